@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.parallel import communication, start_processes, stop_processes
-from parascale.report import load_transfers
+from parascale.report import load_measured
 from parascale.settings import Layout
 
 from ..command import parascale
@@ -61,7 +61,7 @@ def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
         bus = rate * communication.bus_factor(row["operation"], 2)
         assert float(row["bus_gigabytes_per_second"]) == pytest.approx(bus)
         assert (row["group"], row["nodes"], row["ranks"]) == ("all", "1", "2")
-    (found,) = load_transfers(tmp_path)
+    (found,) = load_measured(tmp_path, "communication")
     assert found.note == "" and len(found.rows) == len(rows), "the report reads what is written"
 
 

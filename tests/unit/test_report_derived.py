@@ -101,7 +101,7 @@ def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
     )
     member = report.experiments[0].members[1]
     spread = member.spread(lambda record: record.summary.seconds)
-    assert member.label == "ddp-1 (3 seeds)" and len(spread.values) == 3
+    assert member.label == "ddp-1 (3 seeds)" and len(member.records) == 3
     assert spread.low < spread.mean < spread.high
 
 
@@ -121,7 +121,7 @@ def test_seeds_of_a_summariser_are_compared_though_each_draws_other_tokens(tmp_p
     assert experiment.title == "lm-small, 1,920 pairs"
     assert [member.label for member in experiment.members] == ["single", "ddp-1 (3 seeds)"]
     speedup = experiment.members[1].spread(lambda record: report.comparisons[record.name].speedup)
-    assert len(speedup.values) == 3 and speedup.low > 1
+    assert len(experiment.members[1].records) == 3 and speedup.low > 1
 
 
 @pytest.mark.parametrize(

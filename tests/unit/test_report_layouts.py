@@ -102,7 +102,7 @@ def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
     assert word in extent.replace(";", ",").split(", ") and word.split()[0] in extent
     if name != "idle_gpus":
         assert word in runs_table(report).frame.set_index("run")["layout"]["b"].split(", ")
-    assert len({report.all_series[record.name] for record in report.records}) == 3
+    assert len({report.series[record.name] for record in report.records}) == 3
 
 
 def test_the_page_of_a_job_has_the_colour_that_all_runs_give_its_kind(tmp_path):
@@ -111,7 +111,7 @@ def test_the_page_of_a_job_has_the_colour_that_all_runs_give_its_kind(tmp_path):
     table = tuple(record.run for record in everything.records)
     for record in everything.records:
         alone = load_job(tmp_path / "results", tmp_path / "work", record.name, table).report
-        assert alone.all_series[record.name] == everything.all_series[record.name]
+        assert alone.series[record.name] == everything.series[record.name]
 
 
 def test_a_name_says_a_thing_once(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
-from parascale.report.measured import Readings
+from parascale.report.measured import Measured
 from parascale.report.plans import next_steps
 from parascale.report.verdict import verdicts
 from tests.command import call
@@ -149,7 +149,7 @@ def test_captions_exist_for_every_figure():
 def test_names_and_titles_cannot_break_the_page(tmp_path):
     train = workload('<script>alert("x")</script>')
     fakes = fake("single", verdict="baseline", train=train), ddp(train=train)
-    readings = Readings("shapes", note='<script>alert("x")</script>')
+    readings = Measured("shapes", note='<script>alert("x")</script>')
     records = report_of(tmp_path, *fakes).records
     write_report(build_report(records, "<script>", readings=(readings,)), tmp_path / "report")
     page = (tmp_path / "report/index.html").read_text()

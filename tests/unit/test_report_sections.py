@@ -10,7 +10,7 @@ from parascale.checkpoint.matrix import conversions
 from parascale.data.benchmark import write_rows
 from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json, write_text
-from parascale.report import build_report, load_readings, load_records, load_transfers, parts, render_page
+from parascale.report import build_report, load_measured, load_records, parts, render_page
 from parascale.report.plans import planned_and_charged
 from tests.command import call
 from tests.unit.fake_everything import (
@@ -48,7 +48,7 @@ def test_parts_without_data_are_not_there(tmp_path):
 
 
 def transfers_of(results, names=None):
-    return build_report([], "Title", transfers=load_transfers(results, names))
+    return build_report([], "Title", transfers=load_measured(results, "communication", names))
 
 
 def test_every_measurement_of_communication_is_a_row(tmp_path):
@@ -87,19 +87,19 @@ def results(tmp_path):
 
 
 def test_what_the_benchmark_writes_is_read_back_and_the_fastest_way_of_each_kind_counts(results):
-    (readings,) = load_readings(results, ["other", "shapes"])
-    assert (readings.dataset, readings.unit, readings.format, readings.note) == ("shapes", "images", "hdf5", "")
+    (readings,) = load_measured(results, "loaders", ["other", "shapes"])
+    assert (readings.name, readings.unit, readings.format, readings.note) == ("shapes", "images", "hdf5", "")
     for found, written in zip(readings.rows, READINGS, strict=True):
         assert {key: value for key, value in written.items() if value is not None}.items() <= found.items()
     assert readings.formats == ["files", "hdf5"]
     assert readings.fastest("hdf5", "random")["io"] == "mmap"
     assert readings.fastest("hdf5", "random", cache="cold")["samples_per_second"] == 7
     assert readings.fastest("files", "sequential") is None
-    assert load_readings(results, ["other"]) == []
+    assert load_measured(results, "loaders", ["other"]) == ()
 
 
 def test_formats_are_compared_by_their_fastest_ways(results):
-    report = build_report([], "Title", readings=load_readings(results))
+    report = build_report([], "Title", readings=load_measured(results, "loaders"))
     (table,) = parts.formats(report).tables
     row = table.frame.set_index("format").loc["hdf5"]
     known = {name: row[name] for name in ("random", "sequential", "cold", "decoded")}
@@ -111,7 +111,7 @@ def test_formats_are_compared_by_their_fastest_ways(results):
 def test_what_was_measured_of_no_format_has_no_column(results):
     plain = [each for each in READINGS if each["cache"] == "warm" and not each["decoder"]]
     write_rows(results / "loaders/shapes.csv", plain)
-    (table,) = parts.formats(build_report([], "Title", readings=load_readings(results))).tables
+    (table,) = parts.formats(build_report([], "Title", readings=load_measured(results, "loaders"))).tables
     rates = [column.name for column in table.headed][1:-3]
     assert rates == ["random", "sequential"]
 
@@ -122,7 +122,7 @@ def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, re
     write_json(results / "loaders/shapes.json", LOADERS | {"machine": {"cpu": cpu}})
     run = fake("images", train=workload("images-small", "classification", {"dataset": "shapes"}))
     records = load_records(*write_results(results / "root", [run]))
-    report = build_report(records, "Title", readings=load_readings(results))
+    report = build_report(records, "Title", readings=load_measured(results, "loaders"))
     (measured_on,) = parts.formats(report).words
     assert cpu in measured_on and ("AMD EPYC 7742" in measured_on.replace(cpu, "")) == (cpu != "AMD EPYC 7742")
 
@@ -139,7 +139,7 @@ def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, re
 )
 def test_damaged_readings_are_named_and_do_not_stop_the_report(results, name, content, said):
     (results / "loaders" / name).write_text(content)
-    (readings,) = load_readings(results)
+    (readings,) = load_measured(results, "loaders")
     assert said in readings.note and "target `loaders`" in readings.note and not readings.rows
     assert "run the target" in render_page(build_report([], "Title", readings=[readings]))
 

@@ -8,7 +8,7 @@ from parascale.errors import DataError
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
 from parascale.plan.predict import data_facts
-from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
+from parascale.report import build_report, load_measured, load_records, write_report
 from parascale.report.layouts import degrees_text
 from parascale.report.measured import measured as tables_of
 from parascale.report.numbers import plural
@@ -37,8 +37,8 @@ def write_comparison(project, output, names, datasets, measured):
         [name for name in found if name not in shown],
         [row for row in conversions(results) if row["run"] in shown],
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
-        readings=tuple(load_readings(results, datasets)),
-        transfers=tuple(load_transfers(results, measured)),
+        readings=load_measured(results, "loaders", datasets),
+        transfers=load_measured(results, "communication", measured),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),

@@ -8,7 +8,7 @@ speed-up; their efficiency is the rate per GPU over the baseline's (Gustafson 19
 
 import functools
 import json
-import math
+import statistics
 from dataclasses import dataclass, field
 
 from parascale.report.layouts import kind_of_run, named
@@ -137,9 +137,8 @@ def _machine(record):
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure of a configuration: its values, their mean, and the range of repeats; of one run, what the run itself says of its range."""
+    """One figure of a configuration: its mean, and the range of repeats; of one run, what the run itself says of its range."""
 
-    values: tuple
     mean: float
     low: float
     high: float
@@ -169,12 +168,11 @@ class Member:
 
     def spread(self, figure, within=None):
         """Spread of `figure(record)` over the runs that have it, or None. within(record): lowest and highest value of one run."""
-        values = tuple(value for value in map(figure, self.records) if value is not None)
+        values = [value for value in map(figure, self.records) if value is not None]
         if not values:
             return None
-        alone = within is not None and len(self.records) == 1
-        low, high = within(self.first) if alone else (min(values), max(values))
-        return Spread(values, math.fsum(values) / len(values), low, high)
+        low, high = within(self.first) if within and len(self.records) == 1 else (min(values), max(values))
+        return Spread(statistics.mean(values), low, high)
 
     @property
     def time(self):
@@ -224,7 +222,7 @@ class Report:
 
     left_out: names of runs with results that were not asked for. conversions: rows of converted checkpoints, as `checkpoint.matrix` has
     them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). advice: layouts of each workload, rows of `advice.csv`. tables: CSV files that benchmarks left,
-    as a link on the page reaches them. table: the Runs of the run table; their order gives the kinds their colours on every page.
+    as a link on the page reaches them. series: name of a run → number of its colour, as `series_of` has it.
     """
 
     title: str
@@ -240,7 +238,7 @@ class Report:
     charges: dict = field(default_factory=dict)
     advice: tuple = ()
     tables: tuple = ()
-    table: tuple = ()
+    series: dict = field(default_factory=dict)
     charts: dict = field(default_factory=dict, init=False)  # those that `figures.chart` has made
 
     @functools.cached_property
@@ -248,35 +246,29 @@ class Report:
         """Records of finished runs."""
         return [record for record in self.records if record.done]
 
-    @functools.cached_property
-    def all_series(self):
-        """Name of a run → number of its colour, the same everywhere: one for each kind of run. Runs of unknown settings have none."""
-        return series_of({record.name: record.run for record in self.records if record.run is not None}, self.table)
-
 
 def series_of(runs, table=()):
-    """Name of a run → number of its kind, which decides its ink. runs: name → Run; table: Runs whose kinds have the first colours."""
+    """Name of a run → number of its kind, which decides its colour. runs: name → Run; table: Runs whose kinds have the first colours."""
     kinds = list(dict.fromkeys(map(kind_of_run, (*table, *runs.values()))))
     return {name: kinds.index(kind_of_run(run)) for name, run in runs.items()}
 
 
-def build_report(records, title, left_out=(), conversions=(), **others):
-    """A Report of `records`; others: jobs, readings, charges, advice, tables and table, as in Report."""
+def build_report(records, title, left_out=(), conversions=(), table=(), **others):
+    """A Report of `records`. table: the Runs of the run table, whose kinds have the first colours on every page; others: jobs, readings,
+    transfers, charges, advice and tables, as in Report."""
     by_name = {record.name: record for record in records}
-    comparisons = {
-        record.name: compare(record, by_name.get(record.run.baseline)) for record in records if record.run is not None
-    }
-    done = [record for record in records if record.done]
+    runs = {record.name: record.run for record in records if record.run is not None}
+    comparisons = {name: compare(by_name[name], by_name.get(run.baseline)) for name, run in runs.items()}
 
     def repetition(record):
         """Figures may be averaged of the same configuration and reference, or reason not to be compared."""
         return configuration(record), comparisons[record.name].reason or configuration(by_name[record.run.baseline])
 
-    alike = grouped(done, repetition)
+    alike = grouped((record for record in records if record.done), repetition)
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
     given = tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions)
-    return Report(title, *given, **others)
+    return Report(title, *given, series=series_of(runs, table), **others)
 
 
 def _experiments(members, by_name, comparisons):

@@ -78,7 +78,7 @@ def _scaling(axes, report, experiment):
     axes.plot(counts, [1.0 if weak else count / head.first.gpus for count in counts], ":", color=PALETTE["muted"])
     lines = []
     for kind, members in grouped(experiment.members, lambda member: kind_of_run(member.first.run)).items():
-        number = report.all_series[members[0].first.name]
+        number = report.series[members[0].first.name]
         colour, marker = f"C{number % 10}", MARKERS[number // 10 % 4]
         members.sort(key=lambda member: member.first.gpus)
         gains, sizes = list(map(experiment.gain, members)), [member.first.gpus for member in members]
@@ -200,7 +200,7 @@ def _curves(axes, report, records):
     size, unit = numbers.time_unit(max(record.curve.seconds[-1] for record in records))
     again, grey = Counter(), {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
     for place, record in enumerate(sorted(records, key=_overlooked)):
-        curve, number = record.curve, report.all_series[record.name]
+        curve, number = record.curve, report.series[record.name]
         kept = thinned(len(curve.losses), BUCKETS, curve.losses)
         look = grey
         if place < NAMED:

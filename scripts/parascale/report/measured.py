@@ -12,20 +12,14 @@ from parascale.files import read_json
 
 SCHEMA_VERSION = 1
 DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged table can end with
-TEXTS = (
-    "dataset",
-    "format",
-    "access",
-    "cache",
-    "io",
-    "place",
-    "decoder",
-    "operation",
-    "group",
-)  # all others are numbers
-# Columns that a row must have.
-READING = ("format", "access", "cache", "io", "place", "workers", "samples_per_second", "inodes", "bytes")
-TRANSFER = ("operation", "group", "nodes", "ranks", "bytes", "seconds", "bus_gigabytes_per_second")
+# Columns of texts; all others are of numbers.
+TEXTS = ("dataset", "format", "access", "cache", "io", "place", "decoder", "operation", "group")
+# Folder and target of the tables → columns that a row must have.
+NEEDED = {
+    "loaders": ("format", "access", "cache", "io", "place", "workers", "samples_per_second", "inodes", "bytes"),
+    "communication": ("operation", "group", "nodes", "ranks", "bytes", "seconds", "bus_gigabytes_per_second"),
+}
+FACTS = ("unit", "format", "advice", "machine")  # of the JSON beside a table of readings
 
 
 class RecordError(ParascaleError):
@@ -80,20 +74,15 @@ def _value(name, cell):
         raise ValueError(f"`{name}` = {cell!r}") from None
 
 
-def _damage(path, error, target):
-    """What is said of a file that cannot be read: it does not stop the report."""
-    words = f"{error} is missing" if isinstance(error, KeyError) else error
-    return f"{path} cannot be read ({words}); remove it and run the target `{target}` again"
-
-
 @dataclass(frozen=True)
-class Readings:
-    """How fast formats of a dataset are read: rows of its CSV. unit: what a sample is (images, windows); format: the one that `advice` recommends.
+class Measured:
+    """Rows of a table: how fast formats of the dataset `name` are read, or how fast the processes of the run `name` talk.
 
-    machine: the node that read. note: why there are no readings, where there should be some.
+    Of readings, unit: what a sample is (images, windows); format: the one that `advice` recommends; machine: the node that read.
+    note: why there are no rows, where there should be some.
     """
 
-    dataset: str
+    name: str
     rows: tuple = ()
     unit: str = "samples"
     format: str = ""
@@ -113,38 +102,19 @@ class Readings:
         return max(found, key=lambda row: row["samples_per_second"], default=None)
 
 
-def load_readings(results, names=None):
-    """The Readings of the datasets in `names` that were measured, in that order, or of all that were, by name."""
-    return [_readings(path) for path in measured(Path(results) / "loaders", names)]
+def load_measured(results, target, names=None):
+    """What the target `loaders` or `communication` measured of `names`, in that order, or of all that were, by name."""
+    return tuple(_load(path, target) for path in measured(Path(results) / target, names))
 
 
-def _readings(path):
+def _load(path, target):
+    """A file that cannot be read does not stop the report."""
     try:
-        facts = read_json(path.with_suffix(".json"))
-        if facts.get("schema_version") != SCHEMA_VERSION:
+        facts = read_json(path.with_suffix(".json")) if target == "loaders" else {}
+        if facts and facts.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
-        told = {key: facts[key] for key in ("unit", "format", "advice", "machine")}
-        return Readings(path.stem, _rows(path, READING), **told)
+        return Measured(path.stem, _rows(path, NEEDED[target]), **{key: facts[key] for key in FACTS if facts})
     except DAMAGES as error:
-        return Readings(path.stem, note=_damage(f"{path} or its .json", error, "loaders"))
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """How fast the processes of a run talk: rows of its CSV. note: why there is nothing, where there should be something."""
-
-    run: str
-    rows: tuple = ()
-    note: str = ""
-
-
-def load_transfers(results, names=None):
-    """The Transfers between the processes of these runs, as far as they were measured; of all that were, without names."""
-    return [_transfers(path) for path in measured(Path(results) / "communication", names)]
-
-
-def _transfers(path):
-    try:
-        return Transfers(path.stem, _rows(path, TRANSFER))
-    except DAMAGES as error:
-        return Transfers(path.stem, note=_damage(path, error, "communication"))
+        words = f"{error} is missing" if isinstance(error, KeyError) else error
+        said = f"{path} or its .json cannot be read ({words}); remove it and run the target `{target}` again"
+        return Measured(path.stem, note=said)

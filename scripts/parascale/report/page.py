@@ -89,8 +89,7 @@ def _charts(report, verdict):
     """The two figures of a workload, in the colours that its runs have on the whole page."""
     records = tuple(record for record in report.records if record.name in verdict.runs)
     experiments = tuple(each for each in report.experiments if each.first.name in verdict.runs)
-    every = tuple(record.run for record in report.records if record.run)
-    alone = dataclasses.replace(report, records=records, experiments=experiments, table=(*report.table, *every))
+    alone = dataclasses.replace(report, records=records, experiments=experiments)
     made = [found for make in (figures.scaling, figures.phases) if (found := make(alone))]
     return [dataclasses.replace(each, name=f"{each.name}-{verdict.identity}") for each in made]
 

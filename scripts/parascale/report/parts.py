@@ -110,7 +110,7 @@ def quality(report):
     rouge = "Summaries of the test split: mean F1 with the references"
     tables = (
         of_runs(report, "Losses", LOSSES, report.done).known(),
-        make_table(rouge, SCORES, _scores(report), report.all_series),
+        make_table(rouge, SCORES, _scores(report), report.series),
         of_runs(report, "Accuracy of the classifiers", columns(numbers.tenths, **ACCURACY), classified),
         make_table("Some summaries", EXAMPLES, _examples(report)),
     )
@@ -194,13 +194,13 @@ TRANSFERS = (
 def formats(report):
     """How fast each format of a dataset is read, what it costs to write, and which to take."""
     known = [each for each in report.readings if each.rows]
-    words = tuple(f"`{each.dataset}`: {each.advice} {_measured_on(report, each)}" for each in known)
+    words = tuple(f"`{each.name}`: {each.advice} {_measured_on(report, each)}" for each in known)
     notes = tuple(each.note for each in report.readings if each.note)
     return Part("formats", "Which data format", words, tables=tuple(map(_formats_table, known)), notes=notes)
 
 
 def _formats_table(readings):
-    caption = f"{readings.dataset}: {readings.unit} a second, the fastest way of reading each format"
+    caption = f"{readings.name}: {readings.unit} a second, the fastest way of reading each format"
     return make_table(caption, FORMATS, [_format(readings, name) for name in readings.formats]).known()
 
 
@@ -219,7 +219,7 @@ def _format(readings, name):
 
 def _measured_on(report, readings):
     """Which processors read, and whether those that trained are others: then readers may be faster or slower there."""
-    cpu, name = readings.machine.get("cpu"), readings.dataset
+    cpu, name = readings.machine.get("cpu"), readings.name
     trained = [record for record in report.records if record.run and record.run.workload.data.dataset == name]
     others = {node["cpu"] for record in trained for node in machines_of(record)} - {cpu}
     there = f", while trainings ran on {numbers.listed(sorted(others))}" if others else ""
@@ -229,7 +229,7 @@ def _measured_on(report, readings):
 def conversions_table(report):
     """A row for each form that a run's checkpoint was converted into."""
     caption = "From the layout that trained, into the form that was written"
-    return make_table(caption, FORMS, map(_form, report.conversions), report.all_series)
+    return make_table(caption, FORMS, map(_form, report.conversions), report.series)
 
 
 def checkpoints(report):
@@ -246,7 +246,7 @@ def _form(row):
 
 def communication(report):
     """Collective operations alone: what the slowest link carries, counted as nccl-tests does."""
-    rows = [row | {"run": found.run, "case": row["operation"]} for found in report.transfers for row in found.rows]
+    rows = [row | {"run": found.name, "case": row["operation"]} for found in report.transfers for row in found.rows]
     table = make_table("Collective operations: the median of several calls", TRANSFERS, rows)
     notes = tuple(found.note for found in report.transfers if found.note)
     return Part("communication", "How fast processes talk", tables=(table,), notes=notes)

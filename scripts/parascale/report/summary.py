@@ -43,7 +43,7 @@ def runs_table(report):
 def of_runs(report, caption, columns, records, more=None):
     """A Table with a row for each record, of what the main table knows; more: function of a record to a mapping of what else."""
     rows = (row_of(report, record) | (more(record) if more else {}) for record in records)
-    return make_table(caption, (RUN, *columns), rows, report.all_series)
+    return make_table(caption, (RUN, *columns), rows, report.series)
 
 
 def row_of(report, record):

@@ -27,8 +27,7 @@ def training_core_hours(member):
     cores, time = member.first.cores, member.time
     if not cores:
         return None
-    hours = [each * cores / 3600 for each in (time.mean, time.low, time.high)]
-    return Spread(tuple(each * cores / 3600 for each in time.values), *hours)
+    return Spread(*(seconds * cores / 3600 for seconds in (time.mean, time.low, time.high)))
 
 
 MOST_LINES = 8  # of a workload, on a terminal
@@ -184,17 +183,13 @@ def _table(report, title, records, winners, strong):
     place = {member.label: number for number, each in enumerate(strong) for member in each.members}
     rows.sort(key=lambda row: (place.get(row["run"], len(place)), row["faded"], row["training_seconds"]))
     rows += [_unfinished(report, record) for record in records if not record.done]
-    series = {row["run"]: report.all_series.get(row["first"]) for row in rows}
+    series = {row["run"]: report.series.get(row["first"]) for row in rows}
     return make_table(f"{title}, the fastest first", RANKING, rows, series)
 
 
-def _figure(spread):
-    """The mean of a Spread, to the last digit where it is of one run; None of none."""
-    return spread and (spread.mean if spread.values[1:] else spread.values[0])
-
-
 def _row(report, member, experiment, longest, badges):
-    record, time = member.first, member.time
+    record, time, memory = member.first, member.time, AIMS[-1].spread(member)
+    hours = member.spread(lambda each: each.summary.core_hours)
     compared = report.comparisons[record.name]
     strong = experiment is not None and compared.speedup is not None
     gain, low, high = experiment.gain(member) if experiment else (None, None, None)
@@ -206,13 +201,13 @@ def _row(report, member, experiment, longest, badges):
     said = [f"not compared: {reason}"] if reason else []
     said += [*stands_out(record, compared), *caveats(record, True), *measured, *record.notes]
     return heading(record, member.label, report.jobs.get(record.name)) | {
-        "training_seconds": _figure(time),
+        "training_seconds": time.mean,
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
         "part": time.mean / longest,
         "speedup": gain if strong else None,
         "between": between or weak,
-        "core_hours": _figure(member.spread(lambda each: each.summary.core_hours)),
-        "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
+        "core_hours": hours and hours.mean,
+        "peak_memory_bytes": memory and memory.mean,
         "badge": ", ".join(badges),
         "notes": "; ".join(said),
         "faded": bool(member.unranked or not compared.speedup),
