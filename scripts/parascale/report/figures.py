@@ -15,7 +15,6 @@ from parascale.report.timing import PHASES, spent, unranked
 MOST = 20  # rows or lines of a plot; the tables have all
 NAMED = 10  # curves of a plot that have colours
 MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
-BUCKETS = 60  # intervals of a curve that keep two points each
 WAITING = ("communication", "bubble", "data")
 MUCH = 0.1  # part of a step that is told in words
 WHOLE = "not split"  # memory that was measured without its parts
@@ -138,7 +137,7 @@ def _step_words(record):
     total, most = sum(seconds.values()), max(WAITING, key=lambda phase: seconds.get(phase, 0.0))
     share = seconds.get(most, 0.0) / total
     waits = f", {numbers.percent(share)} {most}" if share >= MUCH else ""
-    return with_caveats(record, numbers.duration_of_step(total) + waits)
+    return with_caveats(record, numbers.duration(total) + waits)
 
 
 def memory(report):
@@ -180,7 +179,7 @@ def _parts(record):
 def loss(report):
     """Loss against training time of every run, finished or under way."""
     drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    caption = "Lines: training loss (of a long run the lowest and highest of each stretch). Dots: validation loss; those far above the lines are left out."
+    caption = "Lines: training loss. Dots: validation loss; those far above the lines are left out."
 
     def plot(axes, name, records):
         _curves(axes, report, records)
@@ -201,7 +200,6 @@ def _curves(axes, report, records):
     again, grey = Counter(), {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
     for place, record in enumerate(sorted(records, key=_overlooked)):
         curve, number = record.curve, report.series[record.name]
-        kept = thinned(len(curve.losses), BUCKETS, curve.losses)
         look = grey
         if place < NAMED:
             label = shortened(named(record.name, record.run, caveats(record)), 36)
@@ -214,7 +212,7 @@ def _curves(axes, report, records):
             again[number] += 1
             for index, value in curve.evaluations:
                 axes.plot(curve.seconds[index] / size, value, "o", color=look["color"], markersize=4)
-        axes.plot([curve.seconds[index] / size for index in kept], [curve.losses[index] for index in kept], **look)
+        axes.plot([seconds / size for seconds in curve.seconds], curve.losses, **look)
     if len(records) > NAMED:
         axes.plot([], label=numbers.plural(len(records) - NAMED, "other run"), **grey)
     losses = [value for record in records for value in record.curve.losses]
@@ -228,17 +226,6 @@ def _curves(axes, report, records):
 def _overlooked(record):
     """Sort key: first the baseline, then what went wrong or is unlike the others."""
     return record.name != record.run.baseline, record.done and not is_different(record), not caveats(record)
-
-
-def thinned(count, buckets, values):
-    """Indices that keep a curve's shape: first, last, and the lowest and highest of each bucket. Never a made-up point."""
-    if count <= 2 * buckets + 2:
-        return list(range(count))
-    kept = {0, count - 1}
-    for bucket in range(buckets):
-        inside = range(bucket * count // buckets, (bucket + 1) * count // buckets)
-        kept.update((min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)))
-    return sorted(kept)
 
 
 def cost(report):

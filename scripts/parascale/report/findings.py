@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from parascale.report.comparing import Comparison, is_less
 from parascale.report.machines import contradictions
-from parascale.report.numbers import duration, fixed, percent, plural, significant
+from parascale.report.numbers import duration, percent, plural, significant
 from parascale.report.timing import cores_taken, cores_there, idle_fraction, of_mean_rank, wanted_cores
 from parascale.telemetry import figures
 
@@ -132,7 +132,7 @@ def _beside_others(record, compared):
     elsewhere, baseline = contradictions(record), record.run.baseline
     yield elsewhere, "bad", f"It {elsewhere}", "machines in run.json", "another machine than the site's file"
     slower = compared.high and is_less(compared.speedup, compared.high, 1, 1)
-    held, times = plural(record.gpus, record.gpu_word), fixed(compared.speedup, 2)
+    held, times = plural(record.gpus, record.gpu_word), significant(compared.speedup)
     text = f"It is slower than its baseline `{baseline}`: {times} times as fast, on {held}."
     yield slower, "bad", text, "training_seconds in summary.csv", f"slower than {baseline}"
     longer = f"{significant(compared.computing, 2)} × as long"

@@ -46,16 +46,12 @@ FACTS = (
 OPERATORS = (
     Column("name", "Operator"),
     Column("calls", "Calls", numbers.whole),
-    *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
+    *columns(numbers.duration, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
 OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
 LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
 TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
 A4 = (8.27, 11.69)  # inches
-LINE = 0.2  # inches, of the PDF's words
-PLACES = (0.07, 0.4, 0.56, 0.72, 0.86)  # of columns across a page
-COLOURS = {"failed": "C5", "bad": "k", "note": "k", "good": "C2"}
-BOLD = {"weight": "bold"}
 
 
 @dataclass(frozen=True)
@@ -161,45 +157,21 @@ def _known(job):
 
 
 def write_pdf(job, target):
-    """Write a page of words and one of the figures, for those who hand it in: login nodes have no browser that prints."""
+    """Write the figures below what stands out as one page, for those who hand it in: login nodes have no browser that prints."""
     import matplotlib.figure  # loads slowly
-    from matplotlib.backends.backend_pdf import PdfPages
 
+    words = "\n".join(textwrap.fill(finding.text, 95) for finding in job.findings)
+    drawn = [(chart.height + 0.4, chart.title, chart.draw) for chart in job.charts]
+    drawn = [(0.2 * words.count("\n") + 0.6, "", lambda space: space.text(0.02, 0.9, words, va="top", size=9)), *drawn]
     # Without a date, the same records make the same bytes.
     told = {"CreationDate": None, "Title": job.report.title}
-    lines, charts, style = list(_lines(job)), job.charts, str(FOLDER / "style.mplstyle")
-    with (
-        matplotlib.rc_context(fname=style),
-        files.atomic_path(target) as partial,
-        PdfPages(partial, metadata=told) as pages,
-    ):
-        page = matplotlib.figure.Figure(figsize=(A4[0], max(A4[1], LINE * (len(lines) + 6))))
-        for number, (words, look) in enumerate(lines, 4):
-            for x, text in zip(PLACES, words, strict=False):
-                page.text(x, 1 - LINE * number / page.get_figheight(), text, **{"size": 9} | look)
-        pages.savefig(page)
-        if charts:
-            page = matplotlib.figure.Figure(figsize=A4)
-            page.get_layout_engine().set(rect=(0.06, 0.05, 0.88, 0.9))
-            spaces = page.subfigures(len(charts), squeeze=False, height_ratios=[chart.height + 0.4 for chart in charts])
-            for space, chart in zip(spaces[:, 0], charts, strict=True):
-                space.suptitle(chart.title, **BOLD)
-                chart.draw(space)
-            settle(page)
-            pages.savefig(page)
-
-
-def _lines(job):
-    """Yield (words side by side, their look) of each line of the PDF."""
-    yield (job.report.title,), BOLD | {"size": 18}
-    yield (), {}
-    for finding in job.findings:
-        yield from (((text,), {"color": COLOURS[finding.kind]}) for text in textwrap.wrap(finding.text, 95))
-    yield (), {}
-    for fact in facts(job):
-        yield (fact["fact"], textwrap.shorten(fact["words"], 75, placeholder="…")), {}
-    table = usage_table(job.devices)
-    if len(table):
-        yield (), {}
-        yield [column.title for column in table.headed], BOLD
-        yield from (([cell.text for cell in row.cells], {}) for row in table.rows)
+    with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")), files.atomic_path(target) as partial:
+        page = matplotlib.figure.Figure(figsize=A4)
+        page.suptitle(job.report.title, weight="bold", size=18)
+        heights, titles, draws = zip(*drawn, strict=True)
+        spaces = page.subfigures(len(drawn), squeeze=False, height_ratios=heights)[:, 0]
+        for space, title, draw in zip(spaces, titles, draws, strict=True):
+            space.suptitle(title, weight="bold")
+            draw(space)
+        settle(page)
+        page.savefig(partial, format="pdf", metadata=told)

@@ -16,14 +16,9 @@ def significant(value, digits=3):
     return f"{value:,.{decimals}f}"
 
 
-def fixed(value, decimals):
-    """A number with a fixed count of decimals."""
-    return "" if value is None else f"{value:,.{decimals}f}"
-
-
 def loss(value):
     """A loss in nats."""
-    return fixed(value, 4)
+    return "" if value is None else f"{value:,.4f}"
 
 
 def whole(value):
@@ -42,10 +37,10 @@ def short(value):
 
 
 def duration(seconds):
-    """Seconds as `0.42 s`, `12.3 s`, `4 min 12 s` or `1 h 32 min`."""
+    """Seconds as `420 ms`, `12.3 s`, `4 min 12 s` or `1 h 32 min`."""
     if seconds is None:
         return ""
-    if 0 < seconds < 0.1:
+    if 0 < seconds < 1:
         return f"{significant(1000 * seconds)} ms"
     if seconds < 100:
         return f"{significant(seconds)} s"
@@ -54,11 +49,6 @@ def duration(seconds):
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours:,} h {minutes:02d} min"
-
-
-def duration_of_step(seconds):
-    """Seconds of one step, as `12.3 ms` or `1.2 s`."""
-    return f"{significant(1000 * seconds)} ms" if seconds < 1 else duration(seconds)
 
 
 def time_unit(seconds):
@@ -91,19 +81,14 @@ def energy(joules):
     return f"{significant(joules)} J" if joules < 36_000 else f"{significant(joules / 3.6e6)} kWh"
 
 
-def percent(fraction, decimals=0):
+def percent(fraction):
     """A fraction as a percentage."""
-    return "" if fraction is None else f"{100 * fraction:.{decimals}f} %"
-
-
-def tenths(fraction):
-    """A fraction as a percentage with one decimal."""
-    return percent(fraction, 1)
+    return "" if fraction is None else f"{100 * fraction:.0f} %"
 
 
 def share(fraction):
-    """A fraction as a percentage with two digits, however small."""
-    return "" if fraction is None else f"{significant(100 * fraction, 2)} %"
+    """A fraction as a percentage with three digits, however small."""
+    return "" if fraction is None else f"{significant(100 * fraction)} %"
 
 
 def tiny(value):

@@ -111,7 +111,7 @@ def quality(report):
     tables = (
         of_runs(report, "Losses", LOSSES, report.done).known(),
         make_table(rouge, SCORES, _scores(report), report.series),
-        of_runs(report, "Accuracy of the classifiers", columns(numbers.tenths, **ACCURACY), classified),
+        of_runs(report, "Accuracy of the classifiers", columns(numbers.share, **ACCURACY), classified),
         make_table("Some summaries", EXAMPLES, _examples(report)),
     )
     notes = [f"The summaries of `{name}` do not beat the first words of the documents." for name in below]
@@ -186,7 +186,7 @@ TRANSFERS = (
     *columns(group="Group", operation="Operation"),
     *columns(numbers.whole, ranks="Processes", nodes="Nodes"),
     Column("bytes", "Size", numbers.memory),
-    Column("seconds", "Time", numbers.duration_of_step),
+    Column("seconds", "Time", numbers.duration),
     *columns(numbers.significant, **RATE),
 )
 

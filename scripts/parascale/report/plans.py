@@ -58,7 +58,7 @@ def _untried(report):
     for name, rows in grouped(report.advice, lambda row: row["workload"]).items():
         best, measured = rows[0], [row["seconds"] for row in rows if row["basis"] == "history" and row["seconds"]]
         if measured and best["seconds"] and best["seconds"] < GAIN * min(measured):
-            faster = numbers.fixed(min(measured) / best["seconds"], 2)
+            faster = numbers.significant(min(measured) / best["seconds"])
             yield (
                 f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}. Give it a row "
                 "in the run table; why it may be faster says:",
