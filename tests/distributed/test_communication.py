@@ -9,13 +9,17 @@ import time
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.parallel import communication, start_processes, stop_processes
+from parascale.checkpoint.ranks import gather, on_lead, together
+from parascale.checkpoint.store import Saver
+from parascale.parallel import communication, make_mesh, start_processes, stop_processes
 from parascale.report import load_measured
 from parascale.settings import Layout
+from parascale.train.loss import all_reduce
 
 from ..command import parascale
 from .harness import run_on_ranks
@@ -100,6 +104,44 @@ def listening(meets):
 def test_on_one_node_no_rank_listens_for_other_machines(meets, tmp_path):
     """Torch's store takes orders from whoever connects."""
     assert run_on_ranks(listening, 2, tmp_path, meets) == [["127.0.0.1"]] * 2
+
+
+def beside_gpus():
+    """What ranks tell each other where the group of all and those of the axes are for GPUs alone: fake ones here, which carry nothing."""
+    store = communication.meet(60)
+    dist.init_process_group("fake", rank=int(os.environ["RANK"]), world_size=4, store=store)
+    mesh = make_mesh(Layout(gpus_per_node=4, dp=2, fsdp=2), torch.device("cpu"), 60)
+
+    def sockets():
+        connections = psutil.Process().net_connections("tcp")
+        return sum(each.status == psutil.CONN_ESTABLISHED for each in connections)
+
+    def gloo():
+        return [backend for backend, _ in dist.distributed_c10d._world.pg_map.values()].count("gloo")
+
+    groups, before = [gloo()], sockets()
+    told = [
+        gather(mesh, mesh.rank),
+        on_lead(mesh, lambda: mesh.rank),
+        together(mesh, lambda: mesh.rank, "failed"),
+        all_reduce(torch.ones(1), mesh).item(),
+    ]
+    groups.append(gloo())
+    opened = sockets() - before
+    told.append(Saver(mesh, asynchronous=False)._together(lambda: mesh.rank))
+    groups.append(gloo())
+    saver = Saver(mesh, asynchronous=True)
+    told.append(saver._together(lambda: mesh.rank))
+    return told, [*groups, gloo()], opened
+
+
+def test_beside_gpus_one_group_carries_what_hosts_tell_each_other(tmp_path):
+    """Made when it is first needed; one more for a thread that saves. Its sockets are all that a rank opens, whatever the axes."""
+    everyone = [0, 1, 2, 3]
+    for told, groups, opened in run_on_ranks(beside_gpus, 4, tmp_path):
+        assert told == [everyone, 0, everyone, 4.0, everyone, everyone]
+        assert groups == [0, 1, 1, 2]
+        assert opened == 3
 
 
 def preflight(absent, silent, seconds):

@@ -46,7 +46,7 @@ def load_and_save_again(settings, pairs):
     run = job_from_settings(settings).run
     device = start_processes("cpu", 60)
     mesh = make_mesh(run.layout, device, 60)
-    saver = store.Saver(mesh, False, 60)
+    saver = store.Saver(mesh, False)
     for source, target in pairs:
         model = parallelize(
             lambda: build_model(run.workload.model, 101, 16), run, mesh, GlobalLoss(), Clock(device), 60

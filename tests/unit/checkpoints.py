@@ -14,7 +14,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.run import Run
 
 VOCABULARY, WINDOW = 101, 16
-ALONE = SimpleNamespace(devices=None, rank=0, world_size=1)
+ALONE = SimpleNamespace(devices=None, host_group=None, rank=0, world_size=1)
 
 
 def make_run(model=None):
@@ -51,7 +51,7 @@ def save_run(folder, model=None, steps=2, change=lambda module, optimizer: None)
     tied = {"head.weight": "embedding.tokens.weight"} if run.workload.model.tied else {}
     parts = SimpleNamespace(parts=[module], mesh=ALONE, tied=tied, ranks_differ=False)
     facts = {"run": "small", "step": steps, "evaluation": {}, "layout": dataclasses.asdict(run.layout), "line": None}
-    store.Saver(ALONE, False, 10).save(folder / "checkpoint", parts, [optimizer], facts)
+    store.Saver(ALONE, False).save(folder / "checkpoint", parts, [optimizer], facts)
     write_json(folder / "run.json", {"run": "small", "strategy": "single", "settings": dataclasses.asdict(run)})
     return run, module, folder / "checkpoint"
 

@@ -32,7 +32,7 @@ class Held(store.Saver):
 def test_what_is_saved_is_the_state_at_that_moment(device, tmp_path):
     """Steps that were started before are waited for, and those that follow change nothing. The memory of one save serves the next."""
     module = torch.nn.Linear(512, 512, device=device)
-    saver, places = Held(ALONE, True, 10), []
+    saver, places = Held(ALONE, True), []
     for step in (1, 2):
         saver.gate = threading.Event()
         with torch.no_grad():
@@ -58,7 +58,7 @@ def full_disk(*_, **__):
 
 def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     """A full disk is an error of its own: a retry would find it as full, so the workflow makes none."""
-    model, saver = model_of(torch.nn.Linear(2, 2)), store.Saver(ALONE, asynchronous=False, timeout_seconds=10)
+    model, saver = model_of(torch.nn.Linear(2, 2)), store.Saver(ALONE, asynchronous=False)
     saver.save(tmp_path / "step-000000001", model, [], {"step": 1})
     with monkeypatch.context() as patch:
         patch.setattr(store.dcp, "save", full_disk)

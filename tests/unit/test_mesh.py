@@ -52,13 +52,14 @@ def test_a_share_of_the_samples_is_numbered_by_replica_then_shard(monkeypatch):
 
 
 def test_on_gpus_the_group_knows_its_device(monkeypatch):
-    """Without it NCCL cannot split a communicator, and makes each group's anew."""
+    """Without it NCCL cannot split a communicator, and makes each group's anew. With gloo beside it, each would be split in gloo too."""
     asked, devices = {}, []
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options, backend=backend))
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     for name, value in {"LOCAL_RANK": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     assert start_processes("cuda", 60.0) == asked["device_id"] == torch.device("cuda", 2)
+    assert asked["backend"] == "nccl"
     assert devices == [torch.device("cuda", 2)], "before any tensor or group is made"
 
 

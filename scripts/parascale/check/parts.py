@@ -121,7 +121,7 @@ def resume(place):
             stepper, batches, _ = training_of(place, run)
             step = our_step(stepper, batches)
             step(1), step(2)
-            saver, folder = store.Saver(stepper.mesh, asynchronous, 120), place.folder / "step-000000002"
+            saver, folder = store.Saver(stepper.mesh, asynchronous), place.folder / "step-000000002"
             started = time.perf_counter()
             saver.save(folder, stepper.model, stepper.optimizers, {"step": 2})
             waited = time.perf_counter() - started

@@ -15,7 +15,7 @@ def gather(mesh, value, group=None):
     if mesh.devices is None:
         return [value]
     values = [None] * mesh.world_size
-    dist.all_gather_object(values, value, group=group)
+    dist.all_gather_object(values, value, group=group or mesh.host_group)
     return values
 
 
@@ -29,7 +29,7 @@ def on_lead(mesh, work):
             outcome[0] = work()
         except Exception as error:
             outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=mesh.host_group)
     result, error = outcome
     if error is not None:
         raise error

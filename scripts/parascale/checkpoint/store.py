@@ -8,11 +8,9 @@ of the single process in every layout, and tied parameters stand once, so any la
 import collections
 import shutil
 import threading
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -40,12 +38,11 @@ class Saver:
     is collective.
     """
 
-    def __init__(self, mesh, asynchronous, timeout_seconds):
+    def __init__(self, mesh, asynchronous):
         self.mesh, self.asynchronous = mesh, asynchronous
-        self.group = self.thread = self.error = None
+        self.thread = self.error = None
+        self.group = mesh.new_host_group() if asynchronous and mesh.devices is not None else mesh.host_group
         self.copies = {}  # name → tensor in host memory
-        if asynchronous and mesh.devices is not None:
-            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     def save(self, folder, model, optimizers, facts, after=None):
         """Write the checkpoint `folder`, whole or not at all.
@@ -145,7 +142,7 @@ def load(folder, model, optimizers):
     # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
     own = _own_prefix(model, optimizers)
     state = {key: value for key, value in state.items() if key.startswith(own)}
-    together(mesh, lambda: load_tensors(state, folder), "cannot be loaded")
+    together(mesh, lambda: load_tensors(state, folder, process_group=mesh.host_group), "cannot be loaded")
     _put(model, optimizers, _below(own, state))
     return facts
 

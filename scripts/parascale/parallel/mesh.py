@@ -5,6 +5,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,14 @@ class Mesh:
 
     devices: the mesh over those of `MESH_AXES` that the layout uses, or None for a single process, which needs no communication.
     data_devices: `dp × fsdp` flattened, the ranks that see different samples; None where there are no others.
+    timeout_seconds: of every group.
     """
 
     layout: object
     device: torch.device
     devices: DeviceMesh | None
     data_devices: DeviceMesh | None
+    timeout_seconds: float = 0.0
 
     @property
     def rank(self):
@@ -35,6 +38,21 @@ class Mesh:
     @property
     def world_size(self):
         return self.layout.world_size
+
+    @cached_property
+    def host_group(self):
+        """The group of all ranks for what lies in host memory; None for a single process.
+
+        Beside NCCL it is one more, over gloo, that every rank makes when it first asks. Were gloo a part of every group, each axis would
+        join all its ranks by sockets.
+        """
+        if self.devices is None:
+            return None
+        return dist.group.WORLD if dist.get_backend() == "gloo" else self.new_host_group()
+
+    def new_host_group(self):
+        """One more such group, for a thread of its own. Every rank must call this."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds), group_desc="all ranks")
 
     def coordinate(self, axis):
         """This process's number along one axis."""
@@ -65,7 +83,7 @@ def start_processes(device_kind, timeout_seconds, store=None):
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_seconds)
         if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK and not _is_hosted_by_torchrun():
             store = open_store(timeout)
@@ -134,7 +152,7 @@ def make_mesh(layout, device, timeout_seconds):
         groups.append(data_devices.get_group())
     for group in groups:
         set_timeout(group, timeout_seconds)
-    return Mesh(layout, device, devices, data_devices)
+    return Mesh(layout, device, devices, data_devices, timeout_seconds)
 
 
 def set_timeout(group, timeout_seconds):

@@ -60,9 +60,9 @@ def count_targets(labels, device):
 
 
 def all_reduce(values, mesh):
-    """Sum a tensor over all ranks in place; nothing to do for one process."""
+    """Sum a tensor, of the device or of the host, over all ranks in place; nothing to do for one process."""
     if mesh.devices is not None:
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=mesh.host_group if values.device.type == "cpu" else None)
     return values
 
 

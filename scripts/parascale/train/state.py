@@ -29,7 +29,7 @@ from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
 from parascale.train import monitor, wandb_run
 from parascale.train.machine import Memory, distinct, read_machine
-from parascale.train.process import PATIENCE, peak_memory
+from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 from parascale.train.take_over import continuation_of, take_over
 
@@ -48,7 +48,7 @@ class RunState:
             self.counted: {}
         }
         asynchronous = job.run.workload.training.checkpoint_async
-        self.saver = store.Saver(self.mesh, asynchronous, PATIENCE)
+        self.saver = store.Saver(self.mesh, asynchronous)
         self.memory = Memory(model.parts, self.mesh.device)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
