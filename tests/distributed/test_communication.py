@@ -34,6 +34,22 @@ def test_rounds_pair_every_two_ranks_once_and_nobody_twice_at_a_time(ranks):
         assert len(players) == len(set(players))
 
 
+@given(st.integers(1, 9), st.integers(1, 6))
+def test_a_preflight_tries_each_pair_of_a_node_and_rings_over_all_nodes(nodes, ranks):
+    """On 128 nodes of 4, where pairs of all ranks would be 511 connections a rank, 5."""
+    met = list(communication.links(nodes, ranks))
+    tried = list(itertools.chain(*met))
+    within = {pair for pair in itertools.combinations(range(nodes * ranks), 2) if pair[0] // ranks == pair[1] // ranks}
+    across = {frozenset((rank, (rank + ranks) % (nodes * ranks))) for rank in range(nodes * ranks)}
+    assert {frozenset(pair) for pair in tried} == {frozenset(pair) for pair in within} | {
+        pair for pair in across if len(pair) == 2
+    }
+    assert len(tried) == len(set(tried))
+    for pairs in met:
+        players = list(itertools.chain(*pairs))
+        assert len(players) == len(set(players))
+
+
 @pytest.mark.parametrize(
     ("operation", "factor"),
     [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0), ("send_receive", 1.0)],
@@ -155,7 +171,7 @@ def preflight(absent, silent, seconds):
         device = start_processes("cpu", 60, store)
         if rank == silent:
             os.kill(os.getpid(), signal.SIGSTOP)
-        communication.preflight(store, device, seconds)
+        communication.preflight(store, device, seconds, int(os.environ["WORLD_SIZE"]))
     except communication.RequirementError as error:
         time.sleep(seconds if rank else 0)  # so that all can say what they see
         return str(error)

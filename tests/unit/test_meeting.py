@@ -61,7 +61,7 @@ def host(place, nodes=2, network=None):
 
 
 def join(place, number=1):
-    return Outcome(join_meeting, node(number), place, wait)
+    return Outcome(join_meeting, node(number), 2, place, wait)
 
 
 def connect(place, address=None):
@@ -91,6 +91,11 @@ def test_nodes_that_never_came_are_named(place, monkeypatch):
     for error in (hosting(), joined()):
         with pytest.raises(RequirementError, match=reason):
             raise error
+
+
+def test_many_nodes_have_longer_to_meet():
+    """Few that fail have failed within a minute; 512 may take as long as their filesystem needs for the files of 512 launchers."""
+    assert rendezvous.meeting_seconds(4) < 55 and rendezvous.meeting_seconds(512) > 300
 
 
 def test_a_port_that_is_taken_is_named(place):

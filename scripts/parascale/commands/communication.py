@@ -45,7 +45,7 @@ def communication(project, name, output, smallest, largest, repeats, timeout):
     def work():
         store = meet(timeout)
         device = start_processes(project.site.device, timeout, store)
-        preflight(store, device, timeout)
+        preflight(store, device, timeout, layout.processes_per_node)
         groups = groups_of(layout, device, timeout)
         rows = measure(groups, sizes_between(smallest, largest), repeats, device, layout.processes_per_node)
         if dist.get_rank() == 0:

@@ -118,7 +118,7 @@ def _meet(launch, place, wait):
     detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
     me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)
     if place.node:
-        channel, port = rendezvous.join_meeting(me, place, wait)
+        channel, port = rendezvous.join_meeting(me, launch.nodes, place, wait)
         return Peers(place.node, [place.address], {0: channel}), (channel.peer, port), contextlib.nullcontext()
     holder, nodes, channels = rendezvous.reserve_port(), [me], {}
     port = holder.getsockname()[1]

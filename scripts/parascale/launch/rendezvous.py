@@ -20,7 +20,8 @@ from parascale.awake import Awake
 from parascale.errors import RequirementError
 from parascale.launch.channel import Channel, Met, Node, Refused
 
-MEETING_SECONDS = 50.0  # so that a failed meeting is over within a minute, start-up included
+MEETING_SECONDS = 50.0  # so that a failed meeting of few nodes is over within a minute, start-up included
+SECONDS_A_NODE = 0.5  # more for each: their launchers all ask one filesystem for the same files
 STRANGER_SECONDS = 5.0  # unauthenticated connections are dropped after this
 BACKLOG = 64
 # Below the range from which Linux takes ports for outgoing connections (32768 and up).
@@ -58,16 +59,21 @@ def interface_addresses(network, where):
     return [entry.address for name in names for entry in known[name] if entry.family == socket.AF_INET]
 
 
+def meeting_seconds(nodes):
+    """How long nodes wait for each other."""
+    return MEETING_SECONDS + SECONDS_A_NODE * nodes
+
+
 def host_meeting(me, nodes, place, network, port, wait):
     """Be node 0: wait for the other nodes. Return (all Nodes in order, node number → Channel).
 
     port: where torch will meet. wait: called over and over with no arguments; it sleeps a moment, and raises when the
     launcher is told to stop. Raises RequirementError where nodes are missing when the time is over, and names them.
     """
-    awake = Awake()
+    awake, seconds = Awake(), meeting_seconds(nodes)
     present, channels, strangers = {0: me}, {}, []
     with _listener(me, place, network) as listener:
-        while len(present) < nodes and awake() < MEETING_SECONDS:
+        while len(present) < nodes and awake() < seconds:
             with contextlib.suppress(OSError):  # nobody waits, or somebody is gone again
                 for _ in range(BACKLOG):
                     strangers.append(Channel(listener.accept()[0], place.secret))
@@ -81,9 +87,7 @@ def host_meeting(me, nodes, place, network, port, wait):
     for channel in strangers:
         channel.close()
     missing = ", ".join(str(node) for node in range(nodes) if node not in present)
-    reason = (
-        f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{place.port} within {MEETING_SECONDS:.0f} s"
-    )
+    reason = f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{place.port} within {seconds:.0f} s"
     for channel in channels.values():
         channel.send(Refused(reason) if missing else Met(port))
     if missing:
@@ -93,12 +97,12 @@ def host_meeting(me, nodes, place, network, port, wait):
     return [present[node] for node in range(nodes)], channels
 
 
-def join_meeting(me, place, wait):
+def join_meeting(me, nodes, place, wait):
     """Be another node: introduce yourself to node 0. Return (Channel to it, torch's port)."""
-    awake, channel, reason = Awake(), None, None
+    awake, channel, reason, seconds = Awake(), None, None, meeting_seconds(nodes)
     who, where = f"node {me.node} ({me.host})", f"node 0 at {place.address}:{place.port}"
     # Node 0 gives up first, and says who is missing.
-    while awake() < MEETING_SECONDS + (5 if channel and channel.proven else 0):
+    while awake() < seconds + (5 if channel and channel.proven else 0):
         try:
             channel = channel or Channel(
                 socket.create_connection((place.address, place.port), timeout=5), place.secret, greeting=me
@@ -120,7 +124,7 @@ def join_meeting(me, place, wait):
             channel.close()
             channel, reason = None, "whoever listens there does not know the secret of this launch"
         wait()
-    raise RequirementError(f"{who} could not reach {where} within {MEETING_SECONDS:.0f} s: {reason}")
+    raise RequirementError(f"{who} could not reach {where} within {seconds:.0f} s: {reason}")
 
 
 def _listener(me, place, network):

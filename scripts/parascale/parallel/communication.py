@@ -137,14 +137,27 @@ def meet(timeout_seconds):
     return store
 
 
-def preflight(store, device, timeout_seconds):
-    """Try the link between every two ranks; raises RequirementError that names the one that does not work. store: of `meet`."""
+def preflight(store, device, timeout_seconds, processes_per_node):
+    """Try the links of `links`; raises RequirementError that names the one that does not work. store: of `meet`."""
     rank = dist.get_rank()
     set_timeout(dist.group.WORLD, timeout_seconds)
-    for pairs in rounds(dist.get_world_size()):
+    for pairs in links(dist.get_world_size() // processes_per_node, processes_per_node):
         partner = next((sum(pair) - rank for pair in pairs if rank in pair), None)
         if partner is not None:
             _try_link(rank, partner, store, device, timeout_seconds)
+
+
+def links(nodes, ranks):
+    """Rounds of disjoint pairs: all of a node's ranks, and each rank with that of its number on the next node, which make rings.
+
+    Every rank, and every network card, is tried, with at most `ranks` + 1 connections each, however many nodes there are.
+    """
+    for pairs in rounds(ranks):
+        yield [(node * ranks + one, node * ranks + other) for node in range(nodes) for one, other in pairs]
+    ring = [(node, node + 1) for node in range(nodes - 1)] + [(0, nodes - 1)] * (nodes > 2)
+    even = nodes - nodes % 2
+    for joined in (ring[:even:2], ring[1:even:2], ring[even:]):
+        yield [(one * ranks + rank, other * ranks + rank) for one, other in joined for rank in range(ranks)]
 
 
 def rounds(ranks):
