@@ -44,8 +44,7 @@ def _plots(name, title, caption, groups, plot, height, words, legend=True):
 
 def _of_workloads(records, most=None):
     """(workload, its records), of each at most so many."""
-    groups = grouped(records, lambda record: record.run.workload.name)
-    return [(name, some[:most]) for name, some in groups.items()]
+    return [(name, some[:most]) for name, some in grouped(records, lambda record: record.run.workload.name).items()]
 
 
 def with_caveats(record, text):
@@ -106,9 +105,8 @@ def _scaling(axes, report, experiment):
 
 def phases(report):
     """Where the time of a step goes: a bar for each run as long as its step takes, the quickest first."""
-    timed = sorted(
-        (each for each in report.done if any(each.summary.phases.values())), key=lambda each: sum(spent(each).values())
-    )
+    timed = [record for record in report.done if any(record.summary.phases.values())]
+    timed.sort(key=lambda record: sum(spent(record).values()))
     groups = _of_workloads(timed, MOST)
     used = [phase for phase in PHASES if any(spent(record).get(phase) for record in timed)]
 
@@ -120,15 +118,11 @@ def phases(report):
 
     more = f" The {MOST} quickest." if sum(len(records) for _, records in groups) < len(timed) else ""
     caption = f"Length: time of a mean step.{more}"
-    return _plots(
-        "phases",
-        "Where a step's time goes",
-        caption,
-        groups,
-        plot,
-        bars_height,
-        lambda each: f"{each.name} {_step_words(each)}",
-    )
+
+    def words(record):
+        return f"{record.name} {_step_words(record)}"
+
+    return _plots("phases", "Where a step's time goes", caption, groups, plot, bars_height, words)
 
 
 def _step_words(record):
@@ -189,9 +183,8 @@ def loss(report):
     def words(record):
         return f"{record.name} ends at {record.curve.losses[-1]:.3f}"
 
-    return _plots(
-        "loss", "Loss against training time", caption, _of_workloads(drawn), plot, lambda _: 3.2, words, legend=False
-    )
+    title, groups = "Loss against training time", _of_workloads(drawn)
+    return _plots("loss", title, caption, groups, plot, lambda _: 3.2, words, legend=False)
 
 
 def _curves(axes, report, records):
@@ -203,12 +196,8 @@ def _curves(axes, report, records):
         look = grey
         if place < NAMED:
             label = shortened(named(record.name, record.run, caveats(record)), 36)
-            look = {
-                "color": f"C{number % 10}",
-                "linestyle": LINES[again[number] % 4],
-                "label": label,
-                "zorder": 3 - place / NAMED,
-            }
+            line, above = LINES[again[number] % 4], 3 - place / NAMED
+            look = {"color": f"C{number % 10}", "linestyle": line, "label": label, "zorder": above}
             again[number] += 1
             for index, value in curve.evaluations:
                 axes.plot(curve.seconds[index] / size, value, "o", color=look["color"], markersize=4)
@@ -234,14 +223,12 @@ def cost(report):
     off = [max(charged / planned, planned / charged) for _, planned, charged in pairs] or [1.0]
     middle, worst = (numbers.significant(each, 2) for each in (statistics.median(off), max(off)))
     title = f"Plans were off by a factor of {middle}" + (f", at worst {worst}" if worst != middle else "")
+    caption, shown = "Of all runs; each plan was made before its run started.", [("", pairs[:MOST])] if pairs else []
 
     def words(pair):
         return f"{pair[0]}: planned {numbers.core_hours(pair[1])}, charged {numbers.core_hours(pair[2])}"
 
-    shown = [("", pairs[:MOST])] if pairs else []
-    return _plots(
-        "cost", title, "Of all runs; each plan was made before its run started.", shown, _costs, bars_height, words
-    )
+    return _plots("cost", title, caption, shown, _costs, bars_height, words)
 
 
 def _costs(axes, _, pairs):

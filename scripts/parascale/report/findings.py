@@ -35,11 +35,7 @@ LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 ENDINGS = {"stopped": "stopped when asked to", "killed": "killed without warning", "failed": "failed"}
 WAITS = (
-    (
-        "data",
-        DATA_WAIT,
-        "Waits for data {} of the time: try faster storage, another format or more `training.workers`.",
-    ),
+    ("data", DATA_WAIT, "Waits for data {} of the time: try faster storage, another format, more `training.workers`."),
     ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
     ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
 )
@@ -236,9 +232,8 @@ def stragglers(record, devices):
         node = _is_node(slow, others)
         if slow and (node or len(slow) < len(others)):
             worst, lowest, highest = (said(abs(speeds[place][0])) for place in (0, cut, -1))
-            ranks = " and ".join(
-                f"Rank {rank} on {host}" for rank, host in sorted((each.rank, each.host) for each in slow)
-            )
+            places = sorted((each.rank, each.host) for each in slow)
+            ranks = " and ".join(f"Rank {rank} on {host}" for rank, host in places)
             named = f"Node {slow[0].host}" if node and cut > 1 else ranks
             why = "; ".join(_why(record, slow, others, devices)) or "the samples do not show why"
             text = f"{named} is slower than the others: {worst}, the others {lowest} to {highest}; {why}."

@@ -167,6 +167,7 @@ def write_pdf(job, target):
     told = {"CreationDate": None, "Title": job.report.title}
     with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")), files.atomic_path(target) as partial:
         page = matplotlib.figure.Figure(figsize=A4)
+        page.get_layout_engine().set(rect=(0.06, 0.03, 0.88, 0.93))
         page.suptitle(job.report.title, weight="bold", size=18)
         heights, titles, draws = zip(*drawn, strict=True)
         spaces = page.subfigures(len(drawn), squeeze=False, height_ratios=heights)[:, 0]

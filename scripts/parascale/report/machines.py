@@ -19,15 +19,12 @@ def machines_text(record):
 
 
 def _words(machine):
-    gpu, memory = machine.get("gpu"), numbers.memory(machine.get("memory_bytes"))
-    words = (
-        [f"{gpu} ({numbers.memory(machine['gpu_memory_bytes'])}), driver {machine['driver'] or 'unknown'}"]
-        if gpu
-        else []
-    )
-    cores = machine.get("cores") or machine["hardware_threads"]
-    node = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node"
-    return ", ".join([*words, node, f"Linux {machine['system']}"])
+    cores, memory = machine.get("cores") or machine["hardware_threads"], numbers.memory(machine.get("memory_bytes"))
+    words = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node, Linux {machine['system']}"
+    if gpu := machine.get("gpu"):
+        size, driver = numbers.memory(machine["gpu_memory_bytes"]), machine["driver"] or "unknown"
+        return f"{gpu} ({size}), driver {driver}, {words}"
+    return words
 
 
 def gpu_memory(record):

@@ -46,13 +46,9 @@ def render_page(report):
 
 def render(template, **values):
     """A page from one of the templates."""
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader("parascale.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    loader = jinja2.PackageLoader("parascale.report")
+    made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
     made.filters |= {"quoted": _quoted}
     made.globals |= {"resource": lambda name: Markup(_resource(name))}
     return made.get_template(template).render(**values)
@@ -101,13 +97,10 @@ def _subtitle(report):
     days = sorted(attempt["end"][:10] for record in done for attempt in record.attempts if attempt.get("end"))
     commits = {record.provenance["git_commit"] for record in done if record.provenance.get("git_commit")}
     finished = f"{len(done)} of {numbers.plural(len(report.records), 'run')} finished"
-    judged = [
-        record.parity.verdict for record in done if record.parity and record.parity.verdict in ("same", "different")
-    ]
+    commit = [f"commit {min(commits)[:10]}"] if len(commits) == 1 else []
+    judged = [found for record in done if record.parity and (found := record.parity.verdict) in ("same", "different")]
     same = [f"{judged.count('same')} of {len(judged)} that have a baseline train the same"] if judged else []
-    return " · ".join(
-        [*sites, *days[-1:], *([f"commit {min(commits)[:10]}"] if len(commits) == 1 else []), finished, *same]
-    )
+    return " · ".join([*sites, *days[-1:], *commit, finished, *same])
 
 
 def warnings(report):
@@ -119,7 +112,6 @@ def warnings(report):
         since = f" in a short run of {compared_over(found)}" if found.steps else ""
         since += f", first at step {found.first_step_outside}" if found.first_step_outside is not None else ""
         reason = f": {found.reason}" if found.reason else ""
-        said.append(
-            f"`{record.name}` does not compute the same as its baseline `{found.baseline}`{since}{reason}. Do not compare its cost."
-        )
+        wrong = f"`{record.name}` does not compute the same as its baseline `{found.baseline}`{since}{reason}"
+        said.append(f"{wrong}. Do not compare its cost.")
     return said

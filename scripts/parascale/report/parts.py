@@ -77,9 +77,8 @@ def compared_over(found):
 
 def _allowed(found):
     """The tolerances in words."""
-    values = [
-        f"{numbers.tiny(found.tolerances[key])} {what}" for key, what in ALLOWED.items() if key in found.tolerances
-    ]
+    allowed = found.tolerances
+    values = [f"{numbers.tiny(allowed[key])} {what}" for key, what in ALLOWED.items() if key in allowed]
     return f"Allowed in {found.precision}: {numbers.listed(values)}."
 
 
@@ -260,13 +259,11 @@ ORIGIN += columns(hosts="Hosts", jobs="Jobs", versions="Versions")
 
 def provenance(report):
     """By what code and on what: a row for runs of which all is the same."""
-    groups = grouped(
-        (record for record in report.records if record.provenance), lambda each: tuple(_origin(each).items())
-    )
+    known = [record for record in report.records if record.provenance]
+    groups = grouped(known, lambda record: tuple(_origin(record).items()))
     rows = [dict(origin) | {"run": few([each.name for each in some], 6)} for origin, some in groups.items()]
-    workloads = grouped(
-        report.done, lambda record: record.run.workload.name
-    )  # each has code of its own: formats, model classes
+    # Each workload has code of its own: formats, model classes.
+    workloads = grouped(report.done, lambda record: record.run.workload.name)
     mixed = [name for name, some in workloads.items() if len({each.provenance["code_digest"] for each in some}) > 1]
     notes = [f"Runs of `{name}` were made by different versions of the training code." for name in mixed]
     if report.left_out:

@@ -40,10 +40,8 @@ def attempts_chart(record):
     """The attempts on the clock, or None."""
     if not record.attempts:
         return None
-    spans = [
-        (each.get("submitted") or each["started"], each["started"], each.get("seconds") or 0)
-        for each in record.attempts
-    ]
+    starts = [(each.get("submitted") or each["started"], each["started"]) for each in record.attempts]
+    spans = [(*start, each.get("seconds") or 0) for start, each in zip(starts, record.attempts, strict=True)]
     names = [f"{number}: {each.get('outcome') or 'running'}" for number, each in enumerate(record.attempts, 1)]
     first = min(submitted for submitted, *_ in spans)
     size, unit = numbers.time_unit(max(start + seconds for _, start, seconds in spans) - first)
@@ -136,9 +134,8 @@ def usage_table(devices):
 
 
 def _extremes(metric, devices):
-    known = [
-        (device.label, *measured) for device in metric.of(devices) if len((measured := metric.measured(device))[0])
-    ]
+    known = [(device.label, *metric.measured(device)) for device in metric.of(devices)]
+    known = [each for each in known if len(each[1])]
     if not known:
         return None
     # An interval that is much shorter than others, as the one before the last sample, says too little of extremes.
@@ -172,11 +169,10 @@ def usage_chart(devices):
             axes.set(title=f"{metric.title} ({unit})", xlim=(0, None), ylim=(0, None))
         axes.set_xlabel(f"running time ({word})")
 
-    means = (
-        f"{metric.title} {metric.shown(np.mean([each.mean(metric.column) for each in of]))}" for metric, of in drawn
-    )
+    means = ((metric, np.mean([each.mean(metric.column) for each in of])) for metric, of in drawn)
+    said = "; ".join(f"{metric.title} {metric.shown(mean)}" for metric, mean in means)
     caption = "Thin: each GPU or process. Thick: the mean of all. Pauses between attempts are cut out."
-    return Chart("usage", "Use of the hardware", caption, draw, 1.5 * len(drawn) + 0.3, f"Means: {'; '.join(means)}")
+    return Chart("usage", "Use of the hardware", caption, draw, 1.5 * len(drawn) + 0.3, f"Means: {said}")
 
 
 def running_time(devices):
