@@ -24,7 +24,7 @@ MARGIN = 0.02
 class Comparison:
     """A run beside its baseline. Without an efficiency, `reason` says why.
 
-    low, high: range of the speed-up. measured: how it was measured under other conduct or code than the baseline, in words. computing: how
+    high: end of the speed-up's range. measured: how it was measured under other conduct or code than the baseline, in words. computing: how
     long forward and backward of a sample take in each process, in those of the baseline; of runs that split nothing but the batch.
     """
 
@@ -32,7 +32,6 @@ class Comparison:
     efficiency: float | None = None
     reason: str = ""
     measured: str = ""
-    low: float | None = None
     high: float | None = None
     computing: float | None = None
 
@@ -60,9 +59,9 @@ def compare(record, baseline):
         return Comparison(efficiency=efficiency, measured=measured_otherwise(record, baseline))
     ours, theirs = record.timing, baseline.timing
     speedup = theirs.training / ours.training
-    low, high = (1.0, 1.0) if record is baseline else (theirs.low / ours.high, theirs.high / ours.low)
+    high = 1.0 if record is baseline else theirs.high / ours.low
     measured, computing = measured_otherwise(record, baseline), _computing(record, baseline)
-    return Comparison(speedup, speedup / growth, "", measured, low, high, computing)
+    return Comparison(speedup, speedup / growth, "", measured, high, computing)
 
 
 def _computing(record, baseline):

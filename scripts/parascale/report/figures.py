@@ -12,7 +12,7 @@ from parascale.report.plans import planned_and_charged
 from parascale.report.summary import PARTS
 from parascale.report.timing import PHASES, spent, unranked
 
-MOST = 20  # rows or lines of a plot; the tables have all
+MOST = 12  # rows or lines of a plot; the tables have all
 NAMED = 10  # curves of a plot that have colours
 MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
 WAITING = ("communication", "bubble", "data")

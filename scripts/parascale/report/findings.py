@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from parascale.report.comparing import Comparison, is_less
 from parascale.report.machines import contradictions
 from parascale.report.numbers import duration, percent, plural, significant
-from parascale.report.timing import cores_taken, cores_there, idle_fraction, of_mean_rank, wanted_cores
+from parascale.report.timing import cores_taken, cores_there, idle_fraction, phases_of, wanted_cores
 from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
@@ -205,9 +205,7 @@ def _use(gpus, slower):
 
 def _waiting(record):
     """Which phases of a step compute nothing."""
-    waited = record.summary.bubble_measured if record.summary is not None else None
-    ranks = record.run.layout.world_size if record.run is not None else None
-    phases = of_mean_rank(record.curve.phases, waited, ranks) if record.curve is not None else {}
+    waited, phases = record.summary and record.summary.bubble_measured, phases_of(record)
     total = sum(phases.values()) or 1.0
     for phase, least, text in WAITS:
         of_all = phase == "bubble" and waited is not None

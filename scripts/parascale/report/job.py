@@ -131,8 +131,7 @@ def facts(job):
 
 def _known(job):
     """Values of FACTS: what the table of all runs knows, and Slurm and the record tell."""
-    record, summary = job.record, job.record.summary
-    known = (vars(summary) if summary else {}) | row_of(job.report, record)
+    record, known = job.record, row_of(job.report, job.record)
     if record.run is not None:
         known["hardware"] = f"{hardware_text(record)}, {record.site.title or record.site.name}"
         if record.cores and not known.get("core_hours"):

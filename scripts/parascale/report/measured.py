@@ -36,8 +36,9 @@ def read_record(path, read=read_json):
         raise RecordError(str(error)) from None
 
 
-def typed(kind, values, path):
-    """A `kind` from a mapping. Keys that it does not know are passed over."""
+def typed(kind, path):
+    """A `kind` from a file of JSON. Keys that it does not know are passed over."""
+    values = read_record(path)
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
     try:

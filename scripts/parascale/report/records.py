@@ -192,7 +192,7 @@ def _load_record(results, work, name):
 def _finished(name, folder, parity, notes, summaries):
     try:
         described = _described(folder / "run.json")
-        summary = typed(Summary, read_record(folder / "summary.json"), folder / "summary.json")
+        summary = typed(Summary, folder / "summary.json")
     except ParascaleError as error:
         return RunRecord(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
     try:
@@ -277,6 +277,6 @@ def _parity(path):
     if not path.is_file():
         return None, ()
     try:
-        return typed(ParityVerdict, read_record(path), path), ()
+        return typed(ParityVerdict, path), ()
     except RecordError as error:
         return None, (f"parity is unknown: {error}",)

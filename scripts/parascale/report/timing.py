@@ -67,12 +67,14 @@ def _without_warm_up(steps, numbers, attempts):
     return cut
 
 
-def of_mean_rank(phases, waited, ranks):
-    """Seconds by phase, which are rank 0's, with the pipeline wait of the mean rank: every figure then says what the table of bubbles
-    says. waited: that wait as a share of a step, or None where it is not known. One process talks to nobody: what it spends on that
-    is other work."""
-    if ranks == 1:
+def phases_of(record):
+    """Phase → seconds of all steps. They are rank 0's, but the wait for other stages is that of the mean rank: every figure then says what
+    the table of bubbles says. One process talks to nobody: what it spends on that is other work."""
+    summary = record.summary
+    phases = (summary and summary.phases) or (record.curve and record.curve.phases) or {}
+    if record.run is not None and record.run.layout.world_size == 1:
         return phases | {"communication": 0.0, "other": phases.get("other", 0.0) + phases.get("communication", 0.0)}
+    waited = summary and summary.bubble_measured
     total, own = sum(phases.values()), phases.get("bubble", 0.0)
     if waited is None or own >= total:
         return phases
@@ -81,10 +83,9 @@ def of_mean_rank(phases, waited, ranks):
 
 
 def spent(record):
-    """Phase → mean seconds a step, of those that were measured."""
-    summary = record.summary
-    seconds = of_mean_rank(summary.phases, summary.bubble_measured, record.run.layout.world_size)
-    return {phase: seconds[phase] / max(summary.steps, 1) for phase in PHASES if phase in seconds}
+    """Phase → mean seconds a step of a finished run, of those that were measured."""
+    seconds, steps = phases_of(record), max(record.summary.steps, 1)
+    return {phase: seconds[phase] / steps for phase in PHASES if phase in seconds}
 
 
 def unranked(record):

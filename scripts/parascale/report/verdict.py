@@ -54,16 +54,13 @@ RANKING = (
 
 @dataclass(frozen=True)
 class Winner:
-    """The best configuration for an aim beside the baseline, which it may be itself. beats: it is measurably less.
+    """The best configuration for an aim: the baseline, or one that is measurably below it.
 
     alike: other configurations that no measured difference tells from the best one; worse: whether there are any more.
     """
 
     aim: Aim
     best: Member
-    value: Spread
-    baseline: Spread
-    beats: bool
     alike: tuple
     worse: bool
 
@@ -123,7 +120,7 @@ def _winner(aim, rivals):
     value, best = next((entry for entry in ranked if _apart(entry[0], baseline)), (baseline, head))
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    return Winner(aim, best, value, baseline, best is not head, alike, len(alike) < len(others))
+    return Winner(aim, best, alike, len(alike) < len(others))
 
 
 def _sentence(experiment, winners):
@@ -136,13 +133,11 @@ def _sentence(experiment, winners):
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = few([f"`{member.label}`" for member in winner.alike], most=4)
     mean, alike = (" by its mean", f"; {alike} cannot be told from it") if alike else ("", "")
-    if not winner.beats:
-        return f"Nothing is measurably faster than the baseline `{head.label}` ({numbers.duration(winner.value.mean)}){alike}."
-    value, baseline = winner.value, winner.baseline
-    return (
-        f"`{winner.best.label}` on {winner.best.extent} is the fastest{mean}: {numbers.duration(value.mean)}, "
-        f"{baseline.mean / value.mean:.2f} times as fast as the baseline `{head.label}`{alike}."
-    )
+    best, took = winner.best, numbers.duration(winner.best.time.mean)
+    if best is head:
+        return f"Nothing is measurably faster than the baseline `{head.label}` ({took}){alike}."
+    faster = f"{head.time.mean / best.time.mean:.2f} times as fast as the baseline `{head.label}`"
+    return f"`{best.label}` on {best.extent} is the fastest{mean}: {took}, {faster}{alike}."
 
 
 def _basis(experiments):
