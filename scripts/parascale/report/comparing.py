@@ -189,7 +189,6 @@ class Experiment:
     """Configurations that may stand in one scaling figure, the baseline's first. kind: strong or weak."""
 
     kind: str
-    baseline: str
     members: tuple
 
     @property
@@ -281,7 +280,7 @@ def _experiments(members, by_name, comparisons):
             # A configuration on one process may be called strong or weak: as the baseline it begins both.
             others = [member for member in group if member is not head and member.first.run.scaling == kind]
             if others:
-                yield Experiment(kind, baseline.name, (head, *others))
+                yield Experiment(kind, (head, *others))
 
 
 def grouped(items, key):

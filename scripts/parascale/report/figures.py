@@ -92,7 +92,7 @@ def _scaling(axes, report, experiment):
     _, dots, labels = zip(*lines[:MOST], strict=True)
     axes.legend(dots, labels, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set(xscale="log", xlabel=numbers.plural(2, head.first.gpu_word).split()[1])
-    axes.set_title(f"{'Rate per process against' if weak else 'Times as fast as'} {experiment.baseline}")
+    axes.set_title(f"{'Rate per process against' if weak else 'Times as fast as'} {head.label}")
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     if weak:
         axes.set_ylim(0, 1.1 * max(1, lines[0][0]))

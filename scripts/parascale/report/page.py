@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from importlib import resources
 from pathlib import Path
 
 import jinja2
@@ -50,12 +49,7 @@ def render(template, **values):
     loader = jinja2.PackageLoader("parascale.report")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
     made.filters |= {"quoted": _quoted}
-    made.globals |= {"resource": lambda name: Markup(_resource(name))}
     return made.get_template(template).render(**values)
-
-
-def _resource(name):
-    return (resources.files("parascale.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _quoted(text):

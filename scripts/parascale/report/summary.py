@@ -72,7 +72,7 @@ def stands_out(record, comparison):
 
 def _figures(record):
     """What a finished run measured, and what follows from it."""
-    summary, timing = record.summary, record.timing
+    summary, timing, joules = record.summary, record.timing, record.summary.energy_joules
     figures = vars(summary) | {name: getattr(timing, part) for name, part in TIMING.items()}
     figures |= {f"{part}_memory_bytes": value for part, value in summary.memory.items()}
     figures |= {f"{split}_perplexity": perplexity(record, figures[f"{split}_loss"]) for split in SPLITS}
@@ -82,7 +82,7 @@ def _figures(record):
         "training_core_hours": record.cores and record.cores * timing.training / 3600,
         "unranked": unranked(record) or None,
         "mfu": model_flops_utilisation(record),
-        "energy_per_work": energy_per_work(record),
+        "energy_per_work": joules / summary.work if joules is not None and summary.work else None,
     }
 
 
@@ -104,9 +104,3 @@ def model_flops_utilisation(record):
     if not peak or not flops:
         return None
     return record.summary.rate * flops / (peak * 1e12 * record.run.layout.world_size)
-
-
-def energy_per_work(record):
-    """Joules a token or an image, or None."""
-    energy, work = record.summary.energy_joules, record.summary.work
-    return energy / work if energy is not None and work else None

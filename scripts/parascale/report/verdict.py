@@ -147,19 +147,12 @@ def _basis(experiments):
         spread = " or, of runs that were not repeated, blocks of steps" if repeated else " blocks of a run's steps"
         yield f"Ranges span {'repeats' if repeated else ''}{spread}. Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
     for experiment in experiments:
-        if unused := _unused(experiment.first):
-            used, there, what = unused
-            yield f"`{experiment.baseline}` uses {used} of the {there} {what} of a node and pays for all."
-
-
-def _unused(record):
-    """(used, paid for, what) where a run pays for more cores or GPUs of a node than it uses; else None."""
-    site = record.site
-    if site.device == "cpu":
-        used, there, what = wanted_cores(record), cores_there(record), "cores"
-    else:
+        record, site = experiment.first, experiment.first.site
         used, there, what = record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
-    return (used, there, what) if site.charges == "whole_nodes" and used < there else None
+        if site.device == "cpu":
+            used, there, what = wanted_cores(record), cores_there(record), "cores"
+        if site.charges == "whole_nodes" and used < there:
+            yield f"`{record.name}` uses {used} of the {there} {what} of a node and pays for all."
 
 
 def _table(report, title, records, winners, strong):
