@@ -4,13 +4,15 @@ import dataclasses
 import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from parascale.families import kinds
-from parascale.families.sizes import model_sizes
-from parascale.plan.memory import RankMemory, peak_memory, rank_stages, total
+from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.plan.memory import RankMemory, capacity_bytes, memory_parts, peak_memory, rank_stages, total, verdict
 from parascale.settings import Layout, Model, Run, Workload, load_project_file, load_workload, make, run_from_dict
 from tests.distributed.cases import ranks_of
 from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, describe
@@ -72,6 +74,17 @@ def measured(settings, vocabulary, rank):
 def sizes_of(run, vocabulary=VOCABULARY):
     """The Sizes of a run's model."""
     return model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+
+
+def measured_as_on_gpus(settings, vocabulary):
+    """The same with the attention of GPUs: none is fused in fp64, and in fp32 none takes groups."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from parascale.families.language import modules
+
+    kernel = sdpa_kernel(SDPBackend.MATH) if settings["precision"] == "fp64" else nullcontext()
+    with kernel, patch.object(modules, "_takes_groups", lambda *_: False):
+        return measured(settings, vocabulary, 0)
 
 
 def ratio(run, vocabulary, pipeline_rank):
@@ -140,6 +153,43 @@ def test_formula_is_the_real_step(name):
     run = make_run(model, **settings)
     outputs = 10 if model.kind == "xresnet" else VOCABULARY
     assert ratio(run, outputs, run.layout.pp - 1) == pytest.approx(1.0, abs=error)
+
+
+GROUPED, GROUPED_SUMMARISER = (dataclasses.replace(model, kv_heads=2) for model in (GPT, SUMMARISER))
+# name → (model, settings of its run, how near the formula is). With fp64 a single process has no fake weights.
+ON_GPUS = {
+    "fp64": (GROUPED, {"precision": "fp64", "tp": 2}, 0.06),
+    "fp32": (GROUPED, {}, 0.05),
+    "fp64, dropout of ranks": (OWN_MASKS, {"precision": "fp64", "tp": 2}, 0.05),
+    "fp64, recomputed": (GPT, {"precision": "fp64", "tp": 2, "activation_checkpointing": True}, 0.15),
+    "fp64, summaries": (SUMMARISER, {"precision": "fp64", "tp": 2}, 0.15),
+    "fp32, summaries": (GROUPED_SUMMARISER, {}, 0.12),
+}
+
+
+@pytest.mark.parametrize("name", slow(ON_GPUS, ("fp64", "fp32")))
+def test_attention_is_planned_as_gpus_compute_it(name):
+    """In a step and in an evaluation; as on CPUs, fp64 would have a third."""
+    model, settings, error = ON_GPUS[name]
+    run = make_run(model, window=256, **settings)
+    sizes = sizes_of(run)
+    (held,) = rank_stages(run.layout, sizes.layers)
+    rank = RankMemory(run, sizes, "cuda", held)
+    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
+        real = pool.submit(measured_as_on_gpus, dataclasses.asdict(run), VOCABULARY).result()
+    assert total(rank.peak()) == pytest.approx(real[0], rel=error)
+    assert total(rank.evaluation()) == pytest.approx(real[1], rel=0.1)
+
+
+def test_attention_in_fp64_is_priced_as_products_on_gpus():
+    """Of every place, without computing scores again; its scores are written and read."""
+    run = make_run(GPT, "fp64", window=256)
+    batches = [MicroBatch.of(run, device) for device in ("cuda", "cpu")]
+    explicit, fused = (sizes_of(run).block_operations(batch, False) for batch in batches)
+    flops = [sum(product.flops for product in operations.products) for operations in (explicit, fused)]
+    assert explicit.attention == 0 and flops[0] - flops[1] == 2 * fused.attention
+    assert explicit.moved - fused.moved == 2 * 8 * batches[0].samples * GPT.heads * 256**2
+    assert not explicit.drawn
 
 
 T5_GATED = T5_CONFIG | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_kv": 16}
@@ -248,6 +298,21 @@ def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name,
         step, evaluation = peaks(run, outputs, rank)
         assert total(formula) == pytest.approx(evaluation, rel=0.15 if run.workload.of_images else 0.1)
         assert evaluation < step
+
+
+GPU_TABLES = ("jureca", "juwels-booster", "jupiter", "slurm", "jureca-xsum-t5")
+
+
+@pytest.mark.parametrize("table", GPU_TABLES)
+def test_shipped_parity_runs_fit_40_gigabytes(table, tmp_path):
+    """In fp32 or fp64, whatever the precision of their run."""
+    project, site = (load_project_file(CONFIG / f"{name}.yaml") for name in (table, "jureca"))
+    parity, site = project.config.parity, site.site
+    assert site.gpu_memory_gb < 43
+    for name, run in project.runs.items():
+        short = with_folder(run, tmp_path).parity(parity.steps, parity.precision)
+        used = total(memory_parts(short, site, short.workload.data.expected_outputs))
+        assert verdict(used, capacity_bytes(short, site)) == "fits", (name, used)
 
 
 def test_every_shipped_workload_is_compared():

@@ -53,6 +53,8 @@ class Attention(nn.Module):
             mixed_BHTE = self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
         else:
             grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
+            if grouped and not _takes_groups(q_BHTE, mask_B11S):
+                k_BHSE, v_BHSE, grouped = *_for_each_head(q_BHTE, k_BHSE, v_BHSE), False
             mixed_BHTE = F.scaled_dot_product_attention(
                 q_BHTE, k_BHSE, v_BHSE, mask_B11S, probability, is_causal=self.causal, enable_gqa=grouped
             )
@@ -60,7 +62,7 @@ class Attention(nn.Module):
 
     def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S):
         """Attention with explicit weights: torch's fused kernels draw masks of their own, which no other layout can repeat."""
-        k_BHSE, v_BHSE = (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in (k_BHSE, v_BHSE))
+        k_BHSE, v_BHSE = _for_each_head(q_BHTE, k_BHSE, v_BHSE)
         scores_BHTS = (q_BHTE / math.sqrt(self.head_width)) @ k_BHSE.mT
         if self.causal:
             seen_TS = torch.ones(scores_BHTS.shape[2:], dtype=torch.bool, device=scores_BHTS.device).tril()
@@ -205,6 +207,16 @@ def make_norm(settings):
     if settings.norm == "rms":
         return nn.RMSNorm(settings.dim, eps=settings.norm_eps)
     return nn.LayerNorm(settings.dim, eps=settings.norm_eps, bias=settings.bias)
+
+
+def _takes_groups(q_BHTE, mask_B11S):
+    """Whether torch (2.13) has fused attention for grouped heads: on GPUs in half precision and without a mask alone."""
+    return not q_BHTE.is_cuda or (q_BHTE.itemsize <= 2 and mask_B11S is None)
+
+
+def _for_each_head(q_BHTE, *grouped):
+    """Keys and values of groups, repeated for each head of the queries."""
+    return (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in grouped)
 
 
 def _rotate(x_BHTE):

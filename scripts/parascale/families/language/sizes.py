@@ -88,15 +88,23 @@ def norm_elements(model):
 
 
 def is_explicit(model, batch):
-    """Whether attention in training is not fused: masks that every layout repeats no kernel draws, and on CPUs none draws any."""
-    return model.dropout > 0 and (model.dropout_masks == "same" or batch.device == "cpu")
+    """Whether attention in training is not fused: masks that every layout repeats no kernel draws, and on CPUs none draws any; on GPUs
+    none computes in fp64."""
+    return without_kernel(batch) or (model.dropout > 0 and (model.dropout_masks == "same" or batch.device == "cpu"))
+
+
+def without_kernel(batch):
+    """Whether torch has no fused attention for a batch at all."""
+    return batch.device != "cpu" and batch.compute == 8
 
 
 def weight_bytes(model, batch):
     """(bytes of an explicit attention weight, its mask, and what that leaves of it; gradients and more beside them in a backward pass).
 
-    With masks of ranks it is torch's own on CPUs, which computes in fp32 and hands on four gradients.
+    With masks of ranks it is torch's own on CPUs, which computes in fp32 and hands on four gradients; without dropout two.
     """
+    if not model.dropout:
+        return batch.compute, 2 * batch.compute
     if model.dropout_masks == "same":
         return 2 * batch.compute + 1, max(batch.compute, 7 - batch.compute)
     exact = max(4, batch.compute)
@@ -106,9 +114,11 @@ def weight_bytes(model, batch):
 def attention_bytes(model, batch, tokens, sources, places):
     """Kept by an attention of `tokens` to `places` each, of `sources` in all: queries, keys, values, result and statistics.
 
-    Explicit, each query's head has keys of its own, and there are weights, their mask, and what it leaves of them.
+    Explicit, and in fp32 on GPUs, each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
+    if batch.device != "cpu" and batch.compute >= 4:
+        keys = mixed_width(model)
     if is_explicit(model, batch):
         keys, statistics = mixed_width(model), places * weight_bytes(model, batch)[0]
     return 2 * (tokens * mixed_width(model) + sources * keys) // batch.tp * batch.compute + heads * statistics
@@ -132,8 +142,10 @@ def attention_operations(model, batch, tokens, places, causal, fused):
         # Of half of the places where a token sees those before it alone.
         return Operations(attention=4 * rows * places * width * (0.5 if causal else 1.0), element=batch.compute)
     products = Product(rows, width, places), Product(rows, places, width)
-    # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3.
-    moved = rows * places * (2 if fused else 6) * batch.compute
+    # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3. Not dropped 4 and 3.
+    moved = rows * places * (2 if fused or not model.dropout else 6) * batch.compute
+    if not model.dropout:
+        return Operations(products, 0.0, moved, 6, batch.compute)
     drawn = rows * places * (MASK_BYTES if fused else HASH_BYTES)
     return Operations(products, 0.0, moved, 3 if fused else 6 + HASH_KERNELS, batch.compute, drawn)
 
@@ -230,6 +242,9 @@ class TransformerSizes(Sizes):
         inner = (
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
+        if without_kernel(batch):  # two keys of each head, values, and its scores before and after their softmax
+            scores = 2 * (mixed_width(self.model) + self.window * self.model.heads)
+            inner = max(inner, self.tokens(batch) * scores // batch.tp)
         return self.boundary_bytes(batch) + (self.tokens(batch) * self.model.dim + inner) * batch.compute
 
     def ends_bytes(self, batch):
