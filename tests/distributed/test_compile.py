@@ -2,10 +2,12 @@
 
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from parascale.families.language import modules as transformer
+from parascale.files import read_json
 
 from . import tasks
 from .cases import CASES, LLAMA, TIED, axes_of, but_slow, pp, ranks_of
@@ -82,7 +84,9 @@ def train_with_broken_graphs(settings):
 def test_blocks_and_loss_run_compiled(name, make_settings, single, tmp_path):
     layout, model, calls = LAYOUTS[name]
     expected = [STEPS * each for each in (calls if isinstance(calls, tuple) else (calls,) * ranks_of(layout))]
-    check_compiled(expected, layout, {"model": model}, make_settings, single, tmp_path)
+    settings = check_compiled(expected, layout, {"model": model}, make_settings, single, tmp_path)
+    summary = read_json(Path(settings["output"]) / "summary.json")
+    assert summary["attention"] == ("" if "dropout" in model else "flash")
 
 
 def test_every_way_to_spread_is_compiled():
@@ -117,7 +121,7 @@ def test_blocks_of_other_families_run_compiled(name, layout, pretrained, make_se
 
 
 def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
-    """Train: so many compiled calls on each rank, no broken graph, and the training of a process that compiles nothing."""
+    """Train: so many compiled calls on each rank, no broken graph, and the training of a process that compiles nothing. Returns settings."""
     training = {"steps": STEPS, "evaluate": False, **keys.get("training", {})}
     keys = {**keys, "precision": "fp64", "optim": {"warmup_steps": 1}, "training": training}
     settings = make_settings("case", layout | {"compile": True}, timeout=200.0, **keys)
@@ -126,6 +130,7 @@ def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
     assert not any(breaks for _, breaks in ranks), ranks
     verdict = verdict_on(settings, single(**keys))
     assert verdict["verdict"] == "same", verdict
+    return settings
 
 
 @pytest.mark.slow

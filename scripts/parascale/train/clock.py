@@ -1,16 +1,21 @@
 """Where the time of a step goes: seconds by phase of every step, and a profile of chosen ones."""
 
+import re
 import time
 from contextlib import contextmanager
 from functools import partial
 
 import torch
+from torch.autograd import profiler_legacy
 from torch.profiler import profile
 
 from parascale.errors import RequirementError
 from parascale.files import atomic_path, write_json
 
 OPERATORS = 20  # of a profile's table
+ATTENTION = re.compile(
+    r"aten::_scaled_dot_product_(?:(flash|cudnn|efficient)_attention(?:_for_cpu)?|attention_(math))$"
+)
 
 
 class Clock:
@@ -132,6 +137,22 @@ class StepProfiler(ChosenSteps):
         ]
         operators.sort(key=lambda operator: (-operator["device_seconds"], -operator["cpu_seconds"]))
         write_json(self.folder / "operators.json", operators[:OPERATORS])
+
+
+class AttentionSeen(ChosenSteps):
+    """Calls `note` with the kernels of torch's attention that one step calls, compiled or not: `flash`, `cudnn`, `efficient`, `math`.
+
+    Empty: attention in operations of its own, as with dropout of equal masks, or `math` in a compiled block. torch's older profiler writes
+    nothing into the log; its own reader fails at collectives that end later.
+    """
+
+    def __init__(self, step, note):
+        self.note = note
+        super().__init__(step, step, profiler_legacy.profile().__enter__, self._read)
+
+    def _read(self):
+        names = {event.name() for thread in torch.autograd._disable_profiler_legacy() for event in thread}
+        self.note(", ".join(sorted(match[1] or match[2] for match in map(ATTENTION.match, names) if match)))
 
 
 def profiler(job, lead):

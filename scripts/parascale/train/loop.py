@@ -18,7 +18,7 @@ from parascale.families.build import build_model
 from parascale.families.dropout import generators
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.parallel.precision import set_arithmetic
-from parascale.train.clock import Clock, profiler
+from parascale.train.clock import AttentionSeen, Clock, profiler
 from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_non_finite
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
@@ -85,7 +85,8 @@ def train(job, make_steps=None):
             stepper=stepper,
             state=state,
             progress=progress,
-            profiler=profiler(job, mesh.rank == 0),
+            # Of the second step: the first compiles.
+            profiler=profiler(job, mesh.rank == 0) or AttentionSeen(first_step + 1, state.note_attention),
             stop_requested=stop_requested,
             first_step=first_step,
             steps=steps,
@@ -136,7 +137,7 @@ class Session:
     stepper: Stepper
     state: RunState
     progress: Progress
-    profiler: object  # of train.clock, or None
+    profiler: object  # of train.clock
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
@@ -158,8 +159,7 @@ class Session:
             torch.manual_seed(torch_seed(self.run, step, self.mesh))
         if model.is_own:
             self.random = generators(self.mesh.device)
-        if self.profiler is not None:
-            self.profiler.begin_step(step)
+        self.profiler.begin_step(step)
 
     def batches(self, step):
         """This rank's share of a step's samples, in `accumulate` parts of (*inputs, labels) on its device.
@@ -202,7 +202,7 @@ class Session:
         if step % GARBAGE_STEPS == 0:
             gc.collect()
         self.unread = partial(self._line, step, result, self.clock.cut())
-        if self.profiler is not None:
+        if self.profiler.started:
             with self.clock.paused():
                 self.profiler.end_step(step)
         due = training.evaluate and (last or _is_multiple(step, training.evaluate_every))

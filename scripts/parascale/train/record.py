@@ -167,7 +167,8 @@ def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens (or images), parameters,
-    peak_memory_bytes, memory ({part: bytes} of that rank), bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
+    peak_memory_bytes, memory ({part: bytes} of that rank), bubble_measured, attention (`AttentionSeen`), `telemetry.figures`, and for
+    each metric of the task its validation_ and test_ figure.
     """
     layout, unit = run.layout, run.workload.unit
     phases = Counter()

@@ -164,6 +164,9 @@ class RunState:
         if self.lead:
             self.record.add_step(line)
 
+    def note_attention(self, kernels):
+        self.facts["attention"] = kernels
+
     def note_validation(self, step, figures, targets):
         """Keep the weights if this validation loss is the best so far. figures: `loss` and the task's metrics, by name."""
         self._note("validation", figures, targets)
