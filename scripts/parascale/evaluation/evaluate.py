@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parascale.data.loader import read_batches
+from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import evaluation_share
 from parascale.data.text import IGNORED
 
@@ -54,12 +54,14 @@ def split_sums(
     parts_of_share = (share[number * batch : (number + 1) * batch] for number in range(passes))
     chosen, ahead = itertools.tee(np.array(part, dtype=np.int64) for part in parts_of_share)
     filled = (numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in ahead)
-    for numbers, parts in zip(chosen, read_batches(samples, filled, workers, device), strict=True):
+    feed = Feed(read_batches(samples, filled, workers, device), 1, torch.device(device))
+    for numbers in chosen:
         between()
-        *inputs, labels = (part.to(device) for part in parts)
+        ((*inputs, labels),) = feed.take()
         # Of the last batch's size there would be more graphs, for a single batch.
         with torch.compiler.set_stance("force_eager") if len(numbers) < batch else nullcontext():
             sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
+        feed.read_ahead()
         if sums is not None and len(numbers):
             total += sums
     return total
