@@ -52,17 +52,18 @@ def _numbered(policy):
 
 
 def ceiling(run, vocabulary):
-    """(Counter of one step of the first rank, its seconds at least, model FLOPS utilisation at most)."""
+    """(Counter of one step of the rank with the head, seconds of the step at least, model FLOPS utilisation at most)."""
+    rank = 0 if run.layout.pipeline_schedule == "ZBVZeroBubble" else run.layout.world_size - 1
     counter = Counter()
 
     def compile_module(module, **_):
-        module.forward = counter.traced(module.forward, module)
+        module.forward = counter.traced(module)
 
     with (
-        fake_steps._processes(run.layout.world_size, 0),
+        fake_steps._processes(run.layout.world_size, rank),
         fake_steps._stand_ins(fake_steps.LiveStorages()),
         patch.object(nn.Module, "compile", compile_module),
-        patch.object(torch, "compile", lambda function, **_: counter.traced(function)),
+        patch.object(torch, "compile", lambda function, **_: counter.whole(function)),
         patch.object(nn.RMSNorm, "forward", _one_kernel),
         patch.object(F, "scaled_dot_product_attention", _fused(F.scaled_dot_product_attention)),
         patch.object(recompute, "create_selective_checkpoint_contexts", _numbered),
@@ -74,11 +75,17 @@ def ceiling(run, vocabulary):
             stepper.step(batches)
             counter.on = True
             stepper.step(batches)
-    bare, longer = counter.communication()
-    seconds = sum(counter.seconds.values()) + bare + longer
+        counter.bare, counter.longer = counter.communication(_split_groups(mesh))
+    seconds = sum(counter.seconds.values()) * (1 + run.layout.bubble) + counter.bare + counter.longer
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     targets = run.global_batch * sizes.targets / run.layout.world_size
     return counter, seconds, sizes.flops_per_target * targets / seconds / PEAK
+
+
+def _split_groups(mesh):
+    """Names of groups whose collectives wait for what was just computed."""
+    axes = mesh.devices.mesh_dim_names if mesh.devices is not None else ()
+    return [mesh.devices.get_group(axis).group_name for axis in axes if axis == "tp"]
 
 
 def run_of(name, changes, layers=None):
@@ -110,11 +117,10 @@ def main():
             f"{kind:10} {1e3 * spent:9.2f} ms {counter.flops[kind] / 1e12:9.2f} TFLOP {counter.bytes[kind] / 1e9:9.1f} GB "
             f"{counter.kernels[kind]:6.0f} kernels"
         )
-    for name in dict.fromkeys(name for name, _ in counter.collectives):
-        sizes = [size for other, size in counter.collectives if other == name]
+    for name in dict.fromkeys(each.name for each in counter.collectives):
+        sizes = [each.size for each in counter.collectives if each.name == name]
         print(f"{name:32} {len(sizes):6} times {sum(sizes) / 1e6:9.1f} MB")
-    bare, longer = counter.communication()
-    print(f"links      {1e3 * bare:9.2f} ms bare, {1e3 * longer:.2f} ms hidden")
+    print(f"links      {1e3 * counter.bare:9.2f} ms bare, {1e3 * counter.longer:.2f} ms beside computing")
     memory = total(peak_memory(run, vocabulary, "cuda"))
     batches = sum(array.nbytes for part in fake_steps._batches(run) for array in part)
     saved = saved_bytes(run, vocabulary) / run.layout.world_size

@@ -12,15 +12,19 @@ Rules, which stand before any figure:
 - A matrix product costs 2 × rows × inner × outputs. Where a row of any of its matrices is no multiple of 16 bytes, Hopper's tensor
   memory accelerator cannot load it (CUDA programming guide, `cuTensorMapEncodeTiled`), and it runs at `UNALIGNED` of the rate.
 - A convolution, and each of its gradients, is one kernel of 2 × outputs × inner operations at the rate of products.
-- Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691).
-- Collectives lie beside computing, which makes that longer by `interference` of their time; the first all-gather and the last
-  reduction have nothing beside them.
+- Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691), at
+  the rates that cuDNN's kernels were seen to reach at its length (`ATTENTION`). Shorter and narrower ones are slower: this is the most.
+- Collectives cost what the slowest rank of their group sends, at the group's own size. They lie beside computing, which makes that longer
+  by `interference` of their time. Nothing lies beside those of tensor parallelism, what a pipeline sends, FSDP's first all-gather and its
+  last reduction. Latencies cost nothing.
+- A pipeline's step is that of its slowest stage, and what that waits for the others (`Layout.bubble`).
 - RMSNorm is one kernel, as on CUDA. Fused attention draws masks of dropout within, at no cost.
 """
 
 import weakref
 from collections import defaultdict
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from functorch.compile import make_boxed_func
@@ -28,6 +32,8 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,12 +48,34 @@ PEAK, BANDWIDTH, LINK = 989e12, 4.8e12, 450e9
 # 4.3 TB/s in a copy.
 PRODUCT, MEMORY = 0.79, 0.9
 UNALIGNED = 0.5  # assumed: kernels without Hopper's own loads
-HOPPER = _kinds()["hopper"]  # attention, node, interference
+# Attention of 64 heads of 128 with 8 of keys and values, causal, in bf16, by cuDNN 9.27 on an H200: TFLOP/s forward and backward at a
+# length (NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1/h200, 28 September 2026).
+ATTENTION = {2048: (534, 402), 4096: (616, 495), 8192: (655, 526), 16384: (633, 539)}
+HOPPER = _kinds()["hopper"]  # node, interference
 # Beside views, what no kernel does.
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
 FREE += ("wait_tensor", "is_same_size", "record_stream")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast", "send")
+
+
+class Collective(NamedTuple):
+    """One that was dispatched: bytes of its larger side, its group's name and ranks."""
+
+    name: str
+    size: int
+    group: str
+    ranks: int
+
+    @property
+    def seconds(self):
+        """Of a ring: a rank sends all but its own part, of a sum twice."""
+        part = (
+            1.0
+            if self.name == "send"
+            else (self.ranks - 1) / self.ranks * (2 if "reduce" in self.name.replace("reduce_scatter", "") else 1)
+        )
+        return part * self.size / (LINK * HOPPER["node"])
 
 
 class Counter(TorchDispatchMode):
@@ -57,7 +85,7 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.seconds, self.flops, self.bytes, self.kernels = (defaultdict(float) for _ in range(4))
         self.on, self.compiled = False, False
-        self.made, self.read, self.collectives = {}, {}, []  # of collectives (name, bytes of the larger side)
+        self.made, self.read, self.collectives = {}, {}, []
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):
@@ -65,13 +93,15 @@ class Counter(TorchDispatchMode):
         outputs = function(*arguments, **(keywords or {}))
         if self.on:
             given = {key: value for key, value in (keywords or {}).items() if key != "out"}
-            self._count(function, _tensors((arguments, given)), _tensors(outputs))
+            self._count(function, arguments, _tensors((arguments, given)), _tensors(outputs))
         return outputs
 
-    def _count(self, function, inputs, outputs):
+    def _count(self, function, arguments, inputs, outputs):
         space, name = function.namespace, function._opname
         if any(word in name for word in COLLECTIVES) and space in ("c10d", "_c10d_functional"):
-            self.collectives.append((name, max(map(_bytes, inputs + outputs), default=0)))
+            group = _group(arguments)
+            size = max(map(_bytes, inputs + outputs), default=0)
+            self.collectives.append(Collective(name, size, group.group_name, group.size()))
         elif name in PRODUCTS:
             self._product(name, inputs, outputs[0])
         elif name.startswith("convolution"):
@@ -109,7 +139,8 @@ class Counter(TorchDispatchMode):
         backward = "backward" in name
         query, key = inputs[1:3] if backward else inputs[:2]
         flops = 4 * query.numel() * key.shape[-2] * (2.5 if backward else 1) / 2
-        self._kernel("attention", flops, sum(map(_bytes, inputs + outputs)), HOPPER["attention"])
+        longest = max([length for length in ATTENTION if length <= key.shape[-2]], default=min(ATTENTION))
+        self._kernel("attention", flops, sum(map(_bytes, inputs + outputs)), ATTENTION[longest][backward] * 1e12 / PEAK)
 
     def _kernel(self, kind, flops, size, rate=1.0):
         self.seconds[kind] += max(flops / (PEAK * rate), size / (BANDWIDTH * MEMORY))
@@ -143,46 +174,50 @@ class Counter(TorchDispatchMode):
         self.flush()
         self.compiled = False
 
-    def traced(self, function, module=None):
-        """A function of tensors, or a module's forward pass, as `torch.compile` would have it: its graphs, run as they are."""
+    def whole(self, function):
+        """A function without a backward pass, as `torch.compile` would have it: what it dispatches is one region."""
+
+        def run(*arguments, **keywords):
+            with self.region():
+                return function(*arguments, **keywords)
+
+        return run
+
+    def traced(self, module):
+        """A module's forward pass, as `torch.compile` would have it: its graphs, run as they are."""
 
         def compiler(graph, _):
-            def run(*arguments):
-                with self.region():
-                    return graph(*arguments)
+            return make_boxed_func(self.whole(graph))
 
-            return make_boxed_func(run)
+        forward, drops = module.forward, [part for part in module.modules() if isinstance(part, Dropout)]
 
-        drops = [part for part in module.modules() if isinstance(part, Dropout)] if module is not None else []
-
-        def whole(parameters, buffers, keys, *inputs):
+        def pure(parameters, buffers, keys, *inputs):
             held = _place_keys(drops, keys)
             with stateless._reparametrize_module(module, {**parameters, **buffers}):
-                outputs = function(*inputs)
+                outputs = forward(*inputs)
             _place_keys(drops, held)
             return outputs
 
         traced = aot_function(
-            whole if module is not None else function,
+            pure,
             fw_compiler=compiler,
             partition_fn=min_cut_rematerialization_partition,
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
-        if module is None:
-            return traced
         return lambda *inputs: traced(
             dict(module.named_parameters()), dict(module.named_buffers()), [drop.key for drop in drops], *inputs
         )
 
-    def communication(self):
-        """(seconds with nothing beside them, what computing becomes longer by)."""
-        if not self.collectives:
-            return 0.0, 0.0
-        parts = ((1.0 if name == "send" else 0.75) * size for name, size in self.collectives)  # of four ranks
-        seconds = [part / (LINK * HOPPER["node"]) for part in parts]
-        bare = seconds[0] + seconds[-1]
-        return bare, HOPPER["interference"] * (sum(seconds) - bare)
+    def communication(self, alone=()):
+        """(seconds with nothing beside them, what computing becomes longer by). alone: groups that nothing lies beside."""
+        bare = [each for each in self.collectives if each.group in alone or each.name == "send"]
+        beside = [each for each in self.collectives if each not in bare]
+        gathers = [each for each in beside if "gather" in each.name][:1]
+        scatters = [each for each in beside if "scatter" in each.name][-1:]
+        first_and_last = sum(each.seconds for each in gathers + scatters)
+        hidden = sum(each.seconds for each in beside) - first_and_last
+        return sum(each.seconds for each in bare) + first_and_last, HOPPER["interference"] * hidden
 
 
 @run_and_save_rng_state.py_impl(Counter)
@@ -204,6 +239,14 @@ def _place_keys(drops, keys):
     for drop, key in zip(drops, keys, strict=True):
         drop.key = key
     return held
+
+
+def _group(arguments):
+    """The process group of a collective: functional ones name it last, others hold it."""
+    if isinstance(arguments[-1], str):
+        return _resolve_process_group(arguments[-1])
+    held = [each for each in arguments if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())]
+    return ProcessGroup.unbox(held[0])
 
 
 def _tensors(tree):
