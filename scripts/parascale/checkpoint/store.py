@@ -27,6 +27,8 @@ from parascale.checkpoint.ranks import gather, on_lead, together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
+BUFFER = 2**30  # bytes of host memory that several tensors share
+ALIGNED = 512  # bytes
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -75,9 +77,8 @@ class Saver:
 
         A GPU's goes into pinned memory, one copy right after the other, and the host waits once, for the last.
         """
+        self.copies |= host_places({name: value for name, value in state.items() if name not in self.copies})
         for name, value in state.items():
-            if name not in self.copies:
-                self.copies[name] = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
             self.copies[name].copy_(value, non_blocking=True)
         if any(value.is_cuda for value in state.values()):
             torch.cuda.current_stream().synchronize()
@@ -163,6 +164,35 @@ def state_dict(model, optimizers):
     if own:
         state |= {f"kept.{name}": value for name, value in model.kept.items()}
     return shared | {own + key: value for key, value in state.items()}
+
+
+def host_places(state):
+    """Name → where in host memory the copy of a tensor goes: its place in one of a few buffers, pinned if tensors are on a GPU.
+
+    torch rounds each pinned buffer up to a power of two, tensor by tensor 106 GB for the 81 of a Llama of 7 B. So a buffer is that large, and holds the largest
+    tensors that still fit.
+    """
+    local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
+    needed = {name: -(-value.nbytes // ALIGNED) * ALIGNED for name, value in local.items()}
+    rooms, filled, places = [], [], {}
+    for name in sorted(needed, key=needed.get, reverse=True):
+        size = needed[name]
+        number = next((number for number, room in enumerate(rooms) if filled[number] + size <= room), len(rooms))
+        if number == len(rooms):
+            rooms.append(max(BUFFER, 1 << (size - 1).bit_length()))
+            filled.append(0)
+        places[name] = number, filled[number]
+        filled[number] += size
+    pinned = any(value.is_cuda for value in local.values())
+    buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in filled]
+    copies = {}
+    for name, value in local.items():
+        number, start = places[name]
+        flat = buffers[number][start : start + value.nbytes].view(value.dtype)
+        copy = flat.as_strided(value.shape, torch.empty_like(value, device="meta").stride())
+        of = state[name]
+        copies[name] = DTensor(copy, of._spec, requires_grad=False) if isinstance(of, DTensor) else copy
+    return copies
 
 
 def _own_prefix(model, optimizers):

@@ -112,7 +112,7 @@ class Training:
     checkpoint_minutes: Number | None = option(30.0, "minutes between saves; `null`: never by time", CONDUCT, above=0.0)
     checkpoint_async: bool = option(
         False,
-        "write checkpoints in the background, from a copy in host memory (up to twice the state with GPUs)",
+        "write checkpoints in the background, from a copy in host memory (as large as the state)",
         CONDUCT,
         expert=True,
     )
