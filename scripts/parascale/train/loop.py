@@ -75,6 +75,7 @@ def train(job, make_steps=None):
         model.train()
 
         # --- steps
+        profiled = profiler(job, mesh.rank == 0)
         session = Session(
             job=job,
             mesh=mesh,
@@ -85,8 +86,9 @@ def train(job, make_steps=None):
             stepper=stepper,
             state=state,
             progress=progress,
-            # Of the second step: the first compiles.
-            profiler=profiler(job, mesh.rank == 0) or AttentionSeen(first_step + 1, state.note_attention),
+            profiler=profiled,
+            # Of the second step, as the first compiles; torch's profilers exclude each other.
+            attention=AttentionSeen(0 if profiled else first_step + 1, state.note_attention),
             stop_requested=stop_requested,
             first_step=first_step,
             steps=steps,
@@ -137,7 +139,8 @@ class Session:
     stepper: Stepper
     state: RunState
     progress: Progress
-    profiler: object  # of train.clock
+    profiler: object  # of train.clock, or None
+    attention: AttentionSeen
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
@@ -159,7 +162,9 @@ class Session:
             torch.manual_seed(torch_seed(self.run, step, self.mesh))
         if model.is_own:
             self.random = generators(self.mesh.device)
-        self.profiler.begin_step(step)
+        self.attention.begin_step(step)
+        if self.profiler is not None:
+            self.profiler.begin_step(step)
 
     def batches(self, step):
         """This rank's share of a step's samples, in `accumulate` parts of (*inputs, labels) on its device.
@@ -191,6 +196,7 @@ class Session:
         that of evaluating and saving stands beside the steps.
         Raises DivergedError for a loss or norm that is not finite, and Interrupted if the run is to stop.
         """
+        self.attention.end_step(step)
         training, last = self.run.workload.training, step == self.steps
         stop = result.stop and not last
         if self.random is not None:
@@ -202,7 +208,7 @@ class Session:
         if step % GARBAGE_STEPS == 0:
             gc.collect()
         self.unread = partial(self._line, step, result, self.clock.cut())
-        if self.profiler.started:
+        if self.profiler is not None:
             with self.clock.paused():
                 self.profiler.end_step(step)
         due = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
