@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from parascale.evaluation.task import EmptySamples, empty_batch
 from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
+from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import number_type
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
@@ -137,10 +138,11 @@ def _measure_steps(run, vocabulary, mesh, storages, shapes_known):
 
 @contextmanager
 def _stand_ins(storages):
-    """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
+    """What cannot run without data is replaced: functions that read rank numbers from tensors, gloo's group, and DDP's C++ reducer."""
     with (
         patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
         patch.object(DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
+        patch.object(Mesh, "new_host_group", lambda mesh: dist.group.WORLD),
         patch.object(pipeline, "ends_group", _outside(pipeline.ends_group)),
         patch.object(ddp, "replicate", lambda model, *how: BucketsOfDDP(model)),
     ):
