@@ -127,6 +127,7 @@ def beside_gpus():
     store = communication.meet(60)
     dist.init_process_group("fake", rank=int(os.environ["RANK"]), world_size=4, store=store)
     mesh = make_mesh(Layout(gpus_per_node=4, dp=2, fsdp=2), torch.device("cpu"), 60)
+    dist.get_backend = lambda: "nccl"
 
     def sockets():
         connections = psutil.Process().net_connections("tcp")

@@ -48,7 +48,7 @@ class Mesh:
         """
         if self.devices is None:
             return None
-        return dist.group.WORLD if dist.get_backend() == "gloo" else self.new_host_group()
+        return self.new_host_group() if dist.get_backend() == "nccl" else dist.group.WORLD
 
     def new_host_group(self):
         """One more such group, for a thread of its own. Every rank must call this."""
