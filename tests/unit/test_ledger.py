@@ -61,7 +61,7 @@ def test_a_training_counts_as_long_as_it_ran(ledger):
 
 
 def test_a_failed_attempt_counts_and_the_job_waits_again(ledger):
-    work = ledger.planner.project.paths.work("ddp-8")
+    work = ledger.planner.project.paths.under_way / "runs" / "ddp-8"
     work.mkdir(parents=True)
     (work / "attempts.jsonl").write_text(json.dumps(attempt(BEGAN + HOUR, 1800.0)) + "\n")
     before = ledger.line(BEGAN)

@@ -198,7 +198,7 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
 def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path, monkeypatch):
     reasons = Reasons(project(tmp_path))
     run = reasons_run = project(tmp_path).runs["single"]
-    work = project(tmp_path).paths.work(run.run)
+    work = project(tmp_path).paths.under_way / "runs" / run.run
     for name in ("step-000000100", "step-000000250", "step-000000400.partial", "step-old"):
         (work / "checkpoints" / name).mkdir(parents=True)
         (work / "checkpoints" / name / MANIFEST).write_text("{}")

@@ -39,7 +39,7 @@ def lines_of(folder, *attempts):
 def test_a_training_whose_workflow_was_killed_counts_as_long_as_it_ran(planner):
     """Its closed attempts and, up to its last sign of life, the open one; what it did before the workflow began was counted then."""
     workflow(planner).started([1, 4], BEGAN)
-    work = planner.project.paths.work("ddp-8")
+    work = planner.project.paths.under_way / "runs" / "ddp-8"
     unfinished = {"start": attempt(BEGAN + 2 * HOUR, 0)["start"]}
     lines_of(work, attempt(BEGAN - HOUR, 900.0), attempt(BEGAN + HOUR, 1800.0), unfinished)
     write_json(work / "lease.json", {"time": BEGAN + 3 * HOUR})
@@ -50,7 +50,7 @@ def test_a_training_whose_workflow_was_killed_counts_as_long_as_it_ran(planner):
 def test_a_job_that_the_next_workflow_took_up_counts_once(planner):
     """It ran for an hour and a half, through the death of one workflow and to the end of the next."""
     workflow(planner).started([3], BEGAN)
-    lines_of(planner.project.paths.work("single"), attempt(BEGAN + HOUR / 2, 1.5 * HOUR))
+    lines_of(planner.project.paths.under_way / "runs" / "single", attempt(BEGAN + HOUR / 2, 1.5 * HOUR))
     second = workflow(planner)
     second.started([3], BEGAN + HOUR)
     second.finished(3, BEGAN + 2 * HOUR)
@@ -63,7 +63,7 @@ def test_ends_that_were_seen_are_not_counted_again(planner):
     for end in (seen.failed, seen.finished):
         seen.started([3], BEGAN)
         end(3, BEGAN + HOUR)
-    lines_of(planner.project.paths.work("single"), attempt(BEGAN, HOUR))
+    lines_of(planner.project.paths.under_way / "runs" / "single", attempt(BEGAN, HOUR))
     assert charged(planner).core_hours == pytest.approx(seen.used) == pytest.approx(256)
 
 

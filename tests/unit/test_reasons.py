@@ -106,7 +106,7 @@ def test_a_training_whose_result_was_deleted_is_known_by_the_store(trained):
 @pytest.mark.parametrize("text", ["", '{"settings"', "[]", "{}"])
 def test_a_record_that_is_not_whole_stands_in_no_plans_way(trained, text):
     made = trained()
-    for folder in (made.paths.run("single"), made.paths.work("single")):
+    for folder in (made.paths.run("single"), made.paths.under_way / "runs" / "single"):
         write_text(folder / "run.json", text)
     assert Planner(made).reason("single").words in ("new", "recorded by another version of parascale")
 
@@ -114,7 +114,7 @@ def test_a_record_that_is_not_whole_stands_in_no_plans_way(trained, text):
 def test_what_is_begun_and_continues_says_so(trained):
     made = trained()
     run = made.runs["single"]
-    record(made, made.paths.work("single"), changed(run, lr=2e-3))
+    record(made, made.paths.under_way / "runs" / "single", changed(run, lr=2e-3))
     assert Planner(made).reason("single").words == "a file of its result is missing"
     made.runs["single"] = with_layout(changed(run, lr=2e-3))
     assert Planner(made).reason("single").words == "continues what was begun"

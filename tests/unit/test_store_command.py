@@ -34,7 +34,7 @@ def store(tmp_path):
     store.show(KEYS["old"], paths.run("shown"), project(tmp_path).runs["single"])
     used(store, KEYS["old"], 0)
     for name in ("single", "single.superseded-0123456789ab"):
-        write_text(paths.work(name) / "steps.jsonl", "{}\n")
+        write_text(paths.under_way / "runs" / name / "steps.jsonl", "{}\n")
     return store
 
 

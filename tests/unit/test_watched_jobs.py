@@ -136,7 +136,7 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
     ],
 )
 def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, expected, attempts_left):
-    work = executor.paths.work("ddp")
+    work = executor.paths.under_way / "runs" / "ddp"
     work.mkdir(parents=True)
     if attempt:
         (work / "attempts.jsonl").write_text((attempt if isinstance(attempt, str) else json.dumps(attempt)) + "\n")

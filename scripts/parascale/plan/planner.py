@@ -80,10 +80,6 @@ class Planner:
         run = self.project.runs.get(name) or (self.probes.get(name) if name is not None else None)
         return run.strategy if run else None
 
-    def vocabulary(self, name):
-        """Entries of a run's vocabulary, or None."""
-        return self.facts(self.run(name)).vocabulary
-
     def prediction(self, name, kind="run"):
         """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:

@@ -87,10 +87,6 @@ class Paths:
         """The parity run of a run, and its verdict."""
         return self.results / "parity" / run
 
-    def work(self, run):
-        """A run under way."""
-        return self.under_way / "runs" / run
-
     def probe(self, probe):
         """A finished probe."""
         return self.results / "probes" / probe
