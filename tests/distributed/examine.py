@@ -110,7 +110,14 @@ def held(model, optimizers):
         "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
         "parameter_bytes": sum(map(size, parameters.values())),
         "optimizer_bytes": sum(size(moment) for moment in moments if moment.ndim),  # without the step counters
-        "sharded_units": sum(isinstance(module, FSDPModule) for part in model.parts for module in part.modules()),
+        "sharded_units": len(
+            {
+                id(group)
+                for part in model.parts
+                for module in part.modules()
+                if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None
+            }
+        ),
         "stages": list(model.pipeline.parts) if model.pipeline else [0],
     }
 

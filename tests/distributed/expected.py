@@ -81,9 +81,14 @@ class Expected:
             assert max(held) <= 1.05 * sum(held) / len(held), held
 
     def _check_units(self, facts, stages):
-        """FSDP's units: every block, and the root of each stage."""
+        """FSDP's units: every block, and what stands before and after them, together where it is tied or a pipeline's."""
         blocks = sum(len(BLOCKS[self.run.workload.model.layers, self.stages][stage]) for stage in stages)
-        assert facts["sharded_units"] == (blocks + len(stages) if self.fsdp else 0), "number of sharded units"
+        assert facts["sharded_units"] == (blocks + self._ends(stages) if self.fsdp else 0), "number of sharded units"
+
+    def _ends(self, stages):
+        if self.layout.pp == 1:
+            return 1 if self.run.workload.model.tied or self.layout.fsdp == 1 else 2
+        return len({0, self.stages - 1} & set(stages))
 
     def _check_heads(self, facts):
         """Each rank of a tensor-parallel group computes its own heads."""
@@ -101,7 +106,8 @@ class Expected:
         elif self.fsdp:
             gathers = 2 if layout.reshard_after_forward and layout.pp == 1 else 1
             if layout.pp == 1:
-                assert calls["all_gather"] == ((units - 1) * gathers + 1) * parts  # the root's parameters stay gathered
+                ends = self._ends(stages)  # they stay gathered
+                assert calls["all_gather"] == ((units - ends) * gathers + ends) * parts
                 assert calls["reduce_scatter"] == units * parts
             else:
                 # A shard of one rank is gathered and scattered by nobody.

@@ -11,7 +11,8 @@ A model class may *offer plans*, which are plain data and which `parascale.paral
 
 - `shard_units`: patterns of submodules that FSDP gathers, and that are checkpointed or compiled, one at a time (`"blocks.*"`);
 - `tensor_plan`: pattern → how tensor parallelism splits that submodule (see `parallel/tensor.py`);
-- `pipeline_plan`: which submodules stand before, in and after the sequence of blocks that is cut into stages.
+- `pipeline_plan`: which submodules stand before, in and after the sequence of blocks that is cut into stages; FSDP gathers those before and
+  after by themselves, unless they are tied.
 
 A layout that needs a plan which a model does not offer is refused, naming those that it has.
 """

@@ -144,6 +144,7 @@ class Sizes:
     norm: int = 0  # of the end
     head: int = 0  # the output layer, also where it is tied to the embedding
     tied: bool = False
+    cut: bool = False  # a `pipeline_plan` says what stands before the blocks and after them: FSDP's units, if not tied
     unit: float = 1.0  # the most that FSDP gathers at once, as part of a block
     block_flops: float  # operations of a block's forward pass on one sample
     ends_flops: float  # of what stands outside of the blocks

@@ -13,7 +13,7 @@ from parascale.parallel.precision import HALF
 
 
 def shard(model, blocks, mesh, layout, precision):
-    """Shard `model` in place: each of its blocks, then the root, which takes what is left.
+    """Shard `model` in place: each of its blocks, its two ends, then the root, which takes what is left.
 
     mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
@@ -24,9 +24,10 @@ def shard(model, blocks, mesh, layout, precision):
     )
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1
-    for module in [*blocks, model]:
-        # The backward pass begins with the root's own parameters: to free them before it would gather them twice.
-        freed = reshard and module is not model
+    for module in [*blocks, *_ends(model, layout), model]:
+        # The backward pass begins with the last end and what is left: to free them before it would gather them twice. The first needs
+        # none of its numbers again.
+        freed = reshard and module in blocks
         if layout.fsdp > 1:
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=freed)
             continue
@@ -39,6 +40,17 @@ def shard(model, blocks, mesh, layout, precision):
             module.set_gradient_divide_factor(1.0)
             # Without this the division becomes a pre-multiplied sum, which gloo refuses.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _ends(model, layout):
+    """What stands before the blocks, and what after them, as units: else the root holds both, gathered before anything computes and
+    reduced after everything. Nothing where they share a parameter, or a pipeline has split them."""
+    plan = getattr(model, "pipeline_plan", None)
+    if plan is None or layout.pp > 1 or layout.fsdp == 1:
+        return []
+    ends = [[each for name in names if (each := getattr(model, name)) is not None] for names in (plan.first, plan.last)]
+    first, last = ({id(p) for module in end for p in module.parameters()} for end in ends)
+    return [] if first & last else [end for end in ends if end]
 
 
 def _free(unit, *_):

@@ -145,8 +145,10 @@ class RankMemory:
         self.head = share(sizes.head, tp) if self.last else 0
         self.embedding = share(sizes.embedding_split, tp) + sizes.embedding_whole if self.first else 0
         own_head = 0 if sizes.tied and self.first else self.head
-        # What FSDP gathers as its root: everything but the blocks.
+        # What FSDP gathers beside the blocks: together, or what stands before them, and `end`, what stands after them.
         self.root = self.embedding + own_head + (sizes.norm if self.last else 0)
+        apart = sizes.cut and not sizes.tied and self.layout.fsdp > 1 and not self.pipeline
+        self.end = self.root - self.embedding if apart else 0
         self.elements = self.root + round(self.block_elements * self.blocks)
         self.sharded = share(self.elements, self.layout.fsdp)
 
@@ -168,7 +170,7 @@ class RankMemory:
         moments = []
         if self.frees:
             # The root, held twice while the first block is gathered; then each block beside the one before.
-            arriving = 2 * (self.root + self.unit_elements) * batch.compute
+            arriving = (2 * (self.root - self.end + self.unit_elements) + self.end) * batch.compute
             moments.append(self._parts(self.sizes.boundary_bytes(batch), buffers=arriving))
             held = (self.root + 2 * min(self.unit_elements, round(self.block_elements))) * batch.compute
         # As the output layer gives them, in fp32 for the loss, and their logarithms.
@@ -203,9 +205,11 @@ class RankMemory:
             recomputed = round(again) + self.boundary
         block = self.unit_elements * self.batch.compute
         # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
-        gathered = self.root * self.batch.compute + 3 * block if self.frees else self._gathered()
+        gathered = self._left() * self.batch.compute + 3 * block if self.frees else self._gathered()
         return self._parts(
-            self._activations() + recomputed + self.working, gradients=self._head_gradient(), buffers=gathered
+            self._activations() + recomputed + self.working,
+            gradients=0 if self.end else self._head_gradient(),
+            buffers=gathered + self.end * REDUCE_BYTES,  # on its way to the other ranks
         )
 
     def _reduce(self):
@@ -213,9 +217,14 @@ class RankMemory:
             gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
             return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
         block = self.unit_elements * self.batch.compute
-        gathered = self.root * self.batch.compute + 2 * block if self.frees else self._gathered()
+        gathered = self._left() * self.batch.compute + 2 * block if self.frees else self._gathered()
         gathered += block + self.unit_elements * REDUCE_BYTES
-        return self._parts(self._activations() - self.kept, gradients=self._head_gradient(), buffers=gathered)
+        gradients = share(self.end, self.layout.fsdp) * REDUCE_BYTES if self.end else self._head_gradient()
+        return self._parts(self._activations() - self.kept, gradients=gradients, buffers=gathered)
+
+    def _left(self):
+        """Elements that stay gathered when the backward pass has come to the blocks: FSDP has reduced the end by then."""
+        return self.root - self.end
 
     def _end(self):
         if self.pipeline:
@@ -223,7 +232,7 @@ class RankMemory:
         kept, buffers = self.sizes.last_bytes(self.batch), self._gathered()
         gradients = self.sharded * self.batch.parameter
         if self.frees:
-            kept, buffers = 0, self.root * (self.batch.compute + REDUCE_BYTES)
+            kept, buffers = 0, self._left() * (self.batch.compute + REDUCE_BYTES)
         elif not self.fsdp and not self._gradients_stay():
             gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
         return self._parts(kept, gradients=gradients, buffers=buffers)

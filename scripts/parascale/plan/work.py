@@ -64,7 +64,9 @@ class RankWork:
     """A step of one rank. forward, backward: a block's, of one micro-batch; ends: of what stands outside of the blocks.
 
     split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
-    FSDP unit; root_gather and root_reduce of what stands outside. gradients: all that DDP, or FSDP in a pipeline, exchanges once a step.
+    FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of
+    an end that is a unit by itself.
+    gradients: all that DDP, or FSDP in a pipeline, exchanges once a step.
     sends: to the next stages and back, of a micro-batch. chunks: stages that the rank holds.
     """
 
@@ -81,6 +83,8 @@ class RankWork:
     reduce: Transfer = NOTHING
     root_gather: Transfer = NOTHING
     root_reduce: Transfer = NOTHING
+    end_gather: Transfer = NOTHING
+    end_reduce: Transfer = NOTHING
     gathers_again: bool = False
     gradients: Transfer = NOTHING
     buckets: int = 1
@@ -220,8 +224,10 @@ def _data_transfers(run, rank):
     return {
         "gather": gather(block),
         "reduce": reduce(block),
-        "root_gather": gather(root),
-        "root_reduce": reduce(root),
+        "root_gather": gather(root - rank.end),
+        "root_reduce": reduce(root - rank.end),
+        "end_gather": gather(rank.end),
+        "end_reduce": reduce(rank.end),
         "gathers_again": again,
     }
 

@@ -165,6 +165,7 @@ class TransformerSizes(Sizes):
     def __init__(self, model, vocabulary, window, causal=True):
         self.model, self.vocabulary, self.window, self.causal = model, vocabulary, window, causal
         matrices, norm = block_matrices(model), norm_elements(model)
+        self.cut = True
         self.layers, self.tied, self.targets = model.layers, model.tied, window
         self.embedding_split = self.head = vocabulary * model.dim
         self.embedding_whole = window * model.dim if model.position == "learned" else 0
