@@ -117,6 +117,8 @@ def _leave_out_of_sharding():
     fully_shard, make_optimizers, left_out = fsdp.fully_shard, loop.make_optimizers, "blocks.0"
 
     def sharded(module, **options):
+        if isinstance(module, list):  # an end
+            return fully_shard(module, **options)
         ignored = {p for name, p in module.named_parameters() if name.startswith(f"{left_out}.")}
         return fully_shard(module, ignored_params=ignored, **options)
 
