@@ -34,6 +34,7 @@ CYCLES = {
     "swing": 0.05,
 }
 SELECTIVE = {"activation_checkpointing": "selective"}
+ONCE = {"reduce": "step"}
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
@@ -57,6 +58,9 @@ CASES = {
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
     "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True),
+    "fsdp 2 reduced once": Case({"fsdp": 2, **ONCE}, training={"accumulate": 3}, fp32=True, bf16=True),
+    "hsdp 2x2 accumulated": Case({"dp": 2, "fsdp": 2}, training={**UNEVEN, "accumulate": 2}, bf16=True),
+    "hsdp 2x2 reduced once": Case({"dp": 2, "fsdp": 2, **ONCE}, training={**UNEVEN, "accumulate": 2}),
     "tp 2": Case({"tp": 2}, fp32=True, bf16=True),
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
     "tp 2 whole logits": Case({"tp": 2, "loss_parallel": False}),
@@ -84,8 +88,11 @@ CASES = {
     "pp 2 accumulated": Case(pp(2, 2, "1F1B"), training={"accumulate": 3}),
     "pp 4 GPipe": Case(pp(4, 4, "GPipe")),
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN, bf16=True),
+    "dp 2 x tp 2 accumulated": Case({"dp": 2, "tp": 2}, training={"accumulate": 3}, bf16=True),
+    "fsdp 2 x tp 2 reduced once": Case({"fsdp": 2, "tp": 2, **ONCE}, training={"accumulate": 2}),
     "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True),
     "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}, bf16=True),
+    "dp 2 x pp 2 accumulated": Case({"dp": 2, **pp(2, 2, "1F1B")}, training={"accumulate": 3}, bf16=True),
     "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
     "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
@@ -132,6 +139,7 @@ QUICK = (
         "fsdp 2 uneven accumulated",
         "hsdp 2x2 selective",
     ),
+    *("fsdp 2 reduced once", "dp 2 x tp 2 accumulated"),
     *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2", "dp 2 x pp 2"),
 )
 

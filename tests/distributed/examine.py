@@ -15,9 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from parascale.checkpoint import store
 from parascale.errors import Interrupted, TrainingError
+from parascale.families import head
 from parascale.families.language import modules as transformer
 from parascale.parallel import batch_norm
 from parascale.parallel.tying import local
@@ -26,6 +28,7 @@ from parascale.train import loop
 from .jobs import job_from_settings
 
 LOOKED_AT = 2  # optimizer step; the first one also sets things up
+REDUCTIONS, FEW_BYTES = ("all_reduce", "reduce_scatter"), 64
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "alltoall", "all_to_all")
 
 
@@ -50,7 +53,8 @@ def train_and_look(settings):
     """Train, and return what this rank held and called in its second step.
 
     {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, heads: numbers of attention
-    heads seen in forward passes, collectives: name → calls, norm_collectives: those of batch norms, graphs: compiled in all steps}
+    heads seen in forward passes, collectives: name → calls, norm_collectives: those of batch norms, reductions: name → [calls, bytes
+    given] for gradients, graphs: compiled in all steps}
     """
     facts, heads = {}, set()
     split_heads = transformer.Attention._heads
@@ -72,7 +76,10 @@ def train_and_look(settings):
             with Collectives() as counter:
                 result = super().step(*arguments)
             facts.update(
-                held(self.model, self.optimizers), collectives=counter.calls, norm_collectives=counter.of_norms
+                held(self.model, self.optimizers),
+                collectives=counter.calls,
+                norm_collectives=counter.of_norms,
+                reductions=counter.reductions,
             )
             return result
 
@@ -132,7 +139,7 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls, self.of_norms = Counter(), Counter()
+        self.calls, self.of_norms, self.reductions = Counter(), Counter(), {kind: [0, 0] for kind in REDUCTIONS}
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):
@@ -148,6 +155,14 @@ class Collectives(TorchDispatchMode):
                 called = name.lstrip("_").startswith(kind)
                 self.calls[kind] += called
                 self.of_norms[kind] += called and called_by(batch_norm)
+                size_ = max(
+                    (size(each) for each in tree_leaves(arguments) if isinstance(each, torch.Tensor)), default=0
+                )
+                # Tensor parallelism calls functional ones, and others in the loss; what ranks agree on is a few numbers.
+                others = function.namespace != "c10d" or size_ <= FEW_BYTES or called_by(head)
+                if called and kind in REDUCTIONS and not others:
+                    self.reductions[kind][0] += 1
+                    self.reductions[kind][1] += size_
         return function(*arguments, **(keywords or {}))
 
 

@@ -108,7 +108,7 @@ class Expected:
             if layout.pp == 1:
                 ends = self._ends(stages)  # they stay gathered
                 assert calls["all_gather"] == ((units - ends) * gathers + ends) * parts
-                assert calls["reduce_scatter"] == units * parts
+                assert calls["reduce_scatter"] == units * (1 if layout.reduce == "step" else parts)
             else:
                 # A shard of one rank is gathered and scattered by nobody.
                 assert layout.fsdp == 1 or min(calls["all_gather"], calls["reduce_scatter"]) >= units

@@ -10,7 +10,7 @@ from parascale.train import loop, optim
 
 from . import tasks
 from .cases import LAYOUTS, but_slow, ranks_of
-from .examine import train_settings
+from .examine import train_and_look, train_settings
 from .harness import run_on_ranks
 
 
@@ -100,6 +100,53 @@ def test_the_host_waits_for_numbers_once_a_step_at_most(name, make_settings, tmp
         # Stages tell each other in the first step what they will send.
         assert within[1:] == [0 if len(ranks) == 1 else 1] * 5
         assert after == [0, 1, 1, 1, 1, 2]  # the last step's own numbers are due at once
+
+
+# Strategy → how often a step of 1 and of 4 parts scatters each gradient over shards and sums it over replicas: the least there is.
+REDUCED = {
+    "single": ((0, 0), (0, 0)),
+    "ddp": ((0, 1), (0, 1)),
+    "fsdp": ((1, 0), (4, 0)),
+    "fsdp, once": ((1, 0), (1, 0)),
+    "hsdp": ((1, 1), (4, 1)),
+    "hsdp, once": ((1, 1), (1, 1)),
+    "tp": ((0, 0), (0, 0)),
+    "pp": ((0, 0), (0, 0)),
+    "dp x tp": ((0, 1), (0, 1)),
+    "fsdp x tp": ((1, 0), (4, 0)),
+    "fsdp x tp, once": ((1, 0), (1, 0)),
+    "dp x pp": ((0, 1), (0, 1)),
+    "fsdp x pp": ((1, 0), (1, 0)),
+    "tp x pp": ((0, 0), (0, 0)),
+    "dp x tp x pp": ((0, 1), (0, 1)),
+    "fsdp x tp x pp": ((1, 0), (1, 0)),
+}
+QUICK_REDUCED = {("ddp", 4), ("fsdp, once", 4), ("hsdp", 4), ("dp x tp", 4), ("dp x pp", 4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        pytest.param(name, parts, marks=[pytest.mark.slow] * ((name, parts) not in QUICK_REDUCED))
+        for name in REDUCED
+        for parts in (1, 4)
+    ],
+)
+def test_gradients_are_reduced_as_seldom_as_can_be(name, parts, make_settings, tmp_path):
+    """Calls, one a unit of FSDP or bucket of DDP, and bytes, of which a rank scatters all that it computed and sums what it holds."""
+    strategy, _, once = name.partition(", ")
+    layout = LAYOUTS[strategy] | ({"reduce": "step"} if once else {})
+    training = {"steps": 4, "global_batch": 16, "accumulate": parts, "evaluate": False}
+    settings = make_settings("run", layout, training=training)
+    rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[
+        0
+    ]  # its shards are padded by nothing
+    scatters, sums = REDUCED[name][parts > 1]
+    units, held = max(1, rank["sharded_units"]), rank["parameter_bytes"]
+    assert rank["reductions"] == {
+        "reduce_scatter": [scatters * units, scatters * layout.get("fsdp", 1) * held],
+        "all_reduce": [sums * units, sums * held],
+    }
 
 
 def train_and_note_collections(settings):

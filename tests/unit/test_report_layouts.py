@@ -31,6 +31,7 @@ FIELDS = {
         name: (TWO, {name: False})
         for name in ("sequence_parallel", "loss_parallel", "reshard_after_forward", "sync_batch_norm")
     },
+    "reduce": (TWO, {"reduce": "step"}),
     "activation_checkpointing": (TWO, {"activation_checkpointing": True}),
     "compile": (TWO | {"compile": False}, {"compile": True}),  # as tables are loaded: never None
     "precision": (TWO, {"precision": "bf16"}),

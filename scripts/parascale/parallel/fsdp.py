@@ -53,6 +53,13 @@ def _ends(model, layout):
     return [] if first & last else [end for end in ends if end]
 
 
+def defer(root, layout, last):
+    """Say whether the backward passes from now on are of the `last` part of a step: replicas sum gradients in that one alone, shards
+    are scattered before where the layout reduces each part."""
+    root.set_requires_gradient_sync(last or (layout.fsdp > 1 and layout.reduce == "part"))
+    root.set_requires_all_reduce(last)
+
+
 def _free(unit, *_):
     """Free what a unit computed with, which `replicate` would keep until its backward pass, beside the parameters."""
     unit.reshard()

@@ -124,7 +124,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
     check_plans(type(model), layout)
     tied = tying.tied_names(model)
     indices = held_stages(layout, mesh.coordinate("pp"))
-    copies = Copies(HALF[run.precision]) if run.precision in HALF and not layout.uses_fsdp else None
+    copies = Copies(HALF[run.precision], layout.pp == 1) if run.precision in HALF and not layout.uses_fsdp else None
     parts = [_make_part(whole, run, mesh, tied, index, copies) for index in indices]
     for part in parts:
         part.to_empty(device=mesh.device)

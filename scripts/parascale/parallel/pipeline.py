@@ -48,9 +48,10 @@ class TimedStage(PipelineStage):
     """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting.
 
     draws: of dropout, which is told the micro-batch: its forward pass draws, and its backward pass where it recomputes.
+    last: whether this is the last schedule of a step; earlier ones leave their gradients to it, as micro-batches do.
     """
 
-    draws = None
+    draws, last = None, True
 
     def __init__(self, *args, clock, **kwargs):
         super().__init__(*args, **kwargs)
@@ -73,6 +74,10 @@ class TimedStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
         self.draws.begin_micro_batch(bwd_chunk_id)
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def perform_reduce_grad(self, grad_scale_factor):
+        if self.last:
+            super().perform_reduce_grad(grad_scale_factor)
 
     def forward_maybe_with_nosync(self, *args, **kwargs):
         with self.clock.phase("forward"):
@@ -107,9 +112,11 @@ class Pipeline:
         held = self.stages if issubclass(kind, PipelineScheduleMulti) else self.stages[0]
         self.schedule = kind(held, layout.micro_batches, loss_fn=loss, scale_grads=False)
 
-    def train_step(self, inputs, labels):
-        """Forward and backward of one local batch; returns the summed losses of the last stage, else None."""
+    def train_step(self, inputs, labels, last=True):
+        """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step."""
         losses = []
+        for stage in self.stages:
+            stage.last = last
         self.schedule.step(
             *([inputs] if self.first else []),
             target=labels if self.last else None,

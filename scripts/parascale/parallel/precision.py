@@ -40,18 +40,36 @@ def set_arithmetic(run):
     torch.backends.cudnn.allow_tf32 = tf32
 
 
+class _Copy(torch.autograd.Function):
+    """A copy whose gradient meets the sum of earlier ones without a copy of its own in fp32: the same bits, 10 bytes instead of 18."""
+
+    @staticmethod
+    def forward(context, parameter, kind):
+        context.parameter = parameter
+        return parameter.to(kind)
+
+    @staticmethod
+    def backward(context, gradient):
+        parameter = context.parameter
+        if parameter.grad is None:
+            return gradient.to(parameter.dtype), None
+        parameter.grad.add_(gradient)
+        return None, None
+
+
 class Copies:
     """The copies of parameters, in half precision, that modules compute with. Their gradients arrive at the parameters in fp32.
 
     A parameter has one copy, whatever its names, as in one unit of FSDP. `kept`: copies within `keep`, by parameter.
+    sums: whether a gradient is added to that of earlier parts as it arrives, in one kernel; a pipeline takes gradients itself.
     """
 
-    def __init__(self, kind):
-        self.kind, self.kept = kind, None
+    def __init__(self, kind, sums=True):
+        self.kind, self.kept, self.sums = kind, None, sums
 
     @contextmanager
     def keep(self):
-        """Within, each copy is made once: the micro-batches of a pipeline, or the batches of an evaluation, share it."""
+        """Within, each copy is made once: the parts and micro-batches of a step, or the batches of an evaluation, share it."""
         self.kept = {}
         try:
             yield
@@ -95,7 +113,7 @@ class Copies:
         # A pipeline's first pass asks for shapes alone, and its copies have no gradient.
         key = parameter, torch.is_grad_enabled()
         if key not in copies:
-            copies[key] = parameter.to(self.kind)
+            copies[key] = _Copy.apply(parameter, self.kind) if self.sums else parameter.to(self.kind)
         return copies[key]
 
     def _cast(self, value):

@@ -286,10 +286,12 @@ class RankMemory:
         DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones.
         """
         if self.pipeline:
-            if self.layout.micro_batches <= max(stage.in_flight for stage in self.stages):
+            most = max(stage.in_flight for stage in self.stages)
+            if self.layout.micro_batches <= most and self.run.workload.training.accumulate == 1:
                 return 0
             return self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
-        return self.sharded * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
+        kept = self.elements if self.layout.reduce == "step" else self.sharded
+        return kept * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
 
     def _buckets(self):
         held = self.layout.dp > 1 and not self.fsdp and not self.run.average_every

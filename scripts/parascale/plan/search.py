@@ -103,6 +103,11 @@ def _from_what_fits(counts, cut, estimate):
     @functools.cache
     def tried(count):
         run = cut(count)
+        once = replace(run, layout=replace(run.layout, reduce="step"))
+        if run.layout.fsdp > 1 and run.layout.pp == 1 and run.workload.training.accumulate > 1:
+            predicted = estimate(once)  # fewer messages, if whole gradients fit
+            if predicted.fits in FITTING:
+                return once, predicted
         return run, estimate(run)
 
     def fits(count):
@@ -189,6 +194,8 @@ def _changes(run):
         yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
     if layout.uses_fsdp and not layout.reshard_after_forward:
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
+    if layout.reduce == "step":
+        yield "reduce = part", with_layout(reduce="part")
     for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
         yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     for factor in (2, 4, 8, 16, 32):

@@ -66,7 +66,7 @@ class RankWork:
     split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
     FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of
     an end that is a unit by itself.
-    gradients: all that DDP, or FSDP in a pipeline, exchanges once a step.
+    gradients: what is exchanged once a step, however many parts it has.
     sends: to the next stages and back, of a micro-batch. chunks: stages that the rank holds.
     """
 
@@ -169,13 +169,15 @@ def _rank_work(run, sizes, kind, rank):
 def parameter_bytes(run, batch):
     """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
 
-    The copy in half precision, of which a pipeline's micro-batches share one; the gradient's way back to fp32; and its sum with those
-    of earlier micro-batches. Where FSDP holds the parameters it sums shards, which is not counted.
+    The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
+    outside of pipelines in the same kernel. Where FSDP holds the parameters it sums shards, which is not counted.
     """
     if run.layout.uses_fsdp:
         return 0.0, 0.0
-    copy = batch.parameter + batch.compute if batch.copies else 0
-    return copy / run.layout.micro_batches, copy + 3 * batch.parameter * (1 - 1 / run.micro_batches)
+    copy, first = batch.parameter + batch.compute if batch.copies else 0, 1 / run.micro_batches
+    if copy and run.layout.pp == 1:
+        return copy * first, copy * first + (copy + batch.parameter) * (1 - first)
+    return copy * first, copy + 3 * batch.parameter * (1 - first)
 
 
 def _loads(operations, wave):
@@ -200,7 +202,7 @@ def _loads(operations, wave):
 
 
 def _data_transfers(run, rank):
-    """DDP: an all-reduce of all gradients. FSDP: gathers before use, and reduces after; HSDP both. In a pipeline once a step."""
+    """DDP: an all-reduce of all gradients. FSDP: gathers before use, and scatters after each part or, as replicas sum, once a step."""
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
@@ -213,23 +215,33 @@ def _data_transfers(run, rank):
     def gather(elements):
         return half_ring(layout, "fsdp", elements * batch.compute)
 
+    def scatter(elements):
+        return half_ring(layout, "fsdp", elements * REDUCE_BYTES)
+
+    def sums(elements):
+        return all_reduce(layout, "dp", elements / layout.fsdp * REDUCE_BYTES)
+
     def reduce(elements):
-        shard = elements / layout.fsdp * REDUCE_BYTES
-        return half_ring(layout, "fsdp", elements * REDUCE_BYTES).plus(all_reduce(layout, "dp", shard))
+        return scatter(elements).plus(sums(elements))
+
+    def all_of(transfer):
+        return transfer(block).times(rank.blocks).plus(transfer(root - rank.end)).plus(transfer(rank.end))
 
     block, root = rank.block_elements, rank.root
     if layout.pp > 1:
-        whole = gather(block).plus(reduce(block)).times(rank.blocks).plus(gather(root)).plus(reduce(root))
-        return {"gradients": whole, "buckets": 1}
-    return {
-        "gather": gather(block),
-        "reduce": reduce(block),
-        "root_gather": gather(root - rank.end),
-        "root_reduce": reduce(root - rank.end),
-        "end_gather": gather(rank.end),
-        "end_reduce": reduce(rank.end),
-        "gathers_again": again,
-    }
+        return {"gradients": all_of(gather).plus(all_of(reduce)), "buckets": 1}
+    gathers = {"gather": gather(block), "root_gather": gather(root - rank.end), "end_gather": gather(rank.end)}
+    gathers |= {"gathers_again": again}
+
+    def reduced(by):
+        return {"reduce": by(block), "root_reduce": by(root - rank.end), "end_reduce": by(rank.end)}
+
+    if run.workload.training.accumulate == 1:
+        return gathers | reduced(reduce)
+    later = {"buckets": max(1, round(rank.blocks))}
+    if layout.fsdp == 1 or layout.reduce == "step":
+        return gathers | later | {"gradients": all_of(reduce)}
+    return gathers | later | reduced(scatter) | {"gradients": all_of(sums)}
 
 
 def _tensor_collectives(run, rank):

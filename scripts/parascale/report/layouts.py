@@ -14,6 +14,7 @@ WORDS = {
     "sequence_parallel": "whole sequences",
     "loss_parallel": "whole logits",
     "reshard_after_forward": "parameters kept gathered",
+    "step": "gradients scattered once a step",
     "sync_batch_norm": "batch norm of each rank",
 }
 
@@ -51,7 +52,7 @@ def switches(run):
         *(
             (
                 WORDS.get(getattr(layout, name)) or WORDS.get(name, f"{name} {getattr(layout, name)}"),
-                bool(getattr(layout, name)) != bool(setting.field.default),
+                (getattr(layout, name) or False) != (setting.field.default or False),
             )
             for name, setting in known.items()
             if name not in SAID

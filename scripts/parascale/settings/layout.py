@@ -55,6 +55,12 @@ class Layout:
         True,
         "FSDP frees gathered parameters after the forward pass and gathers them again: less memory, more communication",
     )
+    reduce: Literal["part", "step"] = option(
+        "part",
+        "FSDP scatters gradients after each accumulated `part`, or keeps whole ones and scatters them once a `step`: more memory, less "
+        "communication; replicas sum once a step anyway",
+        before="part",
+    )
     activation_checkpointing: Recomputation = option(
         False,
         "recompute activations in the backward pass; `selective` keeps attention, sums of `tp` and every second matrix product",

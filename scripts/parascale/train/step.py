@@ -8,11 +8,13 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from parascale.data.sampler import share
 from parascale.errors import TrainingError
 from parascale.families.dropout import Draws
+from parascale.parallel import fsdp
 from parascale.train.averaging import make_averager
 from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
 from parascale.train.optim import clip, finish_gradients, squared_norm, unscale
@@ -161,14 +163,16 @@ class Stepper:
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for number, (*inputs, labels) in enumerate(batches, 1):
-            self.draws.begin_part(self.number, number - 1)
-            if self.model.pipeline is not None:
-                with self.clock.phase("pipeline"), self.computation():
-                    loss = self.model.pipeline.train_step(*inputs, labels)
-                total += 0.0 if loss is None else loss
-            else:
-                total += self._plain_forward_backward(inputs, labels, last=number == len(batches))
+        with self.computation():
+            for number, (*inputs, labels) in enumerate(batches, 1):
+                self.draws.begin_part(self.number, number - 1)
+                last = number == len(batches)
+                if self.model.pipeline is not None:
+                    with self.clock.phase("pipeline"):
+                        loss = self.model.pipeline.train_step(*inputs, labels, last=last)
+                    total += 0.0 if loss is None else loss
+                else:
+                    total += self._plain_forward_backward(inputs, labels, last)
         return total
 
     def _check_gradients(self):
@@ -186,9 +190,11 @@ class Stepper:
     def _plain_forward_backward(self, inputs, labels, last):
         module = self.model.forward_module
         wrapped = isinstance(module, DistributedDataParallel)
+        if isinstance(module, FSDPModule) and self.run.workload.training.accumulate > 1:
+            fsdp.defer(module, self.run.layout, last)
         # Gradients of parts are added up locally; only the last part's backward pass reduces them.
         waiting = module.no_sync() if wrapped and not last else nullcontext()
-        with waiting, self.computation():
+        with waiting:
             with self.clock.phase("forward"):
                 loss = self.loss(module(*inputs), labels)
             with self.clock.phase("backward"):
