@@ -138,13 +138,16 @@ def _measure_steps(run, vocabulary, mesh, storages, shapes_known):
 
 @contextmanager
 def _stand_ins(storages):
-    """What cannot run without data is replaced: functions that read rank numbers from tensors, gloo's group, and DDP's C++ reducer."""
+    """What cannot run without data is replaced: functions that read rank numbers from tensors, gloo's group, DDP's C++ reducer, and
+    compiling, which a mode that counts would prevent."""
     with (
         patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
         patch.object(DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
         patch.object(Mesh, "new_host_group", lambda mesh: dist.group.WORLD),
         patch.object(pipeline, "ends_group", _outside(pipeline.ends_group)),
         patch.object(ddp, "replicate", lambda model, *how: BucketsOfDDP(model)),
+        patch.object(nn.Module, "compile", lambda module, **_: None),
+        patch.object(torch, "compile", lambda function, **_: function),
     ):
         yield
 
