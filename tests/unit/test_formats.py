@@ -16,6 +16,7 @@ from PIL import Image
 from parascale.data.classes import ClassImages
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
+from parascale.data.formats.base import BlockWriter
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
@@ -200,6 +201,16 @@ def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_th
     assert sorted(extensions) == [".cls"] * 5 + [".jpg"] * 4 + [".png"]
     assert keys[::2] == keys[1::2] and len({*keys}) == 5 and all("." not in key for key in keys)
     assert f"train/dog/{long}" in keys and "train/cat/a_b" in keys
+
+
+def test_a_write_that_takes_only_a_part_is_continued(tmp_path, monkeypatch):
+    """As a filesystem may at any size, and Linux does above 2 GiB."""
+    whole = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda file, parts, place: whole(file, [b"".join(parts)[:5]], place))
+    with BlockWriter(tmp_path / "block", None, 0) as writer:
+        places = [writer.put(data) for data in (b"abc", b"defgh", b"ij")]
+        writer.finish()
+    assert places == [0, 3, 8] and (tmp_path / "block").read_bytes() == b"abcdefghij"
 
 
 def held_in(folder):

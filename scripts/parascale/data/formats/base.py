@@ -14,6 +14,7 @@ from parascale.data.manifests import require_split, require_whole
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
+MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
 FOLDER_SAMPLES = 1000  # files of a folder, where each sample is one
 
 
@@ -50,30 +51,50 @@ class ShardWriter:
 
 
 class BlockWriter(ShardWriter):
-    """A writer whose samples follow each other in one file, from `start` on, written in large blocks."""
+    """A writer whose samples follow each other in one file; they are collected and written in large blocks."""
 
     def __init__(self, path, images, data_bytes, start=0):
         super().__init__(path, images, data_bytes)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)  # what stands before `start` stays
-        self._file = open(descriptor, "wb", BLOCK_BYTES)  # noqa: SIM115 (it lives as long as the writer)
-        self._file.seek(start)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._parts, self._waiting, self._written = [], 0, start
         self._offsets = array("q")
 
     def put(self, data):
         """Append bytes; returns the place where they will stand."""
-        place = self._file.tell()
-        self._file.write(data)
+        place = self._written + self._waiting
+        self._parts.append(data)
+        self._waiting += len(data)
+        if self._waiting >= BLOCK_BYTES:
+            self.flush()
         return place
+
+    def flush(self):
+        """Write what is waiting, from where it lies: joining it first would copy all data once more."""
+        for first in range(0, len(self._parts), MOST_PARTS):
+            self._write_parts(self._parts[first : first + MOST_PARTS])
+        self._parts, self._waiting = [], 0
+
+    def _write_parts(self, parts):
+        """Write some parts one after the other. What a call leaves over, the next ones take."""
+        size = sum(map(len, parts))
+        count = os.pwritev(self._file, parts, self._written)
+        rest = memoryview(b"".join(parts))[count:] if count < size else b""
+        while rest:
+            more = os.pwrite(self._file, rest, self._written + count)
+            count, rest = count + more, rest[more:]
+        self._written += size
 
     def append(self, data, label, source):
         self._offsets.append(self.put(data))
 
     def finish(self):
-        self._file.flush()
+        self.flush()
         return np.array(self._offsets)
 
     def close(self):
-        self._file.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class SplitReader:

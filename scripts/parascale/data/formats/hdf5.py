@@ -35,7 +35,7 @@ class Hdf5Writer(BlockWriter):
 
     def finish(self):
         offsets = super().finish()
-        ends = np.append(offsets, self._file.tell()) - self._start
+        ends = np.append(offsets, self._written) - self._start
         with h5py.File(self.path, "r+", libver=("v110", "v110")) as file:
             file["offsets"] = ends
             file["labels"] = np.array(self._labels)

@@ -4,6 +4,8 @@ Both are in one file, one after the other as `np.save` writes them. Sample `i` i
 `stack = np.load(path, mmap_mode="r")`.
 """
 
+import io
+import os
 from array import array
 
 import numpy as np
@@ -28,14 +30,16 @@ class NumpyWriter(BlockWriter):
 
     def finish(self):
         offsets = super().finish().astype(np.int64)
-        size = self._file.tell() - HEADER_BYTES
+        size = self._written - HEADER_BYTES
         places = np.zeros(len(offsets), PLACE)
         places["start"], places["label"] = offsets - HEADER_BYTES, self._labels
         places["length"] = np.diff(places["start"], append=size)
-        np.save(self._file, places)
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
-        self._file.flush()
+        header, second = io.BytesIO(), io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
+        np.save(second, places)
+        self.put(second.getvalue())
+        self.flush()
+        os.pwrite(self._file, header.getvalue(), 0)
         return offsets
 
 
