@@ -169,8 +169,8 @@ def state_dict(model, optimizers):
 def host_places(state):
     """Name → where in host memory the copy of a tensor goes: its place in one of a few buffers, pinned if tensors are on a GPU.
 
-    torch rounds each pinned buffer up to a power of two, tensor by tensor 106 GB for the 81 of a Llama of 7 B. So a buffer is that large, and holds the largest
-    tensors that still fit.
+    torch rounds each pinned buffer up to a power of two, tensor by tensor 106 GB for the 81 of a Llama of 7 B. So a buffer is that
+    large, and holds the largest tensors that still fit. Each copy has a storage of its own size: of a larger one torch would save a copy.
     """
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     needed = {name: -(-value.nbytes // ALIGNED) * ALIGNED for name, value in local.items()}
@@ -184,11 +184,11 @@ def host_places(state):
         places[name] = number, filled[number]
         filled[number] += size
     pinned = any(value.is_cuda for value in local.values())
-    buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in filled]
+    buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy() for size in filled]
     copies = {}
     for name, value in local.items():
         number, start = places[name]
-        flat = buffers[number][start : start + value.nbytes].view(value.dtype)
+        flat = torch.from_numpy(buffers[number][start : start + value.nbytes]).view(value.dtype)
         copy = flat.as_strided(value.shape, torch.empty_like(value, device="meta").stride())
         of = state[name]
         copies[name] = DTensor(copy, of._spec, requires_grad=False) if isinstance(of, DTensor) else copy

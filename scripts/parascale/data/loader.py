@@ -1,5 +1,6 @@
 """Batches of samples as tensors, on the device that takes them. The one module of this package that imports torch as it is imported."""
 
+import functools
 from itertools import islice
 
 import torch
@@ -16,6 +17,12 @@ def read_batches(samples, chosen, workers=0, device=None):
         yield tuple(map(torch.as_tensor, arrays))
 
 
+@functools.cache
+def _copying(device):
+    """The stream of a GPU that copies: one, because what was allocated for a stream is kept for that stream."""
+    return torch.cuda.Stream(device)
+
+
 class Feed:
     """The batches of a rank on its device, `count` parts a step. On a GPU a stream of its own copies them from pinned memory.
 
@@ -24,7 +31,7 @@ class Feed:
 
     def __init__(self, parts, count, device):
         self.parts, self.count, self.device = parts, count, device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _copying(device) if device.type == "cuda" else None
         self.ahead = None
 
     def take(self):

@@ -215,6 +215,7 @@ def _refuse_eager(blocks):
 
     dynamo.fail_on_recompile_limit_hit = True
     dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * blocks)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * blocks)
 
 
 def heads(part):

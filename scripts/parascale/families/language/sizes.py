@@ -111,13 +111,13 @@ def weight_bytes(model, batch):
     return 2 * exact + 1, 4 * exact
 
 
-def attention_bytes(model, batch, tokens, sources, places):
+def attention_bytes(model, batch, tokens, sources, places, masked):
     """Kept by an attention of `tokens` to `places` each, of `sources` in all: queries, keys, values, result and statistics.
 
-    Explicit, and in fp32 on GPUs, each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
+    Explicit, and on GPUs in fp32 or `masked` (of documents that are filled up), each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
-    if batch.device != "cpu" and batch.compute >= 4:
+    if batch.device != "cpu" and (masked or batch.compute >= 4):
         keys = mixed_width(model)
     if is_explicit(model, batch):
         keys, statistics = mixed_width(model), places * weight_bytes(model, batch)[0]
@@ -208,7 +208,7 @@ class TransformerSizes(Sizes):
         model, tokens, tp = self.model, self.tokens(batch), batch.tp
         gated = model.activation == "swiglu"
         products = 2 * tokens * model.dim * batch.compute
-        attention = attention_bytes(model, batch, tokens, tokens, self.window)
+        attention = attention_bytes(model, batch, tokens, tokens, self.window, not self.causal)
         if model.position == "rotary":
             attention += 4 * self.window * model.head_width * batch.compute
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute

@@ -58,7 +58,7 @@ class EncoderDecoderSizes(Sizes):
         """Bytes of both halves and of the attention across (its norm, query, keys, values and result); the memory is not included."""
         documents, summaries = (half.tokens(batch) for half in self.halves)
         dim = self.model.dim
-        mixed = attention_bytes(self.model, batch, summaries, documents, self.halves[0].window)
+        mixed = attention_bytes(self.model, batch, summaries, documents, self.halves[0].window, True)
         masks = self.halves[1].stream(batch) * dim if self.model.dropout else 0
         across = self.halves[1].norm_bytes(batch) + summaries * dim * batch.compute + mixed + masks
         return sum(half.block_bytes(batch) for half in self.halves) + across
