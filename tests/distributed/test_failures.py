@@ -125,7 +125,7 @@ def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make
     assert re.match(hang, output.rstrip().splitlines()[-1]), output
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp"}))
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp", "dp x pp"}))
 def test_a_training_that_was_suspended_goes_on(layout, make_settings, tmp_path):
     """No timeout counts while all processes stand still: not torch's, nor the watchdog's."""
     training = Training(tmp_path, make_settings("run", LAYOUTS[layout], training=ENDLESS, timeout=TIMEOUT), nodes=1)

@@ -149,7 +149,7 @@ def test_one_process_replaces_the_launcher(tmp_path):
     assert process.returncode == 7
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_exception_is_named_with_rank_host_and_log(tmp_path, nodes):
     """After the ranks have met through torch, and summed."""
     code, output = Launched(tmp_path, GLOO, "raises", nodes, 2 // nodes).finish(90)
