@@ -10,6 +10,7 @@ from parascale import cli
 from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
+from parascale.report import verdict
 from parascale.settings import load_project
 from parascale.train.job import job_of
 from tests.distributed.examine import train_settings
@@ -37,6 +38,13 @@ def test_what_a_command_prints_is_what_the_page_shows(monkeypatch):
     command, *shown = blocks()["console"].splitlines()
     printed = CliRunner().invoke(cli.parascale, command.split()[2:]).output
     assert shown and printed.splitlines()[: len(shown)] == shown
+
+
+def test_a_run_ends_as_the_page_says():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    head = next(line for line in page.splitlines() if line.startswith("    lm-small"))
+    titles = [column.title for column in verdict.RANKING[1:-1]]
+    assert re.split(" {2,}", head.strip())[1:] == [*titles, "Best"]
 
 
 def test_the_page_is_short():
