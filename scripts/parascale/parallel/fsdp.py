@@ -12,10 +12,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from parascale.parallel.precision import HALF
 
 
-def shard(model, blocks, mesh, layout, precision):
+def shard(model, blocks, mesh, layout, precision, own):
     """Shard `model` in place: each of its blocks, its two ends, then the root, which takes what is left.
 
     mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
+    own: the class is the user's, whose ends may be used without being called; the root holds them.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
     """
     # See parallel.precision: only bf16 and fp16 convert; None leaves numbers as they are.
@@ -24,7 +25,7 @@ def shard(model, blocks, mesh, layout, precision):
     )
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1
-    for module in [*blocks, *_ends(model, layout), model]:
+    for module in [*blocks, *([] if own else _ends(model, layout)), model]:
         # The backward pass begins with the last end and what is left: to free them before it would gather them twice. The first needs
         # none of its numbers again.
         freed = reshard and module in blocks
@@ -53,11 +54,13 @@ def _ends(model, layout):
     return [] if first & last else [end for end in ends if end]
 
 
-def defer(root, layout, last):
+def defer(root, layout, last, own):
     """Say whether the backward passes from now on are of the `last` part of a step: replicas sum gradients in that one alone, shards
-    are scattered before where the layout reduces each part."""
-    root.set_requires_gradient_sync(last or (layout.fsdp > 1 and layout.reduce == "part"))
-    root.set_requires_all_reduce(last)
+    are scattered before where the layout reduces each part. Units of the user's `own` class may be left out of the last part, with
+    which the sums that they hold would be lost: unless the layout says `step`, they are done after each."""
+    each = layout.reduce == "part"
+    root.set_requires_gradient_sync(last or (each and (own or layout.fsdp > 1)))
+    root.set_requires_all_reduce(last or (each and own))
 
 
 def _free(unit, *_):

@@ -200,7 +200,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
             block.compile(fullgraph=not run.workload.model.is_own)
     if layout.uses_fsdp:
         axes = tuple(axis for axis in DATA_AXES if axis in layout.dimensions)
-        fsdp.shard(part, blocks, mesh.devices[axes], layout, run.precision)
+        fsdp.shard(part, blocks, mesh.devices[axes], layout, run.precision, run.workload.model.is_own)
     if copies is not None:
         part.forward = copies.around(part)
     return part

@@ -241,8 +241,7 @@ def rank_time(rank, work, prices):
     bare = (prices.transfer(rank.split), prices.transfer(rank.split_backward))
     gather, reduce, gradients = (prices.transfer(each) for each in (rank.gather, rank.reduce, rank.gradients))
     root = prices.transfer(rank.root_gather), prices.transfer(rank.root_reduce)
-    others = rank.blocks - 1
-    end_gather, end_reduce = (prices.transfer(each) / max(1, others) for each in (rank.end_gather, rank.end_reduce))
+    end_gather, end_reduce = (prices.transfer(each) for each in (rank.end_gather, rank.end_reduce))
     compute = rank.blocks * (forward + backward) + ends_forward + ends_backward
     communication = rank.blocks * sum(bare) + prices.transfer(rank.sends) + prices.transfer(rank.normalise)
     communication += sum(root)
@@ -255,9 +254,12 @@ def rank_time(rank, work, prices):
         return max(0.0, transfer - seconds) + work.interference * min(transfer, seconds)
 
     if gather or reduce:
-        # The first block's gather and the last one's reduction have nothing beside them; the end's have all blocks.
-        communication += gather + reduce + others * beside(forward + bare[0], gather + end_gather)
-        communication += others * beside(backward + bare[1], again + reduce + end_reduce) + again
+        # The first block's gather and the last one's reduction have nothing beside them; the end's have one block.
+        communication += (
+            gather + reduce + beside(forward + bare[0], end_gather) + beside(backward + bare[1], end_reduce)
+        )
+        communication += (rank.blocks - 1) * beside(forward + bare[0], gather)
+        communication += (rank.blocks - 1) * beside(backward + bare[1], again + reduce) + again
     last = gradients / rank.buckets
     once = last + beside(rank.blocks * backward, gradients - last)
     return RankTime(compute, communication, once)
