@@ -131,6 +131,7 @@ def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, re
     ("name", "content", "said"),
     [
         ("shapes.json", "{", "cannot be read"),
+        ("shapes.json", "{}", "not of schema_version 1"),
         ("shapes.json", '{"schema_version": 2}', "not of schema_version 1"),
         ("shapes.json", '{"schema_version": 1}', "unit"),
         ("shapes.csv", "dataset,format\nshapes,hdf5\n", "is missing"),

@@ -64,10 +64,9 @@ class RankWork:
     """A step of one rank. forward, backward: a block's, of one micro-batch; ends: of what stands outside of the blocks.
 
     split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
-    FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of
-    an end that is a unit by itself.
-    gradients: what is exchanged once a step, however many parts it has.
-    sends: to the next stages and back, of a micro-batch. chunks: stages that the rank holds.
+    FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of an end that is a unit by itself.
+    gradients: what is exchanged once a step, however many parts it has. sends: to the next stages and back, of a
+    micro-batch. chunks: stages that the rank holds.
     """
 
     blocks: float

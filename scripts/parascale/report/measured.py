@@ -111,10 +111,13 @@ def load_measured(results, target, names=None):
 def _load(path, target):
     """A file that cannot be read does not stop the report."""
     try:
-        facts = read_json(path.with_suffix(".json")) if target == "loaders" else {}
-        if facts and facts.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
-        return Measured(path.stem, _rows(path, NEEDED[target]), **{key: facts[key] for key in FACTS if facts})
+        told = {}
+        if target == "loaders":
+            facts = read_json(path.with_suffix(".json"))
+            if facts.get("schema_version") != SCHEMA_VERSION:
+                raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
+            told = {key: facts[key] for key in FACTS}
+        return Measured(path.stem, _rows(path, NEEDED[target]), **told)
     except DAMAGES as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else error
         said = f"{path} or its .json cannot be read ({words}); remove it and run the target `{target}` again"
