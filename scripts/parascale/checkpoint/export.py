@@ -5,7 +5,7 @@ import json
 import torch
 
 from parascale.checkpoint.tensors import Rows, joined
-from parascale.data.tokenize import END, END_ID, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
+from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.files import read_json
@@ -43,11 +43,12 @@ def tokenizer(source, tokens):
     state = _of_words(ours) if isinstance(ours, WordTokenizer) else read_json(tokens.folder / SUBWORD_FILE)
     if isinstance(ours, PretrainedTokenizer):
         state = _renumbered(state, ours)
-    for token in state["added_tokens"]:
-        token["special"] = token["content"] != ours.vocabulary[UNKNOWN_ID]  # that one is seen in a text
+    end, unknown = (None if number is None else ours.vocabulary[number] for number in (ours.end, ours.unknown))
+    for token in state["added_tokens"]:  # what is unknown is seen in a text
+        token["special"] = (token["special"] or token["content"] == end) and token["content"] != unknown
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": ours.vocabulary[END_ID],
+        "eos_token": end,
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
         "model_max_length": _workload(source).training.window,

@@ -58,7 +58,6 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
 
     from parascale.checkpoint.load import load_run
     from parascale.data.text import Tokens
-    from parascale.data.tokenize import UNKNOWN_ID
     from parascale.evaluation.generate import continue_tokens
 
     run, model = load_run(project.paths.run(name), which, checkpoint)
@@ -69,7 +68,8 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     for number, (text, tokens_T) in enumerate(zip(texts, begun, strict=True), 1):
         if not tokens_T:
             raise ConfigError(f"prompt {number} ({text!r}) has no token to begin with")
-    forbidden, started = [] if allow_unknown else [UNKNOWN_ID], time.perf_counter()
+    unknown, started = tokens.tokenizer.unknown, time.perf_counter()
+    forbidden = [] if allow_unknown or unknown is None else [unknown]
     for first in range(0, len(begun), batch):
         some = begun[first : first + batch]
         generators = [torch.Generator().manual_seed(seed) for _ in some]

@@ -49,11 +49,12 @@ def prepare(raw, text, expected, output):
     return prepared(raw, text, expected, output, ("documents", raw.documents, texts), write)
 
 
-def prepared(raw, text, expected, output, rows, write):
+def prepared(raw, text, expected, output, rows, write, renumbered=False):
     """Make the folder `output`: tokenizer, splits, manifest; returns the manifest. Arguments and errors as in `prepare`.
 
     rows: (what they are called, function from a split to its rows, function from rows to the texts in them).
     write: function (folder, split, tokenizer, rows, dtype of the numbers) that writes a split's files and returns its counts.
+    renumbered: as for `tokenize.learn`.
     """
     unit, rows_of, texts_of = rows
     missing = [split for split in SPLITS if split not in raw.splits]
@@ -63,7 +64,7 @@ def prepared(raw, text, expected, output, rows, write):
             f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
         )
     with Progress("vocabulary", unit) as progress:
-        tokenizer = tokenize.learn(texts_of(progress.count(rows_of("train"))), text)
+        tokenizer = tokenize.learn(texts_of(progress.count(rows_of("train"))), text, renumbered)
     vocabulary_size = len(tokenizer.vocabulary)
     dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
     with atomic_folder(output) as partial:
@@ -111,7 +112,7 @@ def write_documents(path, tokenizer, documents, dtype, ends=None):
                 ends.write((tokens + np.cumsum(lengths)).astype("<i8").tobytes())
             tokens += len(numbers)
             count += len(batch)
-            unknown += int(np.count_nonzero(numbers == tokenize.UNKNOWN_ID))
+            unknown += int(np.count_nonzero(numbers == tokenizer.unknown))
     return {"tokens": tokens, "words": tokens - count, "documents": count, "unknown": unknown}
 
 

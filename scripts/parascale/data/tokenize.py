@@ -1,6 +1,7 @@
-"""Text to numbers and back: words between spaces, subwords learned from the train split, or those of a pretrained model.
+"""Text to numbers and back: words between spaces, subwords learned from the train split, or those of any `tokenizer.json`.
 
-All put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty ones too, as
+What is learned puts `<unk>` at 0 and `<eos>` at 1, and so does a pretrained model's vocabulary for summaries; a language model keeps the
+numbers of a `tokenizer.json` as they are. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty ones too, as
 in the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens. No text has `<eos>` inside: marks
 that stand in a text, other than `<unk>`, are text.
 """
@@ -13,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from parascale.errors import ConfigError, DataError
-from parascale.files import read_json
-from parascale.settings.pretrained import Pretrained
+from parascale.files import read_json, write_json
+from parascale.settings.pretrained import CONFIG, TOKENIZER_CONFIG, Pretrained
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
@@ -22,24 +23,31 @@ UNKNOWN_ID, END_ID = 0, 1
 DOCUMENTS_AT_ONCE = 1024
 BOUNDARY = "\ud800"  # half of a UTF-16 pair, which no text holds
 VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
+# As published models call the end of a text (GPT-2, Llama 3, Gemma, Llama 2, ChatML).
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>")
 
 
-def learn(documents, settings):
-    """A tokenizer made from the documents of the train split, or a pretrained one, which needs none.
+def learn(documents, settings, renumbered=True):
+    """A tokenizer made from the documents of the train split, or that of a folder, which needs none.
 
-    settings: parascale.settings.Text. Raises DataError for a folder that lacks a tokenizer or has a damaged one.
+    settings: parascale.settings.Text. renumbered: a folder's `<unk>` becomes 0 and its end 1. Raises DataError for a folder that lacks
+    a tokenizer, has a damaged one, or does not say what ends a text.
     """
     if settings.tokenizer == "word":
         return WordTokenizer.learn(documents, settings)
     if settings.tokenizer == "subword":
         return SubwordTokenizer.learn(documents, settings)
     pretrained = Pretrained(settings.pretrained)
+    if not renumbered:
+        return KeptTokenizer.read(pretrained.tokenizer_file)
     tokenizer = _read_tokenizer(pretrained.tokenizer_file)
     return PretrainedTokenizer(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
 
 
 def load(folder, settings):
     """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
+    if (Path(folder) / TOKENIZER_CONFIG).is_file():
+        return KeptTokenizer.read(Path(folder) / SUBWORD_FILE)
     vocabulary = read_json(Path(folder) / VOCABULARY_FILE)
     if settings["tokenizer"] == "word":
         return WordTokenizer(vocabulary, settings["lowercase"])
@@ -56,6 +64,8 @@ def _write_vocabulary(folder, vocabulary):
 
 class WordTokenizer:
     """Words are what stands between white space; those outside the vocabulary become `<unk>`."""
+
+    unknown, end = UNKNOWN_ID, END_ID
 
     def __init__(self, vocabulary, lowercase):
         self.vocabulary, self.lowercase = vocabulary, lowercase
@@ -97,11 +107,14 @@ class WordTokenizer:
 
 
 class _LibraryTokenizer:
-    """What tokenizers of the `tokenizers` library share. `vocabulary` holds its entries in our order."""
+    """What tokenizers of the `tokenizers` library share. `vocabulary` holds its entries in our order.
 
-    def __init__(self, tokenizer, vocabulary):
-        self._tokenizer, self.vocabulary = tokenizer, vocabulary
-        self._encoder = _blind_to_marks(tokenizer, vocabulary[UNKNOWN_ID])
+    unknown, end: our numbers for what is unknown, None where there is none, and for the end of a text.
+    """
+
+    def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID):
+        self._tokenizer, self.vocabulary, self.unknown, self.end = tokenizer, vocabulary, unknown, end
+        self._encoder = _blind_to_marks(tokenizer, None if unknown is None else vocabulary[unknown], vocabulary[end])
 
     def save(self, folder):
         """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
@@ -113,7 +126,7 @@ class _LibraryTokenizer:
         numbers, lengths = [], []
         for encoding in self._encoder.encode_batch(list(documents)):
             found = self._numbers(encoding)
-            numbers += [*found, END_ID]
+            numbers += [*found, self.end]
             lengths.append(len(found) + 1)
         return np.array(numbers, dtype=np.int64), lengths
 
@@ -124,8 +137,8 @@ class _LibraryTokenizer:
     def decode(self, numbers):
         """The text of numbers; `<eos>` becomes a line's end."""
         numbers = np.asarray(numbers, dtype=np.int64)
-        lines = np.split(numbers, np.flatnonzero(numbers == END_ID))  # an end mark begins the next line
-        return "\n".join(self._text(line[line != END_ID]) for line in lines)
+        lines = np.split(numbers, np.flatnonzero(numbers == self.end))  # an end mark begins the next line
+        return "\n".join(self._text(line[line != self.end]) for line in lines)
 
     def _numbers(self, encoding):
         """Our numbers of what the library made of a text."""
@@ -179,8 +192,6 @@ class PretrainedTokenizer(_LibraryTokenizer):
     """
 
     def __init__(self, tokenizer, vocabulary):
-        tokenizer.no_truncation()  # both may be left over from how the folder was made
-        tokenizer.no_padding()
         super().__init__(tokenizer, vocabulary)
         self._theirs = np.array([tokenizer.token_to_id(entry) for entry in vocabulary], dtype=np.int64)
         self._ours = np.full(tokenizer.get_vocab_size(), UNKNOWN_ID)  # an entry that the model lacks is unknown to it
@@ -194,17 +205,72 @@ class PretrainedTokenizer(_LibraryTokenizer):
         return self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True)
 
 
+class KeptTokenizer(_LibraryTokenizer):
+    """Any tokenizer of the library, with the numbers that it has. Numbers that no entry has are None in `vocabulary`.
+
+    What it puts before a text (Llama's `<s>`) stays, as for a PretrainedTokenizer. end: the entry that ends a text.
+    """
+
+    def __init__(self, tokenizer, end):
+        numbers = tokenizer.get_vocab()
+        vocabulary = [None] * (1 + max(numbers.values()))
+        for entry, number in numbers.items():
+            vocabulary[number] = entry
+        model = json.loads(tokenizer.to_str())["model"]
+        unknown = numbers.get(model.get("unk_token"), model.get("unk_id"))
+        super().__init__(tokenizer, vocabulary, None if unknown == numbers[end] else unknown, numbers[end])
+
+    @classmethod
+    def read(cls, path):
+        """From a `tokenizer.json`, and from what the files beside it say of the end of a text."""
+        tokenizer = _read_tokenizer(path)
+        return cls(tokenizer, _end_of(path.parent, tokenizer))
+
+    def save(self, folder):
+        """As the others, and beside them what ends a text, in Hugging Face's form."""
+        super().save(folder)
+        write_json(Path(folder) / TOKENIZER_CONFIG, {"eos_token": self.vocabulary[self.end]})
+
+    def _numbers(self, encoding):
+        return [number for number in encoding.ids if number != self.end]
+
+    def _text(self, line):
+        return self._tokenizer.decode(line.tolist(), skip_special_tokens=True)
+
+
+def _end_of(folder, tokenizer):
+    """The entry that ends a text, as the files in a folder name it, else the only one of ENDS that there is."""
+
+    def said(name, key):
+        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        return [] if found is None else found if isinstance(found, list) else [found]
+
+    names = [token["content"] if isinstance(token, dict) else token for token in said(TOKENIZER_CONFIG, "eos_token")]
+    names = names or [tokenizer.id_to_token(number) or str(number) for number in said(CONFIG, "eos_token_id")]
+    names = names or [name for name in ENDS if tokenizer.token_to_id(name) is not None]
+    remedy = f'write {{"eos_token": "…"}} into {folder / TOKENIZER_CONFIG}, of a copy of the folder if it is not yours'
+    if len(names) != 1:
+        found = ", ".join(names) or f"none of {', '.join(ENDS)}"
+        raise DataError(f"{folder}: cannot tell which entry ends a text ({found}): {remedy}")
+    if tokenizer.token_to_id(names[0]) is None:
+        raise DataError(f"{folder}: `{names[0]}`, by which its settings say that it ends a text, is no entry: {remedy}")
+    return names[0]
+
+
 def _read_tokenizer(path):
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
         raise DataError(f"{path}: the `tokenizers` library cannot read it: {error}") from None
+    tokenizer.no_truncation()  # both may be left over from how the folder was made
+    tokenizer.no_padding()
+    return tokenizer
 
 
-def _blind_to_marks(tokenizer, seen):
-    """A `tokenizers.Tokenizer` that spells special entries in a text as other text, all but `seen`; what it adds itself stays.
+def _blind_to_marks(tokenizer, seen, end):
+    """A `tokenizers.Tokenizer` that spells `end` and special entries in a text as other text, all but `seen`; what it adds itself stays.
 
     Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
     """
@@ -213,10 +279,12 @@ def _blind_to_marks(tokenizer, seen):
     state = json.loads(tokenizer.to_str())
     hidden = {}
     for token in state["added_tokens"]:
-        if token["special"] and token["content"] != seen:
+        if (token["special"] or token["content"] == end) and token["content"] != seen:
             # A name that no text holds: U+FFFF is no character.
             hidden[token["content"]] = token["content"] = f"\uffff{token['id']}\uffff"
     entries = state["model"]["vocab"]
+    if state["model"].get("unk_token") in hidden:  # it is the end too, as in some copies of GPT-2
+        state["model"]["unk_token"] = hidden[state["model"]["unk_token"]]
     if isinstance(entries, list):  # a unigram model: pieces with their scores
         state["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in entries]
     else:

@@ -99,14 +99,15 @@ class Text:
 
     tokenizer: Literal["word", "subword", "pretrained"] = option(
         "word",
-        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: that of a pretrained model",
+        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: that of `pretrained`, with "
+        "its own numbers and end of text (for summaries renumbered)",
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
     max_vocabulary: int | None = option(None, "keep this many entries: the special ones and the most frequent", low=3)
     pretrained: str | None = option(
         None,
-        "folder of a model in Hugging Face's format, from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
+        "folder with a `tokenizer.json`, such as a model's from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
         path=True,
     )
     prefix: str = option("", "text before each document (T5: `'summarize: '`)")

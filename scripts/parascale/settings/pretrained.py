@@ -59,8 +59,8 @@ class Pretrained:
         return order
 
     def check(self, weights=True):
-        """Raise DataError unless all is there that preparing data needs, and with `weights` a training too."""
-        _ = self.config, self.tokenizer_file, weights and self.weight_files
+        """Raise DataError unless the tokenizer is there, and with `weights` all that a training needs."""
+        _ = weights and self.config, self.tokenizer_file, weights and self.weight_files
 
     def found_files(self, weights):
         """The files that are there, of those that prepared data depends on, or with `weights` a training too."""
@@ -116,8 +116,8 @@ class Pretrained:
         path = self.folder / name
         if not path.is_file():
             raise DataError(
-                f"{path}: no such file. A pretrained model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS} "
-                "(or its parts with their index); fetch it on a login node, for example with "
+                f"{path}: no such file. A tokenizer is a folder with {TOKENIZER}; a pretrained model has {CONFIG} and {WEIGHTS} "
+                "(or its parts with their index) too. Fetch it on a login node, for example with "
                 f"`hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
