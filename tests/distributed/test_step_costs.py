@@ -1,6 +1,7 @@
 """What a training step costs beside its arithmetic, counted: waits of the host for the device, and for Python's garbage."""
 
 import gc
+import sys
 
 import pytest
 import torch
@@ -15,16 +16,17 @@ from .harness import run_on_ranks
 
 
 class Waits(TorchDispatchMode):
-    """Counts reads of tensors' values by the host, each of which would wait for a GPU."""
+    """Counts reads of tensors' values by the host, each of which would wait for a GPU. device: the run's own; any other `torch.device`
+    that a tensor is sent to is the host's."""
 
     READERS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
 
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.calls, self.reading = 0, False
+        self.device, self.calls, self.reading = device, 0, False
 
     def __enter__(self):
-        self.originals = {name: getattr(torch.Tensor, name) for name in self.READERS}
+        self.originals = {name: getattr(torch.Tensor, name) for name in (*self.READERS, "to")}
         for name, original in self.originals.items():
             setattr(torch.Tensor, name, self._counted(original))
         return super().__enter__()
@@ -35,15 +37,24 @@ class Waits(TorchDispatchMode):
         return super().__exit__(*error)
 
     def _counted(self, original):
-        def reader(tensor, *arguments):
+        def reader(tensor, *arguments, **keywords):
+            if original.__name__ == "to" and not self._leaves(arguments, keywords, sys._getframe(1)):
+                return original(tensor, *arguments, **keywords)
             before, self.reading = self.reading, True  # a reader may call another one, or an operator
             self.calls += not before
             try:
-                return original(tensor, *arguments)
+                return original(tensor, *arguments, **keywords)
             finally:
                 self.reading = before
 
         return reader
+
+    def _leaves(self, arguments, keywords, caller):
+        """Whether `to` names another place than the run's device; torch's own code names that of its tensors."""
+        places = (each for each in (*arguments, *keywords.values()) if isinstance(each, (str, torch.device)))
+        return not caller.f_globals["__name__"].startswith("torch.") and any(
+            place is not self.device for place in places
+        )
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         # Sizes that an operator computes are read by the host as well.
@@ -52,13 +63,23 @@ class Waits(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def train_and_count_waits(settings):
-    """Train; the reads of tensors' values in each step, and after it, as two lists."""
+READS = {
+    "item": lambda loss: loss.item(),
+    "condition": lambda loss: not loss,
+    "copy": lambda loss: loss.to("cpu"),
+}
+
+
+def train_and_count_waits(settings, planted=None):
+    """Train; the reads of tensors' values in each step, and after it, as two lists. planted: one of READS, done to each loss."""
     counts = [], []
+    if planted:
+        compute = loop.GlobalLoss.__call__
+        loop.GlobalLoss.__call__ = lambda *batch: (loss := compute(*batch), READS[planted](loss))[0]
 
     def counting(function, into):
         def counted(*arguments, **keywords):
-            with Waits() as waits:
+            with Waits(arguments[0].mesh.device) as waits:
                 result = function(*arguments, **keywords)
             into.append(waits.calls)
             return result
@@ -100,6 +121,13 @@ def test_the_host_waits_for_numbers_once_a_step_at_most(name, make_settings, tmp
         # Stages tell each other in the first step what they will send.
         assert within[1:] == [0 if len(ranks) == 1 else 1] * 5
         assert after == [0, 1, 1, 1, 1, 2]  # the last step's own numbers are due at once
+
+
+@pytest.mark.parametrize("planted", but_slow(READS, {"condition"}))
+def test_a_read_of_the_loss_is_seen(planted, make_settings, tmp_path):
+    settings = make_settings("run", training={"steps": 4, "evaluate": False})
+    ((within, _),) = run_on_ranks(train_and_count_waits, 1, tmp_path / "ranks", settings, planted)
+    assert within == [1, 1, 1, 1]
 
 
 # Strategy → how often a step of 1 and of 4 parts scatters each gradient over shards and sums it over replicas: the least there is.
