@@ -1,5 +1,6 @@
 """The hub: the real layout of its API, served locally; what comes is the pinned revision, checked and kept."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -256,6 +257,7 @@ def test_files_of_the_hub_are_paths(site, tmp_path, files, message):
         ("json", b'\n[{"text": "one"}, {"text": "NA"},\n{"text": "007"}]'),
         ("csv", b'\xef\xbb\xbfn,text\n1,one\n\n2,NA\n"3\n4",007\n'),
         ("txt", b"\xef\xbb\xbfone\nNA\n007\n"),
+        ("jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "NA"}\n{"text": "007"}\n')),
     ],
 )
 def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, content):
@@ -266,18 +268,18 @@ def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, conten
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"text\none,two\n", "a.csv, of the train split: .*line 2: 2 values for the columns text"),
-        ("a.csv", b"text,text\na,b\n", "line 2: 2 values for the columns text, text"),
+        ("a.csv", b"text\none,two\n", "train.csv, line 2: .*2 values for the columns text"),
+        ("a.csv", b"text,text\na,b\n", "line 2: .*2 values for the columns text, text"),
         ("a.csv", b"text\ncaf\xe9\n", "in UTF-8 .*0xe9"),
         ("a.csv", b'text\n"a\n', "unexpected end of data"),
-        ("a.json", b"nope", "no CSV or JSON of rows"),
-        ("a.json", b"\x1f\x8b\x08", "no CSV or JSON of rows, in UTF-8"),
+        ("a.json", b"nope", "line 1: not valid JSON"),
+        ("a.json", b"\x1f\x8b\x08", "it holds gzip"),
     ],
 )
 def test_files_that_are_not_what_they_are_called(site, tmp_path, name, content, message):
     publish(site, {name: content})
     with pytest.raises(DataError, match=message):
-        download(source_of(site, files={"train": name}), tmp_path / "raw")
+        texts_of(download(source_of(site, files={"train": name}), tmp_path / "raw"))
 
 
 def test_a_broken_download_continues(site, tmp_path):

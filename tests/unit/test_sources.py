@@ -1,5 +1,6 @@
 """Sources without a network: files on this machine are read in place."""
 
+import bz2
 import gzip
 import os
 from pathlib import Path
@@ -182,7 +183,11 @@ def test_sources_that_name_nothing(tmp_path):
         ("a.txt", b"PAR1\x15\x04\xff", r"a\.txt: it holds Parquet.*`\.parquet`"),
         ("a.txt", b"PK\x03\x04\x14\x00", "it holds a zip archive"),
         ("a.parquet", gzip.compress(b"x", mtime=0), r"a\.parquet: it holds gzip.*`gunzip`"),
-        ("a.jsonl.gz", gzip.compress(b"x", mtime=0), r"cannot tell what `\.gz` holds"),
+        (
+            "a.parquet.gz",
+            gzip.compress(b"x", mtime=0),
+            r"cannot tell what `\.parquet\.gz` holds.*\.csv.*those of text also with \.gz",
+        ),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
         ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
@@ -198,6 +203,71 @@ def test_texts_as_people_write_them_are_read_or_said_to_be_wrong_where(tmp_path,
     else:
         with pytest.raises(DataError, match=message):
             read(tmp_path, tmp_path / "raw", {"train": name})
+
+
+FORMS = {
+    "a.jsonl": b'{"text": "one"}\n{"text": "NA"}\n\n{"text": "007"}\n',
+    "a.json": b'\xef\xbb\xbf [{"text": "one"}, {"text": "NA"},\n{"text": "007"}]',
+    "b.json": b'{"text": "one"}\n{"text": "NA", "n": 1}\n{"text": "007"}',
+    "a.csv": b'\xef\xbb\xbfn,text\n1,one\n\n2,NA\n"3\n4",007\n',
+    "a.txt": b"\xef\xbb\xbfone\nNA\n007",
+}
+PACKED = {
+    "": bytes,
+    ".gz": lambda content: (
+        gzip.compress(content[:7]) + gzip.compress(content[7:])
+    ),  # of several parts, as `pigz` writes them
+    ".bz2": bz2.compress,
+    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_text_is_read_in_each_form_packed_or_not_and_a_slice_of_it(name, packing, tmp_path):
+    packed = PACKED[packing](FORMS[name])
+    (tmp_path / f"{name}{packing}").write_bytes(packed)
+    files = {"train": name + packing, "test": f"{name}{packing}[1:]", "validation": f"{name}{packing}[:34%]"}
+    found = {split: read(tmp_path, tmp_path / split, {split: path}) for split, path in files.items()}
+    assert found["train"] == {"train": ["one", "NA", "007"]}
+    assert found["test"] == {"test": ["NA", "007"]} and found["validation"] == {"validation": ["one"]}
+    if packing:
+        (tmp_path / f"{name}{packing}").write_bytes(packed[:-2])
+        with pytest.raises(DataError, match=rf"{name}{packing}: cannot be read \(.+\)"):
+            read(tmp_path, tmp_path / "cut", {"train": name + packing})
+
+
+def test_packed_and_unpacked_files_of_one_name_are_no_two_parts(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(FORMS["a.jsonl"])
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(FORMS["a.jsonl"]))
+    with pytest.raises(DataError, match="train: the train split has 2 files of this name"):
+        read(tmp_path, tmp_path / "raw", {})
+
+
+def test_what_datasets_saved_is_read_and_its_caches_are_not(tmp_path):
+    """A `Dataset` and a `DatasetDict` of several files, beside which lies what `map` leaves there."""
+    import datasets
+
+    rows = {"text": [f"row {number}" for number in range(10)]}
+    saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)})
+    saved.save_to_disk(tmp_path / "dict", num_shards={"train": 3, "test": 1})
+    datasets.load_from_disk(tmp_path / "dict")["train"].map(lambda row: {"text": "changed"})
+    assert len(list((tmp_path / "dict/train").glob("*.arrow"))) == 4
+    by_name = download(Source(kind="files", location=str(tmp_path / "dict")), tmp_path / "raw")
+    assert {split: list(by_name.documents(split)) for split in by_name.splits} == {
+        "train": rows["text"],
+        "test": rows["text"],
+    }
+    assert read(tmp_path, tmp_path / "one", {"train": "dict/test[:50%]"}) == {"train": rows["text"][:5]}
+    path = tmp_path / "dict/train/data-00001-of-00003.arrow"
+    content = path.read_bytes()
+    for damaged in (content[:-8], content[:-200]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"data-00001-of-00003\.arrow: not a whole Arrow file"):
+            read(tmp_path, tmp_path / "cut", {"train": "dict/train"})
+    path.unlink()
+    with pytest.raises(DataError, match=r"00001-of-00003\.arrow: missing, but named in .*state\.json"):
+        read(tmp_path, tmp_path / "gone", {"train": "dict/train"})
 
 
 def test_damaged_parquet_and_other_columns_are_named(tmp_path):

@@ -5,7 +5,15 @@ import json
 import torch
 
 from parascale.checkpoint.tensors import Rows, joined
-from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
+from parascale.data.tokenize import (
+    END,
+    SUBWORD_FILE,
+    UNKNOWN,
+    UNKNOWN_ID,
+    NumberTokenizer,
+    PretrainedTokenizer,
+    WordTokenizer,
+)
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.files import read_json
@@ -40,6 +48,8 @@ def tokenizer(source, tokens):
     Marks in a text, other than `<unk>`, are text here too: `split_special_tokens` keeps the library from all but a unigram model's pieces.
     """
     ours = tokens.tokenizer
+    if isinstance(ours, NumberTokenizer):
+        return {}
     state = _of_words(ours) if isinstance(ours, WordTokenizer) else read_json(tokens.folder / SUBWORD_FILE)
     if isinstance(ours, PretrainedTokenizer):
         state = _renumbered(state, ours)

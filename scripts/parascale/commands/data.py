@@ -91,6 +91,7 @@ def prepare(project, workload):
     \b
     Example: parascale data prepare --workload lm-small
     """
+    from parascale.data.own_tokens import prepare_tokens
     from parascale.data.pairs import prepare_pairs
     from parascale.data.sources.raw import Raw
     from parascale.data.text import prepare as prepare_text
@@ -99,13 +100,14 @@ def prepare(project, workload):
     if workload.of_images:
         raise click.UsageError(f"dataset `{found.dataset}` is of images: list them with `parascale data index`")
     output = project.paths.data(found.dataset, found.format)
-    make = prepare_pairs if workload.of_pairs else prepare_text
-    manifest = make(Raw(project.paths.raw(found.dataset)), found.text, found.expected, output)
+    raw = Raw(project.paths.raw(found.dataset))
+    make = prepare_pairs if workload.of_pairs else prepare_tokens if raw.holds_tokens() else prepare_text
+    manifest = make(raw, found.text, found.expected, output)
     print(f"{output}: vocabulary of {manifest['vocabulary']:,} entries")
     for split, counts in manifest["splits"].items():
-        print(
-            f"{output}: {split}: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
-        )
+        lies = "".join(f", read in place as {facts['dtype']}" for facts in [counts.pop("in_place", None)] if facts)
+        said = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
+        print(f"{output}: {split}: {said}{lies}")
     for each in (workload, *project.workloads.values()):
         if each.data.dataset == found.dataset:
             require_windows(each, output)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from parascale.data.images import ImageIndexWriter
-from parascale.data.sources.readers import open_parquet, parquet_rows
+from parascale.data.sources.readers import open_table, table_rows
 from parascale.errors import DataError, few
 
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
@@ -30,7 +30,7 @@ def pack_parquet(tables, classes, columns, folder):
         with open(folder / f"{split}.packed", "wb") as packed:
             for path in paths:
                 numbers = classes.numbers(path)
-                rows = parquet_rows(path, [columns["image"], columns["label"]], "image", ROWS)
+                rows = table_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
                     unknown = [row for row, (_, label) in some if lacks(label) or label_text(label) not in numbers]
                     if unknown:
@@ -51,7 +51,7 @@ def pack_parquet(tables, classes, columns, folder):
 
 def holds_images(path, columns):
     """Whether a table is Parquet with the encoded images in it, rather than their paths."""
-    schema = open_parquet(path).schema_arrow if path.suffix.lower() == ".parquet" else pa.schema([])
+    schema = open_table(path).schema_arrow if path.suffix.lower() == ".parquet" else pa.schema([])
     kinds = [field.type for field in schema if field.name == columns["image"]]
     return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
 
@@ -95,7 +95,7 @@ def packed_classes(tables, columns):
 
 def _own_names(path, column):
     """The names of a file's classes by number, as Hugging Face's metadata has them; None if there are none."""
-    schema = open_parquet(path).schema_arrow
+    schema = open_table(path).schema_arrow
     _require_single(path, schema, column)
     metadata = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
@@ -112,7 +112,7 @@ def _own_names(path, column):
 
 def _labels(path, column):
     """The distinct labels in a file, as text."""
-    rows = parquet_rows(path, [column], "label")
+    rows = table_rows(path, [column], "label")
     return {label_text(label) for _, (label,) in rows if not lacks(label)}
 
 
@@ -157,10 +157,10 @@ def path_label(path, columns):
             except csv.Error as error:
                 raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
     else:
-        schema = open_parquet(path).schema_arrow
+        schema = open_table(path).schema_arrow
         _require(path, schema.names, wanted)
         _require_single(path, schema, wanted[1])
-        rows = [row for _, row in parquet_rows(path, wanted, "path")]
+        rows = [row for _, row in table_rows(path, wanted, "path")]
     for place, what in ((1, "label"), (0, "path")):
         missing = [number for number, row in enumerate(rows, 1) if lacks(row[place])]
         if missing:

@@ -2,6 +2,7 @@
 
 import glob
 import itertools
+import json
 import os
 import re
 
@@ -17,6 +18,12 @@ SPLIT_NAMES = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test", "testing"),
 }
+COMPRESSED = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bz2",
+}  # ending of a text that is read as it is unpacked → its codec
+SAVED = "state.json"  # in a folder of `datasets.save_to_disk`, which says which files there are the data
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 # Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
@@ -97,9 +104,10 @@ def _missing(source):
             return
         for split, entry in source.files.items():
             for path, *bounds in map(sliced, as_list(entry)):
-                if os.path.isdir(os.path.join(folder, path)):
-                    yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
-                elif next(matches(folder, path), None) is None:
+                if next(matches(folder, path), None) is None:
+                    if os.path.isdir(os.path.join(folder, path)):
+                        yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
+                        continue
                     yield f"{os.path.join(folder, path)}: no such file (`data.source.files.{split}`)"
                 elif any(bound and bound.isdecimal() and 0 < int(bound) <= 100 for bound in bounds):
                     yield f"{path}[{':'.join(bounds)}] counts rows; a share is `80%` (`data.source.files.{split}`)"
@@ -116,9 +124,27 @@ def matches(folder, pattern):
     literal = os.path.join(folder, path)
     if os.path.isfile(literal):
         return iter([literal])
+    if (saved := saved_files(literal)) is not None:
+        return iter(saved)
     whole = os.path.join(glob.escape(str(folder)), path)
     found = filter(asked_for(whole), glob.iglob(whole, recursive=True))
     return filter(os.path.isfile, dict.fromkeys(found) if path.count("**") > 1 else found)
+
+
+def saved_files(folder):
+    """The files of data in a folder that `datasets.save_to_disk` wrote; None for any other. Others there are caches."""
+    state = os.path.join(folder, SAVED)
+    if not os.path.isfile(state):
+        return None
+    try:
+        with open(state, encoding="utf-8") as file:
+            found = [os.path.join(folder, entry["filename"]) for entry in json.load(file)["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{state}: not as `datasets.save_to_disk` writes it ({error}); save the data again") from None
+    missing = [path for path in found if not os.path.isfile(path)]
+    if missing:
+        raise DataError(f"{few(missing)}: missing, but named in {state}; fetch or save the data again")
+    return found
 
 
 def meant_by(pattern):
@@ -203,7 +229,8 @@ def require_one_set(split, found):
         if not names & others:
             raise DataError(f"{first} and {path} may both be the {split} split: {ONE_SET}")
         match = PART.fullmatch(str(path))
-        name, *part = match.groups() if match else (os.path.splitext(path)[0], 0, 1)
+        stem, end = os.path.splitext(path)
+        name, *part = match.groups() if match else (os.path.splitext(stem)[0] if end in COMPRESSED else stem, 0, 1)
         parts.setdefault(name, []).append(tuple(map(int, part)))
     for name, there in parts.items():
         numbers, counts = zip(*sorted(there), strict=True)

@@ -34,7 +34,7 @@ def prepare_pairs(raw, text, expected, output):
             )
         return counts
 
-    return prepared(raw, text, expected, output, ("pairs", raw.pairs, texts), write, renumbered=True)
+    return prepared(raw, text, expected, output, ("pairs", raw.pairs, texts), write, tokenize.learn)
 
 
 def _whole(pair):

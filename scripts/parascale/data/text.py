@@ -1,10 +1,12 @@
 """Flat token arrays: made once from raw text, memory-mapped by every process, cut into windows.
 
-A dataset's `flat/` folder holds `<split>.bin` (little-endian uint16 where the vocabulary has fewer than 65,536 entries, else uint32),
-`vocabulary.json` (the entry of each number), `manifest.json`, and `tokenizer.json` if the entries are subwords.
+A dataset's `flat/` folder holds `<split>.bin` (little-endian uint16 where the vocabulary has fewer than 65,536 entries, else uint32; a
+link to another tool's file that is read in place), `vocabulary.json` (the entry of each number), `manifest.json`, and `tokenizer.json` if
+the entries are subwords.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -46,15 +48,16 @@ def prepare(raw, text, expected, output):
     def texts(documents):
         return (document for document in documents if document is not None)
 
-    return prepared(raw, text, expected, output, ("documents", raw.documents, texts), write)
+    learn = functools.partial(tokenize.learn, renumbered=False)
+    return prepared(raw, text, expected, output, ("documents", raw.documents, texts), write, learn)
 
 
-def prepared(raw, text, expected, output, rows, write, renumbered=False):
+def prepared(raw, text, expected, output, rows, write, learn):
     """Make the folder `output`: tokenizer, splits, manifest; returns the manifest. Arguments and errors as in `prepare`.
 
     rows: (what they are called, function from a split to its rows, function from rows to the texts in them).
     write: function (folder, split, tokenizer, rows, dtype of the numbers) that writes a split's files and returns its counts.
-    renumbered: as for `tokenize.learn`.
+    learn: function (texts of the train split, text) that gives the tokenizer.
     """
     unit, rows_of, texts_of = rows
     missing = [split for split in SPLITS if split not in raw.splits]
@@ -64,7 +67,7 @@ def prepared(raw, text, expected, output, rows, write, renumbered=False):
             f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
         )
     with Progress("vocabulary", unit) as progress:
-        tokenizer = tokenize.learn(texts_of(progress.count(rows_of("train"))), text, renumbered)
+        tokenizer = learn(texts_of(progress.count(rows_of("train"))), text)
     vocabulary_size = len(tokenizer.vocabulary)
     dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
     with atomic_folder(output) as partial:
@@ -83,6 +86,7 @@ def prepared(raw, text, expected, output, rows, write, renumbered=False):
             "train_samples": (samples, "samples in the train split, those left out included"),
         }
         check_expected(expected, found, raw.folder)
+        digest = functools.cache(sha256)  # splits may be parts of one large file
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "dtype": dtype.str,
@@ -91,7 +95,8 @@ def prepared(raw, text, expected, output, rows, write, renumbered=False):
             "settings": dataclasses.asdict(text),
             "source": raw.digest,
             "files": {
-                path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
+                path.name: {"bytes": path.stat().st_size, "sha256": digest(path.resolve())}
+                for path in sorted(partial.iterdir())
             },
         }
         write_json(partial / MANIFEST, manifest)
@@ -143,8 +148,10 @@ class Tokens:
         return self.manifest["vocabulary"]
 
     def split(self, name):
-        """The numbers of a split, read-only and memory-mapped: one flat array of uint16 or uint32."""
-        return np.memmap(self.folder / f"{name}.bin", dtype=self.manifest["dtype"], mode="r")
+        """The numbers of a split, read-only and memory-mapped: one flat array of uint16 or uint32, or as another tool wrote it."""
+        facts = self.manifest["splits"][name]
+        lies = {"dtype": self.manifest["dtype"], "offset": 0} | facts.get("in_place", {})
+        return np.memmap(self.folder / f"{name}.bin", mode="r", shape=facts["tokens"], **lies)
 
     def encode(self, text):
         """The numbers of a text (int64 array). No end mark is added."""

@@ -31,11 +31,13 @@ class Source:
         None, "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, expert=True
     )
     columns: dict[str, str] = option(
-        {}, "role → name of the column, if they differ (`{text: content}`, `{document: article, summary: highlights}`)"
+        {},
+        "role → name of the column, if they differ (`{text: content}`, `{input_ids: tokens}`, `{document: article, summary: highlights}`)",
     )
     files: dict[Split, str | list] = option(
         {},
-        "split → path, glob or list of them; text, Parquet or JSON Lines (`valid.txt[:50%]`: the first half of its lines, `[:50]`: the first 50)",
+        "split → path, glob, folder of `save_to_disk`, or list of them, of texts or of tokens (`valid.txt[:50%]`: the first half of its lines, "
+        "`[:50]`: the first 50)",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
@@ -104,7 +106,11 @@ class Text:
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
-    max_vocabulary: int | None = option(None, "keep this many entries: the special ones and the most frequent", low=3)
+    max_vocabulary: int | None = option(
+        None,
+        "keep this many entries: the special ones and the most frequent; of a source of tokens: the entries of their tokenizer",
+        low=3,
+    )
     pretrained: str | None = option(
         None,
         "folder with a `tokenizer.json`, such as a model's from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",

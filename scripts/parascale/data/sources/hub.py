@@ -4,14 +4,12 @@
 `transfer`, because the library's own download starts every file anew in a new process.
 """
 
-import csv
 import glob
-import json
 import posixpath
 import shutil
 
 from parascale.data.named_files import SPLIT_NAMES, as_list, meant_by, require_one_set, sliced
-from parascale.data.sources import builtin
+from parascale.data.sources import builtin, readers
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import describe, write_manifest
 from parascale.data.sources.transfer import (
@@ -28,7 +26,7 @@ from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
-READ = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".txt")  # kinds of file that are understood
+READ = [ending for ending in readers.KINDS if ending != ".md"]  # which is about the data there
 ANSWER_TIMEOUT_SECONDS = 30.0
 SHARDS = (
     "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"  # taken before other names, as `datasets` does
@@ -87,7 +85,7 @@ def _ask(api, source, page):
 def _files_of_splits(source, info, paths, notes):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
-    readable = [path for path in paths if path.lower().endswith(READ)]
+    readable = [path for path in paths if readers.known_kind(path) and readers.ending(path) != ".md"]
 
     def named(pattern):
         path, first, _ = sliced(pattern)
@@ -157,43 +155,11 @@ def _of_card(source, info):
 
 
 def _kept(split, pieces, folder):
-    """Manifest entries of a split, its files in `folder`: as they came, but CSV and JSON, which become JSON Lines."""
+    """Manifest entries of a split, its files in `folder`."""
     entries = []
     for number, piece in enumerate(pieces):
         part = f"-{number:05d}-of-{len(pieces):05d}" if len(pieces) > 1 else ""
-        convert = CONVERTED.get(piece.suffix.lower())
-        path = folder / f"{split}{part}{'.jsonl' if convert else piece.suffix.lower()}"
-        if convert:
-            try:
-                with open(piece, encoding="utf-8-sig", newline="") as source, open(path, "w") as lines:
-                    lines.writelines(json.dumps(row) + "\n" for row in convert(source))
-            except (csv.Error, ValueError) as error:
-                raise DataError(
-                    f"{piece.name}, of the {split} split: no CSV or JSON of rows, in UTF-8 ({error})"
-                ) from None
-        else:
-            link_or_copy(piece, path)
+        path = folder / f"{split}{part}{readers.ending(piece)}"
+        link_or_copy(piece, path)
         entries.append(describe(path, path.name))
     return entries
-
-
-def _rows_of_csv(file):
-    """Each value is the text that it is: libraries take `NA` for nothing and `007` for a number."""
-    csv.field_size_limit(1 << 30)
-    lines = csv.reader(file, strict=True)
-    names = next(lines, ())
-    for row in lines:
-        if len(row) not in (0, len(names)) or len({*names}) < len(names):
-            raise ValueError(f"line {lines.line_num:,}: {len(row)} values for the columns {', '.join(names)}")
-        if row:
-            yield dict(zip(names, row, strict=True))
-
-
-def _rows_of_json(file):
-    """A list of rows, or a row a line."""
-    is_list = file.read(1 << 16).lstrip().startswith("[")
-    file.seek(0)
-    return json.load(file) if is_list else map(json.loads, filter(str.strip, file))
-
-
-CONVERTED = {".csv": _rows_of_csv, ".json": _rows_of_json}

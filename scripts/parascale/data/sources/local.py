@@ -7,7 +7,15 @@ import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_set, sliced, without_foreign
+from parascale.data.named_files import (
+    SPLIT_NAMES,
+    as_list,
+    matches,
+    require_one_set,
+    saved_files,
+    sliced,
+    without_foreign,
+)
 from parascale.data.sources import readers
 from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -52,11 +60,17 @@ def find_splits(files, folder, name, notes):
         }
         _refuse_shared_rows(named)
         return named
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers.KINDS and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if readers.known_kind(path) and path.is_file() and _is_data(path))
     by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths], notes)
     return {
         split: [describe(folder / path, name(folder / path)) for path in found] for split, found in by_split.items()
     }
+
+
+def _is_data(path):
+    """Whether a file is data of its folder, where a `state.json` there says which are."""
+    saved = saved_files(path.parent)
+    return saved is None or str(path) in saved
 
 
 def paths_by_split(paths, notes):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_whole
 from parascale.data.sources import readers
+from parascale.data.sources.flat import flat
+from parascale.errors import DataError
 from parascale.files import sha256, write_json
 
 
@@ -78,6 +80,25 @@ class Raw:
         columns = [names.get(role, role) for role in ("document", "summary")]
         for entry in self.files(split):
             yield from readers.records(self.path(entry), columns, entry.get("first", 0), entry.get("last"))
+
+    def holds_tokens(self):
+        """Whether the splits hold tokens and no text, by their first files. Raises DataError where one does and another does not."""
+        columns = self.manifest["source"]["columns"]
+        found = {split: readers.holds_tokens(self.path(self.files(split)[0]), columns) for split in self.splits}
+        if any(found.values()) and not all(found.values()):
+            tokens = [split for split, there in found.items() if there]
+            raise DataError(
+                f"{self.folder}: tokens in {', '.join(tokens)}, but text in other splits: give all in one form"
+            )
+        return any(found.values())
+
+    def tokens(self, entry):
+        """The tokens of an entry's file: a Flat, or an iterator over arrays."""
+        path, first, last = self.path(entry), entry.get("first", 0), entry.get("last")
+        if readers.kind_of(path) == readers.TOKENS:
+            return flat(path).part(first, last)
+        column = self.manifest["source"]["columns"].get("input_ids", "input_ids")
+        return readers.token_rows(path, column, first, last)
 
     def verify(self, every_byte=True):
         """Raise DataError if a file differs from what was recorded. every_byte: not in its size alone."""

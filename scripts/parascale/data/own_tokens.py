@@ -1,0 +1,67 @@
+"""Tokens that came as such: read where they lie if a split is one flat array, otherwise laid out once; every number is looked at."""
+
+import os
+from functools import partial
+
+import numpy as np
+
+from parascale.data import tokenize
+from parascale.data.sources.flat import Flat
+from parascale.data.text import prepared
+from parascale.errors import DataError
+from parascale.files import link_or_copy
+
+BLOCK_TOKENS = 1 << 22
+
+
+def prepare_tokens(raw, text, expected, output):
+    """As `parascale.data.text.prepare`, for a Raw of tokens. Raises DataError for a number that the vocabulary lacks."""
+    learn = partial(tokenize.of_tokens, raw.folder)
+    return prepared(raw, text, expected, output, ("files", raw.files, list), partial(_write, raw), learn)
+
+
+def _write(raw, folder, split, tokenizer, entries, dtype):
+    """A split's `<split>.bin`, another name of the file where it can be read in place, and its counts."""
+    path, entries = folder / f"{split}.bin", list(entries)
+    parts = [raw.tokens(entry) for entry in entries]
+    first = parts[0] if len(parts) == 1 and isinstance(parts[0], Flat) else None
+    in_place = first if first and first.tokens and first.dtype.isnative else None
+    tokens = documents = 0
+    with open(os.devnull if in_place else path, "wb") as file:
+        for entry, part in zip(entries, parts, strict=True):
+            for block_N in _blocks(part):
+                _check(block_N, len(tokenizer.vocabulary), raw.path(entry))
+                if not in_place:
+                    file.write(block_N.astype(dtype).tobytes())
+                tokens += len(block_N)
+                documents += 0 if tokenizer.end is None else int(np.count_nonzero(block_N == tokenizer.end))
+    if not tokens:
+        raise DataError(f"{raw.folder}: the split `{split}` has no tokens")
+    counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
+    if in_place is None:
+        return counts
+    if os.path.isabs(entries[0]["path"]):
+        path.symlink_to(in_place.path.resolve())
+    else:  # what was downloaded
+        link_or_copy(in_place.path, path)
+    return counts | {"in_place": {"dtype": in_place.dtype.str, "offset": in_place.offset}}
+
+
+def _blocks(part):
+    """The tokens of a Flat, or of what yields arrays, some at a time."""
+    if not isinstance(part, Flat):
+        yield from part
+    elif part.tokens:
+        tokens_N = part.array()
+        for first in range(0, len(tokens_N), BLOCK_TOKENS):
+            yield tokens_N[first : first + BLOCK_TOKENS]
+
+
+def _check(block_N, vocabulary, path):
+    """Raise DataError for a number that is no entry."""
+    for number in (block_N.min(initial=0), block_N.max(initial=0)):
+        if not 0 <= number < vocabulary:
+            raise DataError(
+                f"{path}: holds {number}, but the vocabulary has the numbers 0 to {vocabulary - 1:,}: name the tokenizer that made it "
+                "(`data.text.pretrained`) or its size (`data.text.max_vocabulary`)"
+            )

@@ -1,0 +1,101 @@
+"""Tokens that another tool wrote one after the other into a file: where they begin, how wide they are, how many there are.
+
+nanoGPT's `.bin` is uint16 alone. llm.c's begins with 256 int32: magic, version, tokens (`dev/data/data_common.py`). Megatron's has an
+`.idx` beside it (`core/datasets/indexed_dataset.py`). NumPy's `.npy` is described in its NEP 1.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from parascale.errors import DataError
+
+HEADER_BYTES = 1024  # of llm.c
+HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic → version, type: of GPT-2, of Llama 3
+INDEX_MAGIC, INDEX_BYTES = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little"), 34
+INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+READ = "nanoGPT's and llm.c's `.bin`, Megatron's `.bin` with its `.idx`, `.npy` of whole numbers, Parquet and Arrow with `input_ids`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """`tokens` of a type from byte `offset` of a file on."""
+
+    path: Path
+    dtype: np.dtype
+    offset: int
+    tokens: int
+
+    def part(self, first, last):
+        """Tokens `first` to `last - 1`, to the end if that is None."""
+        tokens = (self.tokens if last is None else last) - first
+        return dataclasses.replace(self, offset=self.offset + first * self.dtype.itemsize, tokens=tokens)
+
+    def array(self):
+        """The tokens, memory-mapped."""
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.tokens)
+
+
+def flat(path):
+    """The Flat in a file. Raises DataError where it is cut short, damaged, or of another kind."""
+    path = Path(path)
+    index, size = path.with_suffix(".idx"), path.stat().st_size
+    if path.suffix.lower() == ".npy":
+        found = _of_numpy(path)
+    else:
+        found = _of_megatron(path, index) if index.is_file() else _of_binary(path, size)
+    if found.dtype.kind not in "iu":
+        raise DataError(f"{path}: holds {found.dtype}, which are no tokens. Read are {READ}")
+    if (needed := found.offset + found.tokens * found.dtype.itemsize) != size:
+        raise DataError(
+            f"{path}: has {size:,} bytes, but {needed:,} after its header or index; fetch or write it again"
+        )
+    return found
+
+
+def _of_numpy(path):
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not array.flags.c_contiguous:
+            raise ValueError("its rows do not lie one after the other: write it with `np.ascontiguousarray`")
+        return Flat(path, array.dtype, array.offset, array.size)
+    except (ValueError, EOFError, AttributeError) as error:
+        raise DataError(f"{path}: no whole `.npy` of tokens ({error})") from None
+
+
+def _of_binary(path, size):
+    with open(path, "rb") as file:
+        magic, version, tokens = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
+    if magic in HEADERS and version == HEADERS[magic][0]:
+        return Flat(path, np.dtype(HEADERS[magic][1]), HEADER_BYTES, tokens)
+    other = magic // 10000 == 2024 and "llm.c, but no tokens that its `train` reads"
+    if (path.parent / "index.json").is_file():
+        other = "LitData"
+    if other:
+        raise DataError(f"{path}: a file of {other}. Read are {READ}")
+    return Flat(path, np.dtype("<u2"), 0, size // 2)
+
+
+def _of_megatron(path, index):
+    def damaged(why):
+        return DataError(f"{index}: no whole index of Megatron's ({why}); fetch or write it again with {path.name}")
+
+    with open(index, "rb") as file:
+        head = file.read(INDEX_BYTES)
+    if len(head) < INDEX_BYTES or not head.startswith(INDEX_MAGIC):
+        raise damaged("it begins otherwise")
+    sequences, documents = np.frombuffer(head, "<u8", 2, 18).tolist()
+    places = INDEX_BYTES + 4 * sequences
+    size, needed = index.stat().st_size, places + 8 * (sequences + documents)
+    if size not in (needed, needed + sequences):  # with a mode of each sequence, of several modalities
+        raise damaged(f"{size:,} bytes instead of {needed:,}")
+    if head[17] not in INDEX_TYPES:
+        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Read are {READ}")
+    dtype = np.dtype(INDEX_TYPES[head[17]])
+    lengths = np.memmap(index, "<i4", "r", INDEX_BYTES, sequences) if sequences else np.zeros(0)
+    starts = np.memmap(index, np.uint8, "r")[places : places + 8 * sequences].view("<i8")
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if sequences and (lengths.min() < 0 or not np.array_equal(starts, (ends - lengths) * dtype.itemsize)):
+        raise damaged("its sequences do not lie one after the other")
+    return Flat(path, dtype, 0, int(ends[-1]) if sequences else 0)
