@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from parascale.checkpoint.ranks import gather, on_lead, together
 from parascale.checkpoint.store import Saver
 from parascale.parallel import communication, make_mesh, start_processes, stop_processes
-from parascale.report import load_measured
 from parascale.settings import Layout
 from parascale.train.loss import all_reduce
 
@@ -81,8 +80,6 @@ def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
         bus = rate * communication.bus_factor(row["operation"], 2)
         assert float(row["bus_gigabytes_per_second"]) == pytest.approx(bus)
         assert (row["group"], row["nodes"], row["ranks"]) == ("all", "1", "2")
-    (found,) = load_measured(tmp_path, "communication")
-    assert found.note == "" and len(found.rows) == len(rows), "the report reads what is written"
 
 
 def in_mesh(layout):

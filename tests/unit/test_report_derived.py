@@ -9,7 +9,6 @@ from parascale.plan.predict import DataFacts, predict
 from parascale.report import numbers
 from parascale.report.figures import spent
 from parascale.report.summary import model_flops_utilisation, perplexity
-from parascale.report.timing import idle_fraction
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
 
@@ -144,19 +143,6 @@ def test_a_repetition_that_cannot_be_compared_is_not_averaged_with_those_that_ca
     names = sorted(tuple(sorted(record.name for record in member.records)) for member in report.members)
     assert names == [("again", "ddp"), ("astray",), ("single",), ("wrong",)]
     assert {member.label for member in report.members} >= {"again (2 runs)", "astray"}
-
-
-@pytest.mark.parametrize(
-    ("options", "idle"),
-    [
-        ({}, 0.0),
-        ({"gpus_per_node": 4, "idle_gpus": 3}, 0.75),
-        ({"gpus_per_node": 4, "pp": 4}, 0.75),
-        ({"gpus_per_node": 2, "pp": 2, "micro_batches": 4}, 0.0),
-    ],
-)
-def test_idle_gpus_follow_from_the_layout(tmp_path, options, idle):
-    assert idle_fraction(report_of(tmp_path, fake("single", **options)).records[0]) == pytest.approx(idle)
 
 
 def test_perplexity_is_of_tokens_alone(tmp_path):

@@ -82,7 +82,7 @@ def test_copied_results_give_the_same_report(whole, pages, tmp_path):
 
 
 def test_parts_stand_in_order_and_the_footer_links_what_lies_beside(pages):
-    order = "parity memory loss quality formats checkpoints communication provenance"
+    order = "parity memory loss quality formats checkpoints provenance"
     page, footer = pages[0].read_text().split("<footer>")
     assert re.findall('<details class="part"><summary><h2 id="(.*?)-heading"', page) == order.split()
     beside = {path.name for path in pages[0].parent.glob("*.csv")}

@@ -158,7 +158,7 @@ def test_who_pays_for_idle_cores_is_known(tmp_path):
     """Otherwise fewer core-hours at less than full efficiency are a riddle."""
     site = dataclasses.replace(SITE, threads_per_process=1)
     (verdict,) = verdicts(report_of(tmp_path, fake("single", site=site, **BASE), ddp(site=site, step_seconds=0.06)))
-    assert "`single` uses 1 of the 8 cores of a node and pays for all" in " ".join(verdict.basis)
+    assert "`single` computes on 1 of 8 cores, but whole nodes are charged" in " ".join(verdict.basis)
 
 
 def test_start_up_and_compilation_are_no_training(tmp_path):

@@ -8,9 +8,9 @@ from parascale.errors import DataError
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
 from parascale.plan.predict import data_facts
-from parascale.report import build_report, load_measured, load_records, write_report
+from parascale.report import build_report, load_readings, load_records, write_report
 from parascale.report.layouts import degrees_text
-from parascale.report.measured import measured as tables_of
+from parascale.report.measured import tables_in
 from parascale.report.numbers import plural
 from parascale.report.records import found_runs
 from parascale.report.timing import wants_too_much
@@ -20,13 +20,13 @@ def write_comparison(project, output, names, datasets, measured):
     """Write the report of these runs into a folder; returns their records.
 
     names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
-    measured: the runs between whose processes communication is; None for all. DataError where nothing was begun or measured.
+    measured: the runs whose measured communication is linked; None for all. DataError where nothing was begun or measured.
     """
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
     shown, found = {record.name for record in records}, found_runs(results, work)
     compared = ledger.compare(project.paths, project.site, [record.name for record in records])
-    tables = *tables_of(results / "loaders", datasets), *tables_of(results / "communication", measured)
+    tables = *tables_in(results / "loaders", datasets), *tables_in(results / "communication", measured)
     if shown.isdisjoint(found) and not tables:
         raise DataError(
             f"{results}: nothing to report: of {plural(len(shown), 'run')} none has begun; `snakemake` or `parascale launch` trains them"
@@ -37,8 +37,7 @@ def write_comparison(project, output, names, datasets, measured):
         [name for name in found if name not in shown],
         [row for row in conversions(results) if row["run"] in shown],
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
-        readings=load_measured(results, "loaders", datasets),
-        transfers=load_measured(results, "communication", measured),
+        readings=load_readings(results, datasets),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),

@@ -51,13 +51,13 @@ def _row(planner, job):
     seconds, baseline = planned.seconds, planner.prediction(run.baseline).seconds if compared else None
     remedy = f"would fit with {planned.remedy}" if planned.remedy else ""
     fits = f"memory: {planned.fits}" if planned.fits in ("risky", "does not fit") else ""
-    return heading(RunRecord(job.run, "planned", run=run, site=planner.site), job.run) | {
+    notes = filter(None, (job.why, fits, remedy, planned.unknown))
+    return heading(RunRecord(job.run, "planned", run=run, site=planner.site), job.run, notes) | {
         "checked": None,
         "training_seconds": seconds,
         "range": f"by {planned.basis}",
         "speedup": baseline / seconds if baseline and seconds else None,
         "core_hours": job.core_hours_expected,
         "peak_memory_bytes": planned.memory_bytes,
-        "notes": "; ".join(filter(None, (job.why, fits, remedy, planned.unknown))) or None,
         "faded": seconds is None,
     }

@@ -1,8 +1,8 @@
 """The comparison report: from the records of finished runs to one page. Imports no torch and no Snakemake."""
 
 from parascale.report.comparing import build_report
-from parascale.report.measured import load_measured
+from parascale.report.measured import load_readings
 from parascale.report.page import render_page, write_report
 from parascale.report.records import load_records
 
-__all__ = ["build_report", "load_measured", "load_records", "render_page", "write_report"]
+__all__ = ["build_report", "load_readings", "load_records", "render_page", "write_report"]

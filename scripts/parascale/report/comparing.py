@@ -197,7 +197,7 @@ class Experiment:
         return self.members[0].first
 
     def gain(self, member):
-        """(value, lowest, highest) of a configuration's speed-up; with weak scaling of the rate of each of its processes, over the baseline's."""
+        """(value, lowest, highest) of a configuration's speed-up over the baseline's mean; with weak scaling of the rate of each of its processes."""
         head, scale = self.members[0], 1.0
         if member is head:
             return 1.0, 1.0, 1.0
@@ -205,7 +205,7 @@ class Experiment:
             ours, theirs = member.first, head.first
             scale = ours.summary.work / theirs.summary.work * theirs.gpus / ours.gpus
         time, base = member.time, head.time
-        return scale * base.mean / time.mean, scale * base.low / time.high, scale * base.high / time.low
+        return tuple(scale * base.mean / seconds for seconds in (time.mean, time.high, time.low))
 
     @property
     def title(self):
@@ -232,7 +232,6 @@ class Report:
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
     readings: tuple = ()
-    transfers: tuple = ()
     charges: dict = field(default_factory=dict)
     advice: tuple = ()
     tables: tuple = ()
@@ -253,7 +252,7 @@ def series_of(runs, table=()):
 
 def build_report(records, title, left_out=(), conversions=(), table=(), **others):
     """A Report of `records`. table: the Runs of the run table, whose kinds have the first colours on every page; others: jobs, readings,
-    transfers, charges, advice and tables, as in Report."""
+    charges, advice and tables, as in Report."""
     by_name = {record.name: record for record in records}
     runs = {record.name: record.run for record in records if record.run is not None}
     comparisons = {name: compare(by_name[name], by_name.get(run.baseline)) for name, run in runs.items()}

@@ -1,5 +1,6 @@
 """The figures of the comparison page, in plain matplotlib. Each is a function of a Report: a Chart, or None where nothing is to be drawn."""
 
+import math
 import statistics
 from collections import Counter
 
@@ -20,7 +21,6 @@ MUCH = 0.1  # part of a step that is told in words
 WHOLE = "not split"  # memory that was measured without its parts
 COLOURS = ("backward", "forward", "optimizer", "data", "bubble", "other")
 COLOUR_OF_PART = dict(zip((*PARTS, WHOLE), COLOURS, strict=True))
-FAR = 5  # times the longest bar, a limit is told in the title alone
 
 
 def _plots(name, title, caption, groups, plot, height, words, legend=True):
@@ -157,9 +157,6 @@ def _memory(axes, name, records):
         axes.plot(*zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False)
         end = max(end, *(size for size, _ in planned))
     limit = min((limit for record in records if (limit := gpu_memory(record))), default=None)
-    if limit and limit < FAR * end:
-        axes.axvline(limit, color=PALETTE["muted"], linestyle=":")
-        end = max(end, 1.02 * limit)
     axes.set_xlim(right=end)
     axes.set_title(shortened(name) + (f" (GPU: {numbers.memory(limit)})" if limit else ""))
 
@@ -220,15 +217,25 @@ def _overlooked(record):
 def cost(report):
     """Planned core-hours beside those that were charged, the dearest run first."""
     pairs = sorted(planned_and_charged(report), key=lambda pair: -pair[2])
-    off = [max(charged / planned, planned / charged) for _, planned, charged in pairs] or [1.0]
-    middle, worst = (numbers.significant(each, 2) for each in (statistics.median(off), max(off)))
-    title = f"Plans were off by a factor of {middle}" + (f", at worst {worst}" if worst != middle else "")
+    off = [charged / planned for _, planned, charged in pairs] or [1.0]
+    middle, worst = (
+        _against_plan(statistics.median(off)),
+        _against_plan(max(off, key=lambda ratio: abs(math.log(ratio)))),
+    )
+    title = f"Jobs cost {middle}" + (f", at worst {worst}" if worst != middle else "")
     caption, shown = "Of all runs; each plan was made before its run started.", [("", pairs[:MOST])] if pairs else []
 
     def words(pair):
         return f"{pair[0]}: planned {numbers.core_hours(pair[1])}, charged {numbers.core_hours(pair[2])}"
 
     return _plots("cost", title, caption, shown, _costs, bars_height, words)
+
+
+def _against_plan(ratio):
+    """So many times what was planned, as people say it."""
+    if ratio >= 2:
+        return f"{numbers.significant(ratio, 2)} times what was planned"
+    return f"{numbers.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'} than planned"
 
 
 def _costs(axes, _, pairs):

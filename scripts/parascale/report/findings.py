@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from parascale.report.comparing import Comparison, is_less
 from parascale.report.machines import contradictions
 from parascale.report.numbers import duration, percent, plural, significant
-from parascale.report.timing import cores_taken, cores_there, idle_fraction, phases_of, wanted_cores
+from parascale.report.timing import cores_taken, cores_there, phases_of, wanted_cores
 from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LOW_USE = 0.5
-UNEVEN_USE = 0.2
 DATA_WAIT = 0.1
 COMMUNICATION = 0.25
 BUBBLE = 0.2
@@ -64,17 +63,16 @@ class Finding:
 
 def findings(record, devices=(), comparison=None):
     """The Findings of a run, worst first; one that says so where nothing stands out. comparison: with its baseline."""
-    slower = list(stragglers(record, devices))
     gpus = [device for device in devices if device.kind == "gpu"]
     known, done = record.run is not None, record.done
     rules = (
         *_ends(record),
         *(_beside_others(record, comparison or Comparison()) if done else ()),
         *(_cores(record, devices) if known else ()),
-        *slower,
+        *stragglers(record, devices),
         *(_idle(record, gpus) if known else ()),
         *_waiting(record),
-        *_use(gpus, slower),
+        *_use(gpus),
         *(_time(record) if done else ()),
     )
     found = [Finding(*said) for holds, *said in rules if holds]
@@ -138,7 +136,7 @@ def _beside_others(record, compared):
     )
     source, short = "forward and backward in summary.json", f"computing a sample takes {longer}"
     yield (compared.computing or 0) > COMPUTING, "note", text, source, short
-    planned, took = record.prediction.get("seconds"), record.summary.seconds
+    planned, took = record.prediction.get("seconds"), record.timing.training
     ratio = took / planned if planned else 0
     over = f"{significant(ratio, 2)} × the planned time"
     text = f"Its steps took {over}: {duration(took)} instead of {duration(planned)}."
@@ -174,21 +172,16 @@ def _idle(record, gpus):
     paid = f", {significant(hours * count / held)} of {significant(hours)} core-hours" if hours else ""
     why = f"; {unused} asked for and used by no process" if unused else ""
     yield count, "bad", f"{short}{paid}{why}.", source, short
-    text = (
-        f"With one micro-batch only one of {layout.pp} pipeline stages works at a time: {percent(idle_fraction(record))} of the held time is "
-        "idle. Give it more micro-batches."
-    )
+    text = f"With one micro-batch only one of {layout.pp} pipeline stages works at a time: give it more micro-batches."
     yield layout.one_stage_at_a_time, "bad", text, "the layout in run.json", "one stage at a time"
 
 
-def _use(gpus, slower):
-    """How busy, full and slowed down GPUs were. slower: what explains that some are less busy."""
+def _use(gpus):
+    """How busy, full and slowed down GPUs were."""
     uses = [use for gpu in gpus if (use := gpu.mean("utilisation") or 0.0) >= IDLE_USE]
-    mean, low, high = (sum(uses) / len(uses), min(uses), max(uses)) if uses else (1.0, 1.0, 1.0)
-    source = "mean utilisation in device.csv"
-    yield mean < LOW_USE, "bad", f"The GPUs that work are busy {percent(mean)} of the time.", source
-    uneven = f"GPUs are unevenly busy, {percent(low)} to {percent(high)}: some wait for others."
-    yield high - low > UNEVEN_USE and not slower, "note", uneven, source
+    mean = sum(uses) / len(uses) if uses else 1.0
+    text = f"The GPUs that work are busy {percent(mean)} of the time."
+    yield mean < LOW_USE, "bad", text, "mean utilisation in device.csv"
     parts = [(reason, count / len(gpu.times)) for gpu in gpus for reason, count in gpu.throttled.items()]
     for reason in sorted({reason for reason, _ in parts}):
         shares = [part for each, part in parts if each == reason and part > THROTTLED]

@@ -34,7 +34,7 @@ FACTS = (
     *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)", ended="Ended (UTC)"),
     *columns(numbers.duration, waited="Waited in the queue", limit="Time limit"),
     Column("limit_used", "Of it, used by the last attempt", numbers.percent),
-    Column("seconds", "Time of all steps", numbers.duration),
+    Column("training_seconds", "Training", numbers.duration),
     Column("core_hours", "Core-hours", numbers.significant),
     Column("energy_joules", "Energy of the GPUs", numbers.energy),
     *columns(numbers.whole, steps="Steps", skipped_steps="Skipped steps", work="Work"),
@@ -118,7 +118,7 @@ def render_job(job, folder=None):
 def facts(job):
     """FACTS as rows of TRANSPOSED; what is not known is left out."""
     known, planned = _known(job), job.record.prediction
-    planned = planned | {"peak_memory_bytes": planned.get("memory_bytes")}
+    planned = planned | {"peak_memory_bytes": planned.get("memory_bytes"), "training_seconds": planned.get("seconds")}
     for column in FACTS:
         value = known.get(column.name)
         words = column.shown(value) if column.shown and value is not None else value
@@ -169,7 +169,7 @@ def write_pdf(job, target):
         page.get_layout_engine().set(rect=(0.06, 0.03, 0.88, 0.93))
         page.suptitle(job.report.title, weight="bold", size=18)
         heights, titles, draws = zip(*drawn, strict=True)
-        spaces = page.subfigures(len(drawn), squeeze=False, height_ratios=heights)[:, 0]
+        spaces = page.subfigures(len(drawn), squeeze=False, height_ratios=heights, frameon=False)[:, 0]
         for space, title, draw in zip(spaces, titles, draws, strict=True):
             space.suptitle(title, weight="bold")
             draw(space)

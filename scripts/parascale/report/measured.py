@@ -1,6 +1,5 @@
-"""What benchmarks measured and runs recorded, checked while it is read: JSON of a schema, and tables that are CSV files."""
+"""What runs recorded and readers of formats measured, checked while it is read: JSON of a schema, and tables that are CSV files."""
 
-import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +12,8 @@ from parascale.files import read_json
 SCHEMA_VERSION = 1
 DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged table can end with
 # Columns of texts; all others are of numbers.
-TEXTS = ("dataset", "format", "access", "cache", "io", "place", "decoder", "operation", "group")
-# Folder and target of the tables → columns that a row must have.
-NEEDED = {
-    "loaders": ("format", "access", "cache", "io", "place", "workers", "samples_per_second", "inodes", "bytes"),
-    "communication": ("operation", "group", "nodes", "ranks", "bytes", "seconds", "bus_gigabytes_per_second"),
-}
+TEXTS = ("dataset", "format", "access", "cache", "io", "place", "decoder")
+NEEDED = ("format", "access", "cache", "place", "decoder", "samples_per_second", "inodes", "bytes", "write_seconds")
 FACTS = ("unit", "format", "advice", "machine")  # of the JSON beside a table of readings
 
 
@@ -50,75 +45,49 @@ def typed(kind, path):
         raise RecordError(f"{path}: `{first['loc'][-1]}` {wrong}") from None
 
 
-def measured(folder, names=None):
+def tables_in(folder, names=None):
     """The tables `<name>.csv` in a folder, of the `names` that have one, in that order; without names of all, sorted."""
     if names is None:
         names = sorted(path.stem for path in folder.glob("*.csv"))
     return [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
 
 
-def _rows(path, needed):
-    """The rows of a CSV as mappings; an empty cell is None. Raises one of DAMAGES."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [{name: _value(name, cell) for name, cell in row.items()} for row in csv.DictReader(file)]
-    if missing := [name for name in needed for row in rows if row.get(name) is None]:
-        raise ValueError(f"`{missing[0]}` is missing")
-    return tuple(rows)
-
-
-def _value(name, cell):
-    if name in TEXTS or not cell:
-        return cell or None
-    try:
-        return float(cell) if "." in cell or "e" in cell.lower() else int(cell)
-    except ValueError:
-        raise ValueError(f"`{name}` = {cell!r}") from None
-
-
 @dataclass(frozen=True)
-class Measured:
-    """Rows of a table: how fast formats of the dataset `name` are read, or how fast the processes of the run `name` talk.
+class Readings:
+    """How fast formats of the dataset `name` are read: a frame of pandas, None where it cannot be read, which `note` says.
 
-    Of readings, unit: what a sample is (images, windows); format: the one that `advice` recommends; machine: the node that read.
-    note: why there are no rows, where there should be some.
+    unit: what a sample is (images, windows); format: the one that `advice` recommends; machine: the node that read.
     """
 
     name: str
-    rows: tuple = ()
+    frame: object = None
     unit: str = "samples"
     format: str = ""
     advice: str = ""
     machine: dict = field(default_factory=dict)
     note: str = ""
 
-    @property
-    def formats(self):
-        """Names of the formats, in the order in which they were measured."""
-        return list(dict.fromkeys(row["format"] for row in self.rows))
 
-    def fastest(self, name, access, decoded=False, cache="warm"):
-        """The row of the fastest way of reading a format from its disk, or None."""
-        wanted = {"format": name, "place": "disk", "access": access, "cache": cache}
-        found = [row for row in self.rows if wanted.items() <= row.items() and bool(row.get("decoder")) == decoded]
-        return max(found, key=lambda row: row["samples_per_second"], default=None)
+def load_readings(results, names=None):
+    """The Readings of the datasets `names`, in that order, or of all that were measured, by name."""
+    return tuple(map(_load, tables_in(Path(results) / "loaders", names)))
 
 
-def load_measured(results, target, names=None):
-    """What the target `loaders` or `communication` measured of `names`, in that order, or of all that were, by name."""
-    return tuple(_load(path, target) for path in measured(Path(results) / target, names))
-
-
-def _load(path, target):
+def _load(path):
     """A file that cannot be read does not stop the report."""
+    import pandas  # loads slowly
+
     try:
-        told = {}
-        if target == "loaders":
-            facts = read_json(path.with_suffix(".json"))
-            if facts.get("schema_version") != SCHEMA_VERSION:
-                raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
-            told = {key: facts[key] for key in FACTS}
-        return Measured(path.stem, _rows(path, NEEDED[target]), **told)
+        facts = read_json(path.with_suffix(".json"))
+        if facts.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
+        frame = pandas.read_csv(path, dtype=dict.fromkeys(TEXTS, str))
+        if wrong := [name for name in frame.select_dtypes(exclude="number") if name not in TEXTS]:
+            raise ValueError(f"`{wrong[0]}` = {frame[wrong[0]].iloc[0]!r}")
+        if missing := [name for name in NEEDED if name not in frame]:
+            raise ValueError(f"`{missing[0]}` is missing")
+        return Readings(path.stem, frame, **{key: facts[key] for key in FACTS})
     except DAMAGES as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else error
-        said = f"{path} or its .json cannot be read ({words}); remove it and run the target `{target}` again"
-        return Measured(path.stem, note=said)
+        said = f"{path} or its .json cannot be read ({words}); remove it and run the target `loaders` again"
+        return Readings(path.stem, note=said)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parascale.errors import few
 from parascale.report import figures, numbers
 from parascale.report.comparing import grouped
-from parascale.report.machines import machines_of, machines_text
+from parascale.report.machines import machines_text
 from parascale.report.summary import of_runs
 from parascale.report.tables import RUN, Column, columns, make_table
 
@@ -86,10 +86,11 @@ def _allowed(found):
 
 ROUGE = columns("{:.3f}".format, rouge1="ROUGE-1", rouge2="ROUGE-2", rougeL="ROUGE-L")
 SCORES = (RUN, Column("writer", "Written by"), *ROUGE, Column("documents", "Documents", numbers.whole))
-ACCURACY = {"validation_accuracy": "Validation", "validation_top5": "Validation, top 5"}
-ACCURACY |= {"test_accuracy": "Test", "test_top5": "Test, top 5"}
+ACCURACY = {"validation_accuracy": "Validation accuracy", "validation_top5": "Validation, top 5"}
+ACCURACY |= {"test_accuracy": "Test accuracy", "test_top5": "Test, top 5"}
 LOSS = {"train_loss": "Training loss, last 10 steps", "validation_loss": "Validation loss", "test_loss": "Test loss"}
-LOSSES = (*columns(numbers.loss, **LOSS), Column("test_perplexity", "Test perplexity", numbers.significant))
+QUALITY = (*columns(numbers.loss, **LOSS), Column("test_perplexity", "Test perplexity", numbers.significant))
+QUALITY += (*columns(numbers.share, **ACCURACY),)
 EXAMPLES = (RUN, *columns(document="Document", reference="Reference", summary="Summary"))
 REASONS = {
     "without_text": "without a text left out",
@@ -104,13 +105,11 @@ REASONS = {
 
 def quality(report):
     """Losses of every run, ROUGE of summaries with examples, accuracy of classes, and what was left out of the data."""
-    classified = [record for record in report.done if record.summary.validation_accuracy is not None]
     below = [record.name for record in report.done if _below(record)]
     rouge = "Summaries of the test split: mean F1 with the references"
     tables = (
-        of_runs(report, "Losses", LOSSES, report.done).known(),
+        of_runs(report, "Losses and accuracies", QUALITY, report.done).known(),
         make_table(rouge, SCORES, _scores(report), report.series),
-        of_runs(report, "Accuracy of the classifiers", columns(numbers.share, **ACCURACY), classified),
         make_table("Some summaries", EXAMPLES, _examples(report)),
     )
     notes = [f"The summaries of `{name}` do not beat the first words of the documents." for name in below]
@@ -151,14 +150,15 @@ def _exclusions(report):
     return said
 
 
-# --- data formats, checkpoints, communication
+# --- data formats and checkpoints
 
-RATES = {"random": "At random", "sequential": "In order", "cold": "Cold, at random"}
+# How a format is read: access, cache, and whether into tensors.
+WAYS = {"random": ("random", "warm", False), "sequential": ("sequential", "warm", False)}
+WAYS |= {"cold": ("random", "cold", False), "decoded": ("random", "warm", True)}
+RATES = {"random": "At random", "sequential": "In order", "cold": "Cold, at random", "decoded": "File to tensor"}
 FORMATS = (
     Column("format", "Format", below="advised"),
     *columns(numbers.significant, **RATES),
-    Column("decoded", "File to tensor", numbers.significant, below="how"),
-    Column("decoded_a_core", "File to tensor, a core", numbers.significant),
     Column("bytes", "Size", numbers.memory),
     Column("inodes", "Inodes", numbers.whole),
     Column("write_seconds", "Written in", numbers.duration),
@@ -179,50 +179,28 @@ COPIES = (
     "Each form was written from the shards of its layout, read back by its own library and compared. `identical`: every tensor to the bit, "
     "and the same loss; `same logits`: that library computes the model by code of its own, and in fp32 no logit is further off than stands below.",
 )
-RATE = {"algorithm_gigabytes_per_second": "Algorithm, GB/s", "bus_gigabytes_per_second": "Bus, GB/s"}
-TRANSFERS = (
-    RUN,
-    *columns(group="Group", operation="Operation"),
-    *columns(numbers.whole, ranks="Processes", nodes="Nodes"),
-    Column("bytes", "Size", numbers.memory),
-    Column("seconds", "Time", numbers.duration),
-    *columns(numbers.significant, **RATE),
-)
 
 
 def formats(report):
     """How fast each format of a dataset is read, what it costs to write, and which to take."""
-    known = [each for each in report.readings if each.rows]
-    words = tuple(f"`{each.name}`: {each.advice} {_measured_on(report, each)}" for each in known)
+    known = [each for each in report.readings if each.frame is not None]
+    words = tuple(
+        f"`{each.name}`: {each.advice} Measured on {each.machine.get('cpu', 'an unknown processor')}." for each in known
+    )
     notes = tuple(each.note for each in report.readings if each.note)
     return Part("formats", "Which data format", words, tables=tuple(map(_formats_table, known)), notes=notes)
 
 
 def _formats_table(readings):
+    """The fastest way of each kind of reading from the disk."""
+    frame = readings.frame
+    disk, table = frame[frame["place"] == "disk"], frame.groupby("format", sort=False).first()
+    for name, (access, cache, decoded) in WAYS.items():
+        way = (disk["access"] == access) & (disk["cache"] == cache) & (disk["decoder"].notna() == decoded)
+        table[name] = disk[way].groupby("format")["samples_per_second"].max()
+    table["advised"] = ["recommended" if name == readings.format else "" for name in table.index]
     caption = f"{readings.name}: {readings.unit} a second, the fastest way of reading each format"
-    return make_table(caption, FORMATS, [_format(readings, name) for name in readings.formats]).known()
-
-
-def _format(readings, name):
-    row = next(row for row in readings.rows if row["format"] == name)
-    row = row | {"advised": "recommended" if name == readings.format else ""}
-    ways = {"random": {}, "sequential": {}, "cold": {"cache": "cold"}, "decoded": {"decoded": True}}
-    for way, how in ways.items():
-        found = readings.fastest(name, "sequential" if way == "sequential" else "random", **how)
-        row[way] = found and found["samples_per_second"]
-    if found:
-        row["how"] = f"{found['decoder']}, {numbers.plural(found['workers'], 'worker')}"
-        row["decoded_a_core"] = found["samples"] / found["cpu_seconds"] if found.get("cpu_seconds") else None
-    return row
-
-
-def _measured_on(report, readings):
-    """Which processors read, and whether those that trained are others: then readers may be faster or slower there."""
-    cpu, name = readings.machine.get("cpu"), readings.name
-    trained = [record for record in report.records if record.run and record.run.workload.data.dataset == name]
-    others = {node["cpu"] for record in trained for node in machines_of(record)} - {cpu}
-    there = f", while trainings ran on {numbers.listed(sorted(others))}" if others else ""
-    return f"Measured on {cpu}{there}." if cpu else ""
+    return make_table(caption, FORMATS, table.reset_index().to_dict("records")).known()
 
 
 def conversions_table(report):
@@ -243,14 +221,6 @@ def _form(row):
     return row | words | {"case": row["form"], "carried": "carried along" if row["optimizer"] else "not in it"}
 
 
-def communication(report):
-    """Collective operations alone: what the slowest link carries, counted as nccl-tests does."""
-    rows = [row | {"run": found.name, "case": row["operation"]} for found in report.transfers for row in found.rows]
-    table = make_table("Collective operations: the median of several calls", TRANSFERS, rows)
-    notes = tuple(found.note for found in report.transfers if found.note)
-    return Part("communication", "How fast processes talk", tables=(table,), notes=notes)
-
-
 # --- where it comes from
 
 ORIGIN = columns(run="Runs", seed="Seed", code="Code digest", commit="Git commit", site="Site", machine="Machine")
@@ -262,14 +232,10 @@ def provenance(report):
     known = [record for record in report.records if record.provenance]
     groups = grouped(known, lambda record: tuple(_origin(record).items()))
     rows = [dict(origin) | {"run": few([each.name for each in some], 6)} for origin, some in groups.items()]
-    # Each workload has code of its own: formats, model classes.
-    workloads = grouped(report.done, lambda record: record.run.workload.name)
-    mixed = [name for name, some in workloads.items() if len({each.provenance["code_digest"] for each in some}) > 1]
-    notes = [f"Runs of `{name}` were made by different versions of the training code." for name in mixed]
-    if report.left_out:
-        notes.append(f"Not in the run table, and left out: {few([f'`{name}`' for name in report.left_out], 12)}.")
+    left_out = few([f"`{name}`" for name in report.left_out], 12)
+    notes = (f"Not in the run table, and left out: {left_out}.",) if left_out else ()
     tables = (make_table("Origin of the runs", ORIGIN, rows).known(),)
-    return Part("provenance", "Where this comes from", tables=tables, notes=tuple(notes))
+    return Part("provenance", "Where this comes from", tables=tables, notes=notes)
 
 
 def _origin(record):
@@ -289,4 +255,4 @@ def _origin(record):
 
 
 FIGURES = figure("memory", "Memory"), figure("loss", "Loss against training time")
-PARTS = [parity, *FIGURES, quality, formats, checkpoints, communication, provenance]
+PARTS = [parity, *FIGURES, quality, formats, checkpoints, provenance]

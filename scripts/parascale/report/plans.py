@@ -43,14 +43,12 @@ def _bubbles(report):
     for record in sorted(waiting, key=lambda record: -record.summary.bubble_measured)[:1]:
         layout, waits = record.run.layout, record.summary.bubble_measured
         more = 2 * layout.micro_batches
-        explained, expected = ((layout.pp - 1) / (count + layout.pp - 1) for count in (layout.micro_batches, more))
-        if expected < waits and record.run.global_batch % (more * layout.data_parallel) == 0:
-            yield (
-                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages, of which its schedule explains "
-                f"{numbers.percent(explained)}; with more micro-batches that would be {numbers.percent(expected)}. Set `micro_batches` to "
-                f"{more} in the row `{record.name}` of the run table, then:",
-                f"parascale launch --run {record.name}",
-            )
+        if (layout.pp - 1) / (more + layout.pp - 1) < waits and record.run.global_batch % (
+            more * layout.data_parallel
+        ) == 0:
+            said = f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages; more micro-batches shrink that. Set"
+            said = f"{said} `micro_batches` to {more} in the row `{record.name}` of the run table, then:"
+            yield said, f"parascale launch --run {record.name}"
 
 
 def _untried(report):

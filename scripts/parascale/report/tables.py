@@ -86,7 +86,8 @@ def make_table(caption, columns, rows, series=None):
     columns, rows = tuple(columns), list(rows)
     names = dict.fromkeys([*(column.name for column in columns), *(name for row in rows for name in row)])
     values = [[row.get(name) for name in names] for row in rows]
-    return Table(caption, columns, pandas.DataFrame(values, columns=list(names), dtype=object), series or {})
+    frame = pandas.DataFrame(values, columns=list(names), dtype=object)
+    return Table(caption, columns, frame.where(frame.notna(), None), series or {})
 
 
 def _cell(column, values):

@@ -125,12 +125,3 @@ def cores_taken(record):
     free = cores_there(record) - wanted
     taken = min(busy, busy - free)
     return taken if taken > SHARED * wanted else None
-
-
-def idle_fraction(record):
-    """Part of the held GPUs that cannot be at work at any moment, from the layout alone."""
-    layout = record.run.layout
-    busy = layout.processes_per_node / layout.gpus_per_node
-    if layout.one_stage_at_a_time:
-        busy /= layout.pp
-    return 1 - busy

@@ -65,90 +65,60 @@ def attempts_chart(record):
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the samples of a kind of device. shown: how its value is written; of a counter, that of its increase a second.
-
-    total: of a counter, how its increase in all is written. unit: (name, size) of the unit in which it is drawn over time.
-    """
+    """A column of the samples of a kind of device. shown: how its value is written. unit: (name, size) of the unit in which it is drawn over
+    time. counter: it only grows, and says what it came to."""
 
     kind: str
     column: str
     title: str
     shown: object
-    total: object = None
     unit: tuple = ()
+    counter: bool = False
 
     def of(self, devices):
         """The devices that know it."""
         return [device for device in devices if device.kind == self.kind and device.known(self.column)]
 
-    def measured(self, device):
-        """(weights, values times weights) of its samples. Of a counter, weights are the seconds between two samples, without the pauses
-        between attempts, whose counters start again at 0."""
-        values = np.asarray(device.values[self.column])
-        if not self.total:
-            known = values[~np.isnan(values)]
-            return np.ones(len(known)), known
-        seconds, rise = np.diff(device.times), np.diff(values)
-        held = (seconds > 0) & (seconds <= PAUSE * _usual(device)) & (rise >= 0)  # which an unknown value never is
-        return seconds[held], rise[held]
-
-
-def _flow(value):
-    return f"{numbers.memory(value)}/s"
-
 
 GIB = ("GiB", 2**30)
 METRICS = (
-    Metric("gpu", "utilisation", "GPU use", numbers.percent, unit=("%", 0.01)),
-    Metric("gpu", "memory_bytes", "GPU memory", numbers.memory, unit=GIB),
-    Metric("gpu", "power_watts", "GPU power", "{:,.0f} W".format, unit=("W", 1)),
-    Metric("gpu", "energy_joules", "GPU energy", "{:,.0f} W".format, numbers.energy),
+    Metric("gpu", "utilisation", "GPU use", numbers.percent, ("%", 0.01)),
+    Metric("gpu", "memory_bytes", "GPU memory", numbers.memory, GIB),
+    Metric("gpu", "power_watts", "GPU power", "{:,.0f} W".format, ("W", 1)),
+    Metric("gpu", "energy_joules", "GPU energy", numbers.energy, counter=True),
     Metric("gpu", "temperature_celsius", "GPU temperature", "{:.0f} °C".format),
     Metric("gpu", "clock_mhz", "GPU clock", "{:,.0f} MHz".format),
-    Metric("gpu", "memory_clock_mhz", "GPU memory clock", "{:,.0f} MHz".format),
-    Metric("rank", "cores_busy", "Cores of a process", numbers.significant, unit=("busy", 1)),
-    Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, unit=GIB),
-    Metric("rank", "read_bytes", "Read by a process", _flow, numbers.memory),
-    Metric("rank", "written_bytes", "Written by a process", _flow, numbers.memory),
+    Metric("rank", "cores_busy", "Cores of a process", numbers.significant, ("busy", 1)),
+    Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, GIB),
     Metric("host", "utilisation", "Use of a node's cores", numbers.percent),
     Metric("host", "memory_bytes", "Memory of a node", numbers.memory),
-    Metric("host", "read_bytes", "Read from a node's own disks", _flow, numbers.memory),
-    Metric("host", "written_bytes", "Written to a node's own disks", _flow, numbers.memory),
-    Metric("host", "received_bytes", "Received by a node over the network", _flow, numbers.memory),
-    Metric("host", "sent_bytes", "Sent by a node over the network", _flow, numbers.memory),
-    Metric("host", "monitor_seconds", "Of a core, what this monitoring took", numbers.share, numbers.duration),
+    Metric("rank", "read_bytes", "Read by processes", numbers.memory, counter=True),
+    Metric("rank", "written_bytes", "Written by processes", numbers.memory, counter=True),
+    Metric("host", "received_bytes", "Received by nodes over the network", numbers.memory, counter=True),
+    Metric("host", "sent_bytes", "Sent by nodes over the network", numbers.memory, counter=True),
 )
 EXTREMES = (
     Column("metric", "Metric"),
-    Column("min", "Lowest", numbers.significant, text="min_words", below="min_device"),
+    Column("min", "Lowest", numbers.significant, text="min_words"),
     Column("mean", "Mean", numbers.significant, text="mean_words"),
-    Column("max", "Highest", numbers.significant, text="max_words", below="max_device"),
+    Column("max", "Highest", numbers.significant, text="max_words"),
     Column("total", "In all", numbers.significant, text="total_words"),
 )
 
 
 def usage_table(devices):
-    """Lowest, mean and highest value of every metric over all samples and devices, and the device of each extreme."""
-    rows = (_extremes(metric, devices) for metric in METRICS)
-    return make_table("Every metric over all samples", EXTREMES, filter(None, rows))
+    """Lowest, mean and highest value of every metric over all samples and devices; of a counter what it came to."""
+    rows = (_extremes(metric, known, devices) for metric in METRICS if (known := metric.of(devices)))
+    return make_table("Every metric over all samples", EXTREMES, rows)
 
 
-def _extremes(metric, devices):
-    known = [(device.label, *metric.measured(device)) for device in metric.of(devices)]
-    known = [each for each in known if len(each[1])]
-    if not known:
-        return None
-    # An interval that is much shorter than others, as the one before the last sample, says too little of extremes.
-    rates = [((values / weights)[weights >= np.median(weights) / 2], label) for label, weights, values in known]
-    low, where_low = min((min(values), label) for values, label in rates)
-    high, where_high = max((max(values), label) for values, label in rates)
-    weights, values = (sum(math.fsum(each[place]) for each in known) for place in (1, 2))
-    found = {"min": low, "mean": values / weights, "max": high}
-    row = {f"{name}_words": metric.shown(value) for name, value in found.items()} | found
-    if metric.total and (whole := total(devices, metric.kind, metric.column)) is not None:
-        row |= {"total": whole, "total_words": metric.total(whole)}
-    place = {"case": f"{metric.kind}_{metric.column}", "min_device": where_low, "max_device": where_high}
-    return {"metric": metric.title} | row | place
+def _extremes(metric, known, devices):
+    found = {"total": total(devices, metric.kind, metric.column)}
+    if not metric.counter:
+        values = np.concatenate([device.known(metric.column) for device in known])
+        found = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+    words = {f"{name}_words": metric.shown(value) for name, value in found.items() if value is not None}
+    return {"metric": metric.title, "case": f"{metric.kind}_{metric.column}"} | found | words
 
 
 def usage_chart(devices):

@@ -42,13 +42,12 @@ AIMS = (
     ),
 )
 RANKING = (
-    Column("label", "Layout", below="extent", link="page", kind="badge"),
+    Column("label", "Layout", below="below", link="page", kind="badge"),
     Column("training_seconds", "Training", numbers.duration, below="range", bar="part"),
-    Column("speedup", "Times as fast", numbers.significant, below="between"),
+    Column("speedup", "Times as fast", numbers.significant),
     Column("checked", "Result", kind="checked"),
     Column("core_hours", "Cost, whole job", numbers.core_hours),
     Column("peak_memory_bytes", "Memory of a process", numbers.memory),
-    Column("notes", "Notes"),
 )
 
 
@@ -146,13 +145,13 @@ def _basis(experiments):
     if experiments:
         spread = " or, of runs that were not repeated, blocks of steps" if repeated else " blocks of a run's steps"
         yield f"Ranges span {'repeats' if repeated else ''}{spread}. Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
-    for experiment in experiments:
-        record, site = experiment.first, experiment.first.site
-        used, there, what = record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
-        if site.device == "cpu":
+    for record in (experiment.first for experiment in experiments if experiment.first.site.charges == "whole_nodes"):
+        used, there, what = record.run.layout.gpus_per_node, record.site.gpus_per_node or 0, "GPUs"
+        if record.site.device == "cpu":
             used, there, what = wanted_cores(record), cores_there(record), "cores"
-        if site.charges == "whole_nodes" and used < there:
-            yield f"`{record.name}` uses {used} of the {there} {what} of a node and pays for all."
+        if used < there:
+            computes = f"`{record.name}` computes on {used} of {there} {what}"
+            yield f"{computes}, but whole nodes are charged: what is faster on a node is cheaper, too."
 
 
 def _table(report, title, records, winners, strong):
@@ -179,51 +178,44 @@ def _row(report, member, experiment, longest, badges):
     record, time, memory = member.first, member.time, AIMS[-1].spread(member)
     hours = member.spread(lambda each: each.summary.core_hours)
     compared = report.comparisons[record.name]
-    strong = experiment is not None and compared.speedup is not None
-    gain, low, high = experiment.gain(member) if experiment else (None, None, None)
-    between = f"{low:.2f} to {high:.2f}" if strong and low < high else ""
-    weak = f"{numbers.percent(gain)} of the rate" if gain and not strong else ""
-    reason = "" if is_different(record) else compared.reason
+    gain = experiment.gain(member)[0] if experiment else None
+    strong = gain is not None and compared.speedup is not None
     otherwise = dict.fromkeys(report.comparisons[each.name].measured for each in member.records)
-    measured = [f"measured otherwise: {words}" for words in otherwise if words]
-    said = [f"not compared: {reason}"] if reason else []
-    said += [*stands_out(record, compared), *caveats(record, True), *measured, *record.notes]
-    return heading(record, member.label, report.jobs.get(record.name)) | {
+    said = [f"not compared: {compared.reason}"] if compared.reason and not is_different(record) else []
+    said += [f"each process at {numbers.percent(gain)} of the rate"] if gain and not strong else []
+    said += [*stands_out(record, compared), *caveats(record, True)]
+    said += [*(f"measured otherwise: {words}" for words in otherwise if words), *record.notes]
+    return heading(record, member.label, said, report.jobs.get(record.name)) | {
         "training_seconds": time.mean,
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
         "part": time.mean / longest,
         "speedup": gain if strong else None,
-        "between": between or weak,
         "core_hours": hours and hours.mean,
         "peak_memory_bytes": memory and memory.mean,
         "badge": ", ".join(badges),
-        "notes": "; ".join(said),
         "faded": bool(member.unranked or not compared.speedup),
     }
 
 
 def _unfinished(report, record):
-    notes = "; ".join(dict.fromkeys([record.status, *stands_out(record, None), *record.notes]))
-    return heading(record, record.name, report.jobs.get(record.name)) | {"notes": notes, "faded": True}
+    notes = dict.fromkeys([record.status, *stands_out(record, None), *record.notes])
+    return heading(record, record.name, notes, report.jobs.get(record.name)) | {"faded": True}
 
 
-def heading(record, label, page=None):
-    """The beginning of a row of RANKING. page: of the run's own."""
+def heading(record, label, notes, page=None):
+    """The beginning of a row of RANKING. notes: what is said below the layout; page: of the run's own."""
     extent = f"{layouts.degrees_text(record.run)}; {layouts.hardware_text(record)}" if record.run else ""
     checked = record.parity.verdict if record.parity else "not checked" if record.done else ""
-    return {"run": label, "label": label, "first": record.name, "page": page, "extent": extent, "checked": checked}
+    row = {"run": label, "label": label, "first": record.name, "page": page, "extent": extent, "checked": checked}
+    return row | {"notes": (notes := "; ".join(notes)), "below": "\n".join(filter(None, (extent, notes)))}
 
 
 def lines(verdict):
     """A Verdict as a terminal shows it: its configurations, the fastest first; where it is not ranked, why."""
-    rows = [(verdict.title, "", *(column.title for column in RANKING[1:-1]), "Best")]
-    for row in list(verdict.table.rows)[:MOST_LINES]:
-        label, time, faster, checked, cost, memory, notes = row.cells
-        between = f" ({faster.small})" if faster.small else ""
-        figures = time.text, f"{faster.text}{between}".strip(), checked.kind, cost.text, memory.text
-        said = label.kind, notes.text if row.faded else ""
-        rows.append((f"  {label.text}", label.small, *figures, "; ".join(filter(None, said))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    more = len(verdict.table) - MOST_LINES
-    last = [f"and {more} more, on the page"] if more > 0 else []
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + last
+    rows = [(verdict.title, "", *(column.title for column in RANKING[1:]), "Best")]
+    for row, values in zip(verdict.table.rows, verdict.table.frame.to_dict("records"), strict=True):
+        said = "; ".join(filter(None, (values["badge"], values["notes"] if row.faded else "")))
+        rows.append((f"  {values['label']}", values["extent"], *(cell.text for cell in row.cells[1:]), said))
+    last = [f"and {more} more, on the page"] if (more := len(rows) - 1 - MOST_LINES) > 0 else []
+    widths = [max(map(len, column)) for column in zip(*rows[: MOST_LINES + 1], strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows[: MOST_LINES + 1]] + last
