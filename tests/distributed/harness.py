@@ -1,8 +1,7 @@
-"""Runs a function on several gloo processes, forked from a server that has torch and pytest loaded already (a start costs 0.1 s)."""
+"""Runs a function on several gloo processes, forked from a server that has torch and pytest loaded already."""
 
 import gc
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -10,10 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-SPAWN = multiprocessing.get_context("forkserver")
-# With what a first step imports: the optimizer asks for dynamo, and the record for TensorBoard's messages.
-LAZY = ["torch._dynamo", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"]
-SPAWN.set_forkserver_preload(["parascale.train.loop", "pytest", "tests.distributed.examine", *LAZY])
+from tests.forks import FORKS
 
 
 def run_on_ranks(function, ranks, folder, *arguments, seconds=240):
@@ -25,7 +21,7 @@ def run_on_ranks(function, ranks, folder, *arguments, seconds=240):
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     processes = [
-        SPAWN.Process(target=_worker, args=(function, rank, ranks, port, folder, arguments), daemon=True)
+        FORKS.Process(target=_worker, args=(function, rank, ranks, port, folder, arguments), daemon=True)
         for rank in range(ranks)
     ]
     for process in processes:

@@ -17,7 +17,7 @@ from parascale.settings.run import Run
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
 from tests.distributed.cases import ranks_of
-from tests.distributed.harness import SPAWN
+from tests.forks import FORKS
 
 LANGUAGE = {"dim": 12, "heads": 6, "kv_heads": 3, "layers": 3, "hidden": 42, "activation": "swiglu", "tied": True}
 IMAGES = {"kind": "xresnet", "dim": 16, "depths": [1, 1]}
@@ -94,7 +94,7 @@ def test_a_rank_draws_its_own_shard_of_the_same_weights(layout):
     whole = {name: shard.values for name, shard in weights_of(model_of(run_of({}))).items()}
     seen = {name: torch.zeros(values.shape, dtype=torch.bool) for name, values in whole.items()}
     ranks = run_of(LAYOUTS[layout]).layout.world_size
-    with SPAWN.Pool(2, maxtasksperchild=1) as pool:
+    with FORKS.Pool(2, maxtasksperchild=1) as pool:
         found = pool.starmap(rank_of, [(LAYOUTS[layout], rank) for rank in range(ranks)], chunksize=1)
     for drawn, weights in found:
         for name, places, values in weights:

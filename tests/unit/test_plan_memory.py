@@ -1,7 +1,6 @@
 """Memory by formula against the real training step on fake tensors, rank by rank."""
 
 import dataclasses
-import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -15,11 +14,10 @@ from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.memory import RankMemory, capacity_bytes, memory_parts, peak_memory, rank_stages, total, verdict
 from parascale.settings import Layout, Model, Run, Workload, load_project_file, load_workload, make, run_from_dict
 from tests.distributed.cases import ranks_of
+from tests.forks import FORKS
 from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, describe
 
 CONFIG = Path(__file__).parents[2] / "config"
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.benchmarks.fake_steps"])
 
 GPT = make(Model, dim=64, heads=8, layers=4, hidden=256)
 LLAMA = make(
@@ -97,7 +95,7 @@ def ratio(run, vocabulary, pipeline_rank):
 def peaks(run, vocabulary, pipeline_rank):
     """Bytes on fake tensors of the first process of a pipeline rank, in a step and in an evaluation."""
     rank = pipeline_rank * (run.layout.world_size // run.layout.pp)
-    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
         return pool.submit(measured, dataclasses.asdict(run), vocabulary, rank).result()
 
 
@@ -175,7 +173,7 @@ def test_attention_is_planned_as_gpus_compute_it(name):
     sizes = sizes_of(run)
     (held,) = rank_stages(run.layout, sizes.layers)
     rank = RankMemory(run, sizes, "cuda", held)
-    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
         real = pool.submit(measured_as_on_gpus, dataclasses.asdict(run), VOCABULARY).result()
     assert total(rank.peak()) == pytest.approx(real[0], rel=error)
     assert total(rank.evaluation()) == pytest.approx(real[1], rel=0.1)

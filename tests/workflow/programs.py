@@ -1,27 +1,37 @@
 """Programs of this project in processes that begin with its imports done: those take longer than most verbs."""
 
-import multiprocessing
+import gc
 import os
+import signal
 import sys
 
-# A process of its own, without threads, of which each program is a copy.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "matplotlib.figure", "snakemake.cli", "parascale.cli", "parascale.plan.planner"])
+from tests.forks import FORKS
 
 
-def call(words, folder, output, environment=None, answers=""):
+def call(words, folder, output, environment=None, answers="", scripts=None):
     """(exit code, what it printed) of `parascale …` or `snakemake …` in a folder.
 
-    output: a file to print into. environment: changes of the environment. answers: what the user types.
+    output: a file to print into. environment: changes of the environment. answers: what the user types. scripts: the folder of the
+    package, if it is not the repository's.
     """
     output.with_suffix(".in").write_text(answers)
-    process = FORKS.Process(target=_work, args=(words, folder, output, {**os.environ, **(environment or {})}))
+    process = FORKS.Process(target=_work, args=(words, folder, output, {**os.environ, **(environment or {})}, scripts))
     process.start()
-    process.join()
+    try:
+        process.join()
+    finally:
+        if process.is_alive():  # pytest's time limit: its jobs would go on beside the other tests
+            os.killpg(process.pid, signal.SIGKILL)
     return process.exitcode, output.read_text()
 
 
-def _work(words, folder, output, environment):
+def _work(words, folder, output, environment, scripts):
+    os.setpgid(0, 0)
+    gc.freeze()  # what the server had loaded
+    if scripts:
+        sys.path.insert(0, str(scripts))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "parascale"]:
+            del sys.modules[name]
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -14,6 +14,8 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_logger_plugin_budget import Times
 
+from .programs import call
+
 PLUGIN = Path(__file__).parents[2] / "scripts/snakemake_logger_plugin_budget"
 SNAKEFILE = """
 rule all:
@@ -51,10 +53,11 @@ def snakemake(tmp_path):
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
 
     def run(*arguments, python=None):
-        command = [python or sys.executable, "-m", "snakemake", "--cores", "8", "--logger", "budget", *arguments]
-        path = "" if python else os.environ.get("PYTHONPATH", "")
+        words = ["snakemake", "--cores", "8", "--logger", "budget", *arguments]
+        if python is None:
+            return call(words, tmp_path, tmp_path / "printed.txt")
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+            [python, "-m", *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -25,7 +25,7 @@ TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "job_re
 def finished(tmp_path_factory):
     """A project whose whole chain has run."""
     project = SmallProject(tmp_path_factory.mktemp("chain"))
-    project.output = project.snakemake()
+    project.output = project.program()
     return project
 
 
@@ -192,6 +192,6 @@ def test_a_dry_run_takes_less_than_five_seconds(tmp_path):
     """By the processor's time, which other tests at work do not lengthen much; on a free machine the clock shows no more."""
     project = SmallProject(tmp_path)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "train_ddp" in project.snakemake("-n", "--configfile", "config/config.yaml")
+    assert "train_ddp" in project.program("-n", "--configfile", "config/config.yaml")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert within(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 5)

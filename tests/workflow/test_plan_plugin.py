@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ from snakemake.settings.enums import Quietness
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 from snakemake_logger_plugin_budget import Times
+
+from .programs import call
 
 ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
@@ -113,21 +113,9 @@ def workflow(tmp_path):
     write_project(tmp_path, RUNS)
 
     def run(*arguments, tools=None):
-        command = [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--cores",
-            "2",
-            "--retries",
-            "1",
-            "--logger",
-            "parascale",
-            *arguments,
-        ]
-        environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"} if tools else None
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
+        words = ["snakemake", "--cores", "2", "--retries", "1", "--logger", "parascale", *arguments]
+        path = {"PATH": f"{tools}:{os.environ['PATH']}"} if tools else None
+        return call(words, tmp_path, tmp_path / "printed.txt", path)
 
     run.folder = tmp_path
     return run

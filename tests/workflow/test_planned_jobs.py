@@ -34,7 +34,7 @@ def executed(project, *arguments):
 def timed(project, *arguments):
     """(what a dry run prints, seconds of the processor that it takes)."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    text = project.snakemake("-n", "-q", "rules", *arguments)
+    text = project.program("-n", "-q", "rules", *arguments)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"{seconds:.1f} s of the processor")
