@@ -1,6 +1,7 @@
 """Imports run one way, and what a login node needs loads without torch."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -33,7 +34,13 @@ NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|dropout|hea
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 
 
-TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@functools.cache
+def tree(file):
+    """The syntax tree of a module."""
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def room(parts):
@@ -43,7 +50,7 @@ def room(parts):
 
 def imported(file, package="parascale"):
     """(line, parts below `package`) of each import of a package, at whatever depth of the code."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: import by the full name"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -56,19 +63,19 @@ def imported(file, package="parascale"):
 
 def modules_of(name):
     """The full names of the modules of a room, without those that need torch."""
-    files = (file.relative_to(ROOT.parent).with_suffix("") for file in TREES if file.is_relative_to(ROOT / name))
+    files = (file.relative_to(ROOT.parent).with_suffix("") for file in FILES if file.is_relative_to(ROOT / name))
     names = {".".join(file.parts).removesuffix(".__init__") for file in files}
     return sorted(name for name in names if not NEEDS_TORCH.fullmatch(name))
 
 
 def test_every_room_has_its_place_in_the_order():
-    rooms = {file.relative_to(ROOT).parts[0] for file in TREES if file.parent != ROOT}
+    rooms = {file.relative_to(ROOT).parts[0] for file in FILES if file.parent != ROOT}
     assert rooms <= set(ALLOWED), "say in ALLOWED what a new room may import"
 
 
 def test_a_module_imports_only_what_lies_below_it():
     wrong = []
-    for file in TREES:
+    for file in FILES:
         own = room(file.relative_to(ROOT).parts)
         allowed = {own, *(ALLOWED[own] if own else BESIDE.get(file.name, ()))}
         found = ((line, room(parts)) for line, parts in imported(file))
@@ -78,7 +85,7 @@ def test_a_module_imports_only_what_lies_below_it():
 
 def test_no_module_imports_one_that_imports_it():
     """At whatever depth of the code: an import that is put off hides a circle, and does not cut it."""
-    files = {file.relative_to(ROOT).with_suffix("").parts: file for file in TREES}
+    files = {file.relative_to(ROOT).with_suffix("").parts: file for file in FILES}
     depends = {}
     for parts, file in files.items():
         below = (tuple(names) for _, names in imported(file))
@@ -87,7 +94,7 @@ def test_no_module_imports_one_that_imports_it():
 
 
 def test_the_package_does_not_know_snakemake():
-    assert [f"{file}:{line}" for file in TREES for line, _ in imported(file, "snakemake")] == []
+    assert [f"{file}:{line}" for file in FILES for line, _ in imported(file, "snakemake")] == []
 
 
 def test_one_module_alone_knows_slurm():
@@ -110,14 +117,14 @@ def _words_of_slurm(file):
 
 def test_degrees_are_listed_in_one_place():
     """Everything else reads the table of axes, but what says which plan, modules and families a degree needs."""
-    listed = {str(file.relative_to(ROOT)) for file in TREES if any(_lists_degrees(file))}
+    listed = {str(file.relative_to(ROOT)) for file in FILES if any(_lists_degrees(file))}
     offered = {str(file.relative_to(ROOT)) for file in ROOT.glob("families/*/__init__.py")}
     assert listed - offered == {"parallel/parallelize.py", "launch/environment.py", "check/layouts.py"}
 
 
 def _lists_degrees(file):
     """Whether each literal lists several degrees, and each expression combines most of them."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(tree(file)):
         elements = getattr(node, "keys" if isinstance(node, ast.Dict) else "elts", ())
         yield len({each.value for each in elements if isinstance(each, ast.Constant)} & set(DEGREES)) > 1
         if isinstance(node, ast.BinOp | ast.Compare | ast.BoolOp):
