@@ -1,24 +1,35 @@
 """What a block keeps and what its backward pass computes again: eagerly, with copies in half precision, and compiled."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from parascale.errors import ConfigError
 from parascale.families.build import build_model
 from parascale.families.images.settings import XResNet
 from parascale.families.images.sizes import ImageSizes
 from parascale.families.language.modules import Block
+from parascale.families.language.sizes import TransformerSizes
+from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.parallel.precision import Copies
 from parascale.parallel.recompute import PRODUCTS, recomputed
-from parascale.settings import Layout, Model, make
+from parascale.parallel.tensor import split_tensors
+from parascale.plan.work import step_work
+from parascale.settings import Layout, Model, Site, make
+from tests.unit.test_plan_memory import make_run
 
 GPT = make(Model, dim=32, heads=4)
 LLAMA = make(
@@ -66,6 +77,73 @@ def test_selectively_attention_and_half_of_the_products_are_computed_once(name, 
     assert [each[1] for each in (plain, selective, all_again)] == [1, 1, 2]
     for found in (selective, all_again):
         assert all(map(torch.equal, found[2], plain[2]))
+
+
+@pytest.mark.parametrize("selective", [True, False])
+@pytest.mark.parametrize("changed", [{}, {"dropout": 0.1}, {"pre_norm": False}], ids=str)
+def test_the_plan_knows_what_a_block_computes_again(changed, selective):
+    """Operations of products, which torch counts: eagerly, also where dropout or a norm asks for the last one's result."""
+    model = replace(GPT, **changed)
+    block = Block(model)
+    block.forward = recomputed(block, selective)
+    with FlopCounterMode(display=False) as counter:
+        result = block(torch.randn(2, 8, 32, requires_grad=True))
+        forward = products_counted(counter)
+        result.square().sum().backward()
+    batch = MicroBatch(2, 1, False, 4, 4, False, "cpu")
+    again = TransformerSizes(model, 100, 8).recomputed_operations(batch, False, selective)
+    assert sum(product.flops for product in again.products) == products_counted(counter) - 3 * forward
+
+
+def products_counted(counter):
+    """Operations of matrix products, attention's own apart."""
+    counts = counter.get_flop_counts()["Global"]
+    return sum(count for operator, count in counts.items() if "attention" not in str(operator))
+
+
+class Sent(TorchDispatchMode):
+    """Counts collectives."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in kinds):
+            return NotImplemented  # its collectives come as calls of their own
+        self.calls += str(function).startswith(("_c10d_functional.all_", "_c10d_functional.reduce_"))
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("recomputing", ["selective", True])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_plan_knows_what_tensor_parallelism_sends_again(pair, dropout, split, recomputing):
+    """All-gathers and reduce-scatters of a block with a split sequence, else sums, which weigh as two of these."""
+    model = replace(GPT, dropout=dropout, layers=1)
+    run = make_run(
+        model, "fp32", window=16, batch=2, tp=2, sequence_parallel=split, activation_checkpointing=recomputing
+    )
+    rank = step_work(run, model_sizes(model, 64, 16), Site("gpus", device="cuda", gpu="A100")).ranks[0]
+    whole = build_model(model, 64, 16)
+    split_tensors(whole, pair, split)
+    block = whole.blocks["0"]
+    block.forward = recomputed(block, recomputing == "selective")
+    hidden = torch.randn(2, 8 if split else 16, 32, requires_grad=True)
+    with Sent() as forward:
+        result = block(hidden)
+    with Sent() as backward:
+        result.sum().backward()
+    assert forward.calls == (4 if split else 2)
+    planned = rank.split_backward.node_bytes / rank.split.node_bytes
+    assert backward.calls == planned * forward.calls
 
 
 @pytest.mark.parametrize("selective", [True, False])

@@ -75,13 +75,13 @@ class MicroBatch:
 class Product:
     """A matrix product: `rows × inner` by `inner × outputs`; a convolution as one, over the places of its output.
 
-    again: selective recomputation performs it again.
+    again: selective recomputation performs it again. None: none does, as nothing behind it asks for its result.
     """
 
     rows: float
     inner: float
     outputs: float
-    again: bool = True
+    again: bool | None = True
 
     @property
     def flops(self):
@@ -184,10 +184,11 @@ class Sizes:
         """Operations of what stands outside of the blocks, and of the loss."""
         return _one_product(self.head, self.ends_flops, 3 * self.logits_bytes(batch, False), batch)
 
-    def recomputed_operations(self, batch, fused):
-        """Operations of a block that selective recomputation performs again."""
+    def recomputed_operations(self, batch, fused, selective):
+        """Operations of a block that recomputation performs again: torch stops once it has all that the backward pass asks for."""
         operations = self.block_operations(batch, fused)
-        return replace(operations, products=tuple(p for p in operations.products if p.again), attention=0.0)
+        products = tuple(p for p in operations.products if (p.again if selective else p.again is not None))
+        return replace(operations, products=products, attention=0.0 if selective else operations.attention)
 
     def block_bytes(self, batch):
         """Kept by one block for the backward pass of a MicroBatch."""

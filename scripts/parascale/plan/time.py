@@ -20,7 +20,7 @@ from typing import NamedTuple
 import yaml
 
 KINDS = Path(__file__).with_name("gpus.yaml")
-CPU = {"wave": 0, "interference": 0.0}
+CPU = {"wave": 0, "attention_start": 0, "interference": 0.0}
 # The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
 REFERENCE = {
     "gigaflops": 100.0,

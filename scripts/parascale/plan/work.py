@@ -132,13 +132,17 @@ def step_work(run, sizes, site):
 
 def _rank_work(run, sizes, kind, rank):
     layout, fused, batch = run.layout, run.layout.compile, rank.batch
-    forward, backward = _loads(sizes.block_operations(batch, fused), kind["wave"])
+    longer = 1 + kind["attention_start"] / max(run.workload.sizes)
+    operations = sizes.block_operations(batch, fused)
+    forward, backward = _loads(operations, kind["wave"], longer)
     again = 0.0
-    if layout.activation_checkpointing == "selective":
-        again = 0.5 if batch.sequence_parallel else 0.0  # it gathers again, but reduces once
-        backward = backward.plus(_loads(sizes.recomputed_operations(batch, fused), kind["wave"])[0])
-    elif layout.activation_checkpointing:
-        again, backward = 1.0, backward.plus(forward)
+    if layout.activation_checkpointing:
+        selective = layout.activation_checkpointing == "selective"
+        made = sizes.recomputed_operations(batch, fused, selective)
+        backward = backward.plus(_loads(made, kind["wave"], longer)[0])
+        # Of a block's two sums the first is made again unless it is kept, the second where something asks for the last product.
+        sums = (not selective) + all(product.again is not None for product in operations.products)
+        again = 0.5 + 0.25 * sums if batch.sequence_parallel else 0.5 * sums
     if layout.tp > 1:
         forward, backward = forward._replace(splits=1.0), backward._replace(splits=BACKWARD + again)
     if layout.uses_fsdp:
@@ -179,8 +183,11 @@ def parameter_bytes(run, batch):
     return copy * first, copy + 3 * batch.parameter * (1 - first)
 
 
-def _loads(operations, wave):
-    """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product."""
+def _loads(operations, wave, longer=1.0):
+    """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product.
+
+    longer: what short sequences lengthen attention by (`attention_start` in `gpus.yaml`).
+    """
     flops = waste = back = moved = 0.0
     for product in operations.products:
         rows, inner, outputs = product.rows, product.inner, product.outputs
@@ -188,12 +195,12 @@ def _loads(operations, wave):
         waste += 2 * inner * min(wave, rows * outputs)
         back += 2 * (outputs * min(wave, rows * inner) + rows * min(wave, inner * outputs))
         moved += product.elements * operations.element
-    beside = operations.moved
+    beside, attention = operations.moved, operations.attention * longer
     return (
-        Load(flops + waste, operations.attention, beside + operations.drawn + moved, operations.kernels),
+        Load(flops + waste, attention, beside + operations.drawn + moved, operations.kernels),
         Load(
             BACKWARD * flops + back,
-            ATTENTION_BACKWARD * operations.attention,
+            ATTENTION_BACKWARD * attention,
             BACKWARD * (beside + moved),
             BACKWARD * operations.kernels,
         ),

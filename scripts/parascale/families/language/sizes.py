@@ -19,14 +19,14 @@ HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 class Matrix:
     """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well.
 
-    again: selective recomputation performs its product again. What a block performs once it keeps, but the last layer's, by rows.
+    again: selective recomputation performs its product again; None: none does. What is performed once is kept, but the last layer's.
     """
 
     outputs: int
     inputs: int
     bias: bool
     columns: bool  # split by output features, so that the bias is split too; else by input features
-    again: bool
+    again: bool | None
 
     @property
     def weights(self):
@@ -45,12 +45,14 @@ def attention_matrices(model, key_bias):
     ]
 
 
-def block_matrices(model):
+def block_matrices(model, fused=True):
+    """Matrices of a block. The last one's result only a norm behind it, or dropout that nothing joined, asks for."""
+    last = None if model.pre_norm and (fused or not model.dropout) else True
     gate = [True] if model.activation == "swiglu" else []
     return [
         *attention_matrices(model, model.position == "rotary"),
         *(Matrix(model.hidden_width, model.dim, model.bias, columns=True, again=again) for again in (False, *gate)),
-        Matrix(model.dim, model.hidden_width, model.bias, columns=False, again=False),
+        Matrix(model.dim, model.hidden_width, model.bias, columns=False, again=last),
     ]
 
 
@@ -189,7 +191,7 @@ class TransformerSizes(Sizes):
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
         turned = (mixed_width(model) + kv_width(model)) * (2 if fused else 8) if rotary else 0
         moved = tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
-        products = products_of(block_matrices(model), tokens, batch.tp)
+        products = products_of(block_matrices(model, fused), tokens, batch.tp)
         others = 8 + 3 * gated + 8 * rotary
         layers = Operations(products, 0.0, moved, len(products) + (4 if fused else others), batch.compute)
         sublayer = sublayer_operations(model, batch, self.stream(batch), fused)
