@@ -1,8 +1,8 @@
 """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
 
-An empty cell is the default. Where tuned is true, torch.compile and the loss in chunks are on, else both are off. Rows of the source
-megatron train with a dropout of 0.1 unless a column says otherwise. A row ran out of memory if a cell says OOM, or if it has neither a
-rate nor a peak of memory.
+An empty cell is the default. Where tuned is true, torch.compile and the loss in chunks are on, else both are off. What the code of a
+source is known to do stands in USUAL, and what a row says in `assumed` in SAID. A row ran out of memory if a cell says OOM, or if it has
+neither a rate nor a peak of memory.
 
     python -m tests.published.score runs.csv --machines machines.csv
 """
@@ -10,34 +10,67 @@ rate nor a peak of memory.
 import argparse
 import csv
 import json
+import math
 import re
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan.memory import capacity_bytes, memory_parts, total, verdict
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.time import formula_rates, gpu_kind, step_seconds
+from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.layout import DEGREES
 from parascale.settings.workload import LanguageTraining
 
 RUNS, MACHINES = (Path(__file__).with_name(f"{name}.csv") for name in ("runs", "machines"))
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
-LAYOUT = ("gpus_per_node", *DEGREES, "micro_batches", "schedule")
+SWITCHES = ("micro_batches", "schedule", "sequence_parallel", "reshard_after_forward", "reduce")
+LAYOUT = ("gpus_per_node", *DEGREES, *SWITCHES)
 TRAINING = ("window", "global_batch", "accumulate")
 RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
+# Whose code a source ran. A plan is for ours, which is torch's; what others reach with kernels of their own is shown beside it.
+STACKS = {
+    "aleph-alpha": "megatron",
+    "bigscience": "deepspeed-2021",
+    "lumi": "deepspeed-2021",
+    "megatron": "megatron",
+    "megatron-h100": "nvidia",
+    "dgxc": "nvidia",
+    "jubench": "megatron",
+    "caraml": "megatron",
+    "maxtext": "maxtext",
+}
+ALIKE = ("torch", "megatron", "deepspeed-2021")
 # What the code of a source does where its table says nothing. Megatron-LM drops 0.1 of the attention weights and of what layers give
 # (`--attention-dropout`, `--hidden-dropout`): FlashAttention came a year after its paper of 2021.
-USUAL = {"megatron": {"dropout": 0.1}}
+# Sequence parallelism came to Megatron-LM after the code of BigScience and LUMI had left it.
+# Its JIT joins bias, GELU, dropout and sums (`fused_bias_gelu.py`, `bias_dropout_add_fused_train`), whatever its loss does.
+DEEPSPEED = {"sequence_parallel": "false", "compile": "true"}
+USUAL = {"megatron": {"dropout": "0.1"}, "bigscience": DEEPSPEED, "lumi": DEEPSPEED}
+# What rows say in words, as the cells of a layout. ZeRO-1 is FSDP that keeps parameters gathered and reduces once a step.
+SAID = {
+    "sequence_parallel=false|no sequence parallelism": {"sequence_parallel": "false"},
+    "reshard_after_forward=false": {"reshard_after_forward": "false"},
+    "ZeRO-1|[Dd]istributed optimizer": {"zero": "1"},
+}
+# Prices of a source's code over those of ours. The Triton kernel of MPT's attention computes what the mask hides as well (Dao-AILab's
+# flash-attention, issue 142). An RMSNorm of single operations in fp32 moves 128 bytes an element where one kernel moves 12: counted
+# operator by operator, 1.4 times what an eager block of Llama 13B moves otherwise.
+PRICES = {("llm-foundry", "true"): {"attention": 2.0}, ("aleph-alpha", "false"): {"moved": 1.4}}
+# On Hopper torch's own attention was FlashAttention 2 before it was cuDNN: 286 TFLOP/s (its pull request 1791: 8,192 tokens, causal,
+# heads of 128, forward and backward on H100) to 335 (Dao 2023, arXiv:2307.08691, figure 7) of 989.
+FLASH2, FLASH2_SOURCES = 0.32, ("llm-foundry", "torchtitan", "kempner", "nanotron", "fms-fsdp")
 RATE, PEAK = "tokens_per_second_per_gpu", "peak_memory_gb"
 OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A row: tokens a second and GPU. published: None of a run that ran out of memory, or states no rate.
+    """A row: tokens a second and GPU. published: None of a run that ran out of memory, or states no rate. utilisation: of the peak rate.
 
     predicted: None where the machine's data sheet says nothing of the row's precision. ran: it did not run out of memory.
     """
@@ -49,6 +82,15 @@ class Scored:
     ratio: float | None
     fits: str
     ran: bool = True
+    stack: str = "torch"
+    utilisation: float | None = None
+    groups: dict = field(default_factory=dict)
+    cells: dict = field(default_factory=dict)
+
+    @property
+    def off(self):
+        """Logarithm of predicted over published."""
+        return math.log(self.ratio)
 
 
 def score(table=RUNS, machines=MACHINES):
@@ -83,21 +125,33 @@ def site_of(row):
     return strict.load(Site, values, f"machine {row['machine']}")
 
 
+def cells_of(row):
+    """A row with what its source's code is known to do, and what it says in words, as cells."""
+    cells = USUAL.get(row.get("source"), {}) | row
+    for words, said in SAID.items():
+        if re.search(words, row.get("assumed", "")):
+            cells = said | cells
+    ranks, axis = int(cells.get("dp", 1)), "fsdp"
+    if cells.get("zero") == "1" and ranks > 1 and cells.get(axis, "1") == "1":
+        cells |= {"dp": "1", axis: str(ranks), "reshard_after_forward": "false", "reduce": "step"}
+    return cells
+
+
 def run_of(row, site, where):
     """The Run of a row, as a training of ours: one step, no evaluation, compiled where the source's code is tuned."""
+    row = cells_of(row)
     layout, world = _settings(row, LAYOUT), int(row.get("gpus", 1))
     held = min(world, layout.setdefault("gpus_per_node", site.gpus_per_node))
     layout |= {
         "gpus_per_node": held,
         "nodes": max(1, world // held),
         "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
-        "compile": tuned(row),
+        "compile": tuned(row) or row.get("compile") == "true",
     }
-    model = USUAL.get(row.get("source"), {}) | _settings(row, MODEL)
     training = _settings(row, TRAINING) | {"steps": 1, "evaluate": False}
     values = {
         "name": row.get("model", "model"),
-        "model": strict.load(Model.variant({}, {}), model, where),
+        "model": strict.load(Model.variant({}, {}), _settings(row, MODEL), where),
         "training": strict.load(LanguageTraining, training, where),
     }
     workload = strict.load(Workload.variant({}, {}), values, where)
@@ -116,31 +170,92 @@ def _value(text):
         return text
 
 
+class Row:
+    """A row as a run of ours at its machine, with the prices of its source's code."""
+
+    def __init__(self, cells, sites, where):
+        """Raises ConfigError for a machine that is not known, or settings that are none."""
+        if cells["machine"] not in sites:
+            raise ConfigError(f"{where}: machine `{cells['machine']}` is not in the table of machines")
+        self.cells, self.site, self.vocabulary = cells, sites[cells["machine"]], int(cells["vocabulary"])
+        self.source, self.stack = cells.get("source", ""), STACKS.get(cells.get("source"), "torch")
+        self.run, self.published = run_of(cells, self.site, where), _number(cells.get(RATE))
+        self.sizes = model_sizes(self.run.workload.model, self.vocabulary, *self.run.workload.sizes)
+        self.tokens = self.run.global_batch * self.sizes.targets / self.run.layout.world_size
+        if self.stack != "torch":
+            self.sizes.recomputed_operations = self._whole(self.sizes.recomputed_operations)
+
+    def _whole(self, recomputed):
+        """Megatron's own checkpoints make all of a block again, where torch's stop at what the backward pass asks for."""
+        return lambda batch, fused, selective: (
+            recomputed(batch, fused, True) if selective else self.sizes.block_operations(batch, fused)
+        )
+
+    @cached_property
+    def work(self):
+        """What each rank does in a step."""
+        return step_work(self.run, self.sizes, self.site)
+
+    @cached_property
+    def rates(self):
+        """Prices at the row's machine; None where its data sheet says nothing of the precision."""
+        found = formula_rates(self.site, self.run.precision)
+        if found is None:
+            return None
+        kind, prices = gpu_kind(self.site), dict(PRICES.get((self.source, self.cells.get("tuned")), {}))
+        if self.source in FLASH2_SOURCES and "H100" in kind["names"]:
+            prices["attention"] = prices.get("attention", 1.0) * kind["attention"] / FLASH2
+        return found.scaled(prices)
+
+    @property
+    def utilisation(self):
+        """Model FLOPS utilisation as published; None where it has no rate or no peak."""
+        peak = self.site.peak_tflops.get(self.run.precision)
+        return self.published and peak and self.published * self.sizes.flops_per_target / (peak * 1e12)
+
+    def predicted(self, factors=None):
+        """Tokens a second and GPU; None where it has no price. factors: {price: what it is times the shipped one}."""
+        if self.rates is None:
+            return None
+        return self.tokens / sum(step_seconds(self.work, self.rates.scaled(factors or {}), self.site).values())
+
+
 def tuned(row):
     """Whether the source's code is compiled and makes its loss in chunks: a cell says so."""
     return row.get("tuned") == "true"
 
 
-def score_row(row, sites, where):
-    """The Scored of a row. Raises ConfigError for a machine that is not known, or settings that are none."""
-    if row["machine"] not in sites:
-        raise ConfigError(f"{where}: machine `{row['machine']}` is not in the table of machines")
-    site = sites[row["machine"]]
-    run, vocabulary = run_of(row, site, where), int(row["vocabulary"])
-    step = predict(run, site, facts=DataFacts(vocabulary), remedy=False).step_seconds
-    used = total(memory_parts(run, site, vocabulary, chunked=tuned(row)))
-    targets = model_sizes(run.workload.model, vocabulary, *run.workload.sizes).targets
-    published = _number(row.get(RATE))
-    predicted = run.global_batch * targets / step / run.layout.world_size if step else None
+def score_row(cells, sites, where):
+    """The Scored of a row. Raises ConfigError as Row does."""
+    row = Row(cells, sites, where)
+    predicted, published = row.predicted(), row.published
+    used = total(memory_parts(row.run, row.site, row.vocabulary, chunked=tuned(cells)))
     return Scored(
-        source=row.get("source", ""),
-        model=row.get("model", ""),
+        source=row.source,
+        model=cells.get("model", ""),
         predicted=predicted,
         published=published,
         ratio=predicted / published if predicted and published else None,
-        fits=verdict(used, capacity_bytes(run, site)),
-        ran=has_run(row),
+        fits=verdict(used, capacity_bytes(row.run, row.site)),
+        ran=has_run(cells),
+        stack=row.stack,
+        utilisation=row.utilisation,
+        groups=groups_of(row),
+        cells=cells,
     )
+
+
+def apart(cells):
+    """nanotron's pipelines, and what it ran on two nodes (see README.md beside the table)."""
+    return cells.get("source") == "nanotron" and (cells["pp"] != "1" or cells["gpus"] != cells["gpus_per_node"])
+
+
+def groups_of(row):
+    """What a row is scored by: {name: group}."""
+    layout, cells = row.run.layout, row.cells
+    degrees = [axis for axis in DEGREES if getattr(layout, axis) > 1]
+    names = {"source": row.source, "stack": row.stack, "machine": cells["machine"], "grade": cells.get("grade", "-")}
+    return names | {"strategy": " ".join(degrees) or "single", "window": f"{int(cells['window']):,}"}
 
 
 def has_run(row):
@@ -205,12 +320,15 @@ def main():
     parser.add_argument("--machines", type=Path, default=MACHINES, help="CSV of the machines that the table names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    from tests.published import exam  # which asks this module
+
     scored = score(options.table, options.machines)
     if options.json:
         values = {"rows": [asdict(row) for row in scored], "errors": errors(scored), "memory": memory(scored)}
         print(json.dumps(values, indent=2))
     else:
         print("\n".join(lines(scored)))
+        print("\n".join(exam.lines(scored)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""What a score says as an examiner would ask: errors by group, ranges, order of layouts, and a rule of thumb beside it."""
+
+import statistics
+
+from parascale.plan.calibrate import FORMULA_ERROR
+from parascale.plan.predict import RANGE
+from tests.published.score import ALIKE, apart, memory
+
+KEPT = 0.95
+GRID = ("source", "machine", "gpus", "model", "window", "tuned")  # rows alike in these are layouts of the same training
+FIRST = 3
+
+
+def examined(scored):
+    """Rows that the plan answers for: of grade A or B, of torch's own code or like it, and not set apart."""
+    return [
+        row
+        for row in scored
+        if row.ratio and row.groups["grade"] in "AB" and row.stack in ALIKE and not apart(row.cells)
+    ]
+
+
+def error(row):
+    """Relative error of a row's rate."""
+    return abs(row.ratio - 1)
+
+
+def summary(rows):
+    """{rows, median, kept, worst, covered}: relative errors, the one that 95 of 100 stay below, and the part within the range of 80 %."""
+    off = sorted(map(error, rows))
+    inside = sum(abs(row.off) <= RANGE * FORMULA_ERROR["cuda"] for row in rows)
+    return {
+        "rows": len(off),
+        "median": statistics.median(off),
+        "kept": off[min(len(off) - 1, int(KEPT * len(off)))],
+        "worst": off[-1],
+        "covered": inside / len(off),
+    }
+
+
+def grids(rows):
+    """[(what choosing by prediction loses of the best rate, place of the best among the predicted)] of trainings in several layouts."""
+    found = {}
+    for row in rows:
+        found.setdefault(tuple(row.cells.get(name) for name in GRID), []).append(row)
+    chosen = []
+    for layouts in found.values():
+        if len(layouts) > 1:
+            order = sorted(layouts, key=lambda row: -row.predicted)
+            best = max(row.published for row in layouts)
+            places = [place for place, row in enumerate(order) if row.published == best]
+            chosen.append((1 - order[0].published / best, places[0]))
+    return chosen
+
+
+def by_rule_of_thumb(rows):
+    """Median error of one utilisation for each machine: the median of the other sources' there, or of all others' where it has none."""
+    off = []
+    for row in rows:
+        others = [each for each in rows if each.groups["source"] != row.groups["source"]]
+        alike = [each for each in others if each.groups["machine"] == row.groups["machine"]] or others
+        if alike:
+            off.append(abs(statistics.median(each.utilisation for each in alike) / row.utilisation - 1))
+    return statistics.median(off) if off else None
+
+
+def lines(scored):
+    """The exam, for people."""
+    rows = examined(scored)
+    if not rows:
+        return
+    yield f"{len(rows)} rows of grade A or B, of torch's code or like it:"
+    yield f"  {'':24} {'rows':>5} {'median':>7} {'95 of 100':>10} {'worst':>7} {'in range':>9}"
+    for kind in ("all", *rows[0].groups):
+        names = sorted({row.groups.get(kind, "all") for row in rows}, key=lambda name: (len(name), name))
+        for name in names:
+            told = summary([row for row in rows if row.groups.get(kind, "all") == name])
+            label = name if kind == "all" else f"{kind} {name}"
+            yield (
+                f"  {label:24} {told['rows']:5} {told['median']:7.1%} {told['kept']:10.1%} {told['worst']:7.1%} "
+                f"{told['covered']:9.0%}"
+            )
+    thumb = by_rule_of_thumb(rows)
+    if thumb is not None:
+        yield f"one utilisation a machine, of the other sources, is off by {thumb:.1%} in the median"
+    lost = grids(rows)
+    if lost:
+        losses = [loss for loss, _ in lost]
+        yield (
+            f"of {len(lost)} trainings in several layouts the predicted best loses {statistics.median(losses):.1%} in the median, "
+            f"{max(losses):.1%} at worst; the best is among the first {FIRST} in {sum(place < FIRST for _, place in lost)}"
+        )
+    reached = [row for row in scored if row.ratio and row.stack not in ALIKE]
+    for stack in sorted({row.stack for row in reached}):
+        speed = statistics.median(1 / row.ratio for row in reached if row.stack == stack)
+        yield f"{stack} reaches {speed:.2f} times what is predicted of ours"
+    told = memory(scored)
+    yield f"memory: {told['ran_but_does_not_fit'] / max(1, told['ran']):.1%} of those that ran do not fit, " + (
+        f"{told['out_of_memory_but_fits'] / max(1, told['out_of_memory']):.1%} of those that ran out fit"
+    )
