@@ -10,8 +10,9 @@ from array import array
 import pytest
 
 from parascale.errors import ParascaleError
+from parascale.report import numbers
 from parascale.report.job import load_job, render_job, write_pdf
-from parascale.report.usage import over_time, running_time, usage_table
+from parascale.report.usage import PARTS, over_time, usage_table
 from parascale.telemetry import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
@@ -61,11 +62,11 @@ PLANTED = {
     "an idle GPU": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.01])}, "1 of 4 GPUs idle"),
     "GPUs nobody uses": (
         {"devices": gpu_lines(4, 1), "dp": 1, "idle_gpus": 3},
-        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; 3 asked for and used by no process.",
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours.",
     ),
     "idle by layout, without samples": (
         {"dp": 1, "idle_gpus": 3},
-        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; 3 asked for and used by no process.",
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours.",
     ),
     "a slow loader": ({"shares": {**SHARES, "data": 0.635}}, "Waits for data 40 % of the time"),
     "communication": ({"shares": {**SHARES, "communication": 0.64}}, "in communication that no computation hides"),
@@ -131,38 +132,40 @@ def test_several_findings_stand_worst_first(tmp_path):
 
 def test_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
     job = job_of(tmp_path, gpu_lines(4, 1, nodes=2), dp=1, idle_gpus=3)
-    cells = Cells(render_job(job)).found
     rows = list(csv.DictReader((tmp_path / "results/runs/run/device.csv").open()))
-    gpus = [row for row in rows if row["kind"] == "gpu"]
-    expected = {}
-    for column in ("utilisation", "memory_bytes", "power_watts", "temperature_celsius"):
-        expected |= three(f"gpu_{column}", [float(row[column]) for row in gpus])
+    gpus, shown = [row for row in rows if row["kind"] == "gpu"], usage_table(job.devices).frame.set_index("metric")
+    for title, column, write in (
+        ("GPU use", "utilisation", numbers.percent),
+        ("GPU memory", "memory_bytes", numbers.memory),
+        ("GPU temperature", "temperature_celsius", "{:.0f} °C".format),
+    ):
+        values = [float(row[column]) for row in gpus]
+        expected = [write(value) for value in (min(values), math.fsum(values) / len(values), max(values))]
+        assert shown.loc[title, ["min", "mean", "max"]].tolist() == expected
     counted = {}
     for row in gpus:
         counted.setdefault((row["node"], row["index"]), []).append(float(row["energy_joules"]))
-    expected["gpu_energy_joules_total"] = sum(map(max, counted.values()))
-    shown = {figure: float(value) for (_, _, figure), value in cells.items() if figure in expected}
-    assert len(expected) == 13 and shown == pytest.approx(expected)
-    energy = float(cells["job-table", "Energy of the GPUs", "energy_joules_value"])
-    assert energy == pytest.approx(expected["gpu_energy_joules_total"])
+    joules = sum(map(max, counted.values()))
+    assert shown["total"]["GPU energy"] == numbers.energy(joules) and f">{shown['max']['GPU use']}</td>" in render_job(
+        job
+    )
+    assert float(
+        Cells(render_job(job)).found["job-table", "Energy of the GPUs", "energy_joules_value"]
+    ) == pytest.approx(joules)
 
 
 def test_a_total_is_unknown_if_that_of_one_device_is(tmp_path):
     lines = gpu_lines(2)
     write_devices(tmp_path, [line | ({"energy_joules": ""} if line["index"] else {}) for line in lines])
-    rows = usage_table(read_samples([tmp_path / "device.csv"])).frame.set_index("case")
-    assert rows["min"]["gpu_utilisation"] > 0 and rows["total"].isna()["gpu_energy_joules"]
-
-
-def three(name, values):
-    return {f"{name}_min": min(values), f"{name}_mean": math.fsum(values) / len(values), f"{name}_max": max(values)}
+    rows = usage_table(read_samples([tmp_path / "device.csv"])).frame.set_index("metric")
+    assert rows["min"]["GPU use"] and "GPU energy" in rows.index and not rows["total"].notna().any()
 
 
 @pytest.mark.parametrize("address", ["", "https://llview.example/job?id={job}&form=page"])
 def test_each_attempt_leads_to_the_sites_own_page_of_its_job(tmp_path, address):
     site = dataclasses.replace(CLUSTER, job_page=address)
     page = render_job(job_of(tmp_path, attempts=ONE_LIMIT, site=site))
-    linked = re.findall(r'href="https://llview.example/job\?id=(\d+)&amp;form=page">(\d+)<', page)
+    linked = re.findall(r'href="https://llview.example/job\?id=(\d+)&amp;form=page">job (\d+),', page)
     assert linked == ([("101", "101"), ("102", "102")] if address else [])
 
 
@@ -170,20 +173,13 @@ def test_means_over_time_cut_out_the_pause_between_attempts(tmp_path):
     lines = gpu_lines(2, seconds=6000) + gpu_lines(2, seconds=6000, start=START + 90_000, use=0.5)
     write_devices(tmp_path, lines)
     devices = [device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "gpu"]
-    moments = running_time(devices)
-    assert 12_000 <= moments[1][-1] <= 12_000 + 10 * 10, "the pause counts as ten intervals at most"
-    times, means = over_time(devices[:1], "utilisation", moments)
-    assert means[times < 6000] == pytest.approx(0.9, rel=0.1) and means[times > 6200] == pytest.approx(0.5, rel=0.1)
+    means = over_time(devices, "utilisation")
+    assert 11_800 <= means.index[-1] <= 12_100 and means.shape[1] == 2 and len(means) <= PARTS
+    for first, last, use in ((0, 5900, 0.9), (6200, 12_100, 0.5)):
+        assert means.loc[first:last].to_numpy() == pytest.approx(use, rel=0.1)
     devices[0].values["utilisation"][10:1000] = array("d", [math.nan] * 990)
-    times, means = over_time(devices[:1], "utilisation", moments)
-    assert not any((times > 200) & (times < 9500)) and min(means) > 0.4, "what is not known is no 0"
-
-
-def test_the_mean_of_devices_that_are_sampled_in_turn_is_that_of_all(tmp_path):
-    first, second = gpu_lines(1, seconds=100), gpu_lines(1, seconds=100, start=START + 3, use=0.5)
-    write_devices(tmp_path, first + [line | {"node": 1} for line in second])
-    devices = [device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "gpu"]
-    assert over_time(devices, "utilisation", running_time(devices))[1] == pytest.approx(0.7, rel=0.1)
+    known = over_time(devices, "utilisation")[0].dropna()
+    assert known.loc[200:9500].empty and known.min() > 0.4, "what is not known is no 0"
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "running"])

@@ -33,7 +33,6 @@ STANDS_OUT = {
         {},
         {"slower than single", "3.2 × the planned time"},
     ),
-    "processes slow each other down": (ddp("run", step_seconds=0.075), {}, {"computing a sample takes 1.5 × as long"}),
     "the bubble is that of all ranks": (
         fake("run", shares=SHARES | {"bubble": 0.9}, step_seconds=0.06, **PIPE),
         {"bubble_measured": 0.31},
@@ -70,7 +69,6 @@ def test_what_was_planted_stands_out_and_nothing_else(case, tmp_path):
 
 ELSEWHERE = {
     "another GPU": ({"gpu": "NVIDIA H200"}, "`gpu: A100`"),
-    "more GPUs": ({"gpus": 8}, "`gpus_per_node: 4`"),
     "fewer GPUs, as Slurm shows a job those that it asked for": ({"gpus": 1}, ""),
     "another memory": ({"gpu_memory_bytes": 80 * 10**9}, "`gpu_memory_gb: 40`"),
     "another memory of a node": ({"memory_bytes": 256 << 30}, "`host_memory_gb: 512`"),

@@ -50,7 +50,10 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_grey_in_the_table(tmp_
         )
     )
     warning = page.partition('role="alert"')[2].partition("</div>")[0]
-    assert page.index('role="alert"') < page.index('<section id="workload-lm-small"') and "first at step 10" in warning
+    assert (
+        page.index('role="alert"') < page.index('<section id="workload-lm-small"')
+        and "the loss leaves its tolerance" in warning
+    )
     assert re.findall(r"<code>(\w+)</code> does not compute", warning) == ["wrong"]
     rows = re.findall(
         r'<tr data-run="(.*?)"( class="faded")?', page.split('id="runs-lm-small"')[1].split("</table>")[0]

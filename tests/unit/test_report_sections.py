@@ -10,7 +10,7 @@ from parascale.checkpoint.matrix import conversions
 from parascale.data.benchmark import write_rows
 from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json, write_text
-from parascale.report import build_report, load_readings, load_records, parts, render_page
+from parascale.report import build_report, load_readings, parts, render_page
 from parascale.report.plans import planned_and_charged
 from tests.command import call
 from tests.unit.fake_everything import (
@@ -22,7 +22,7 @@ from tests.unit.fake_everything import (
     write_prepared,
     write_transfers,
 )
-from tests.unit.fake_results import BASE, ddp, fake, matrix, report_of, workload, write_results
+from tests.unit.fake_results import BASE, ddp, fake, matrix, report_of, write_results
 from tests.unit.page_cells import Cells
 
 
@@ -146,22 +146,7 @@ def test_each_figure_of_quality_is_on_the_page_with_its_exact_value(whole, cells
         "test_top5": "0.999",
     }
     page = (whole / "results/report/index.html").read_text()
-    assert "a &lt;long&gt; text" in page and "7 with too long" in page and "1,200 documents cut" in page
-
-
-@pytest.mark.parametrize(
-    ("lead", "below"),
-    [
-        ({"rouge1": 0.30, "rouge2": 0.11, "rougeL": 0.27}, False),  # below the better of the two searches
-        ({"rouge1": 0.31, "rouge2": 0.11, "rougeL": 0.27}, True),
-    ],
-)
-def test_summaries_that_do_not_beat_the_lead_words_are_not_shown(lead, below, tmp_path):
-    results, work = write_results(tmp_path, [fake("texts", "texts", train=workload("sum", "summarisation"))])
-    write_json(results / "summaries/texts.json", SUMMARIES | {"lead": lead})
-    part = parts.quality(build_report(load_records(results, work), "A report"))
-    shown = [table for table in part.tables if table.caption == "Some summaries"]
-    assert len(shown) == (not below) and bool(part.notes) == below
+    assert "a &lt;long&gt; text" in page and "train: long summary 7 and cut documents 1,200." in page
 
 
 # --- plans and advice

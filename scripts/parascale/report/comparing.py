@@ -24,8 +24,7 @@ MARGIN = 0.02
 class Comparison:
     """A run beside its baseline. Without an efficiency, `reason` says why.
 
-    high: end of the speed-up's range. measured: how it was measured under other conduct or code than the baseline, in words. computing: how
-    long forward and backward of a sample take in each process, in those of the baseline; of runs that split nothing but the batch.
+    high: end of the speed-up's range. measured: how it was measured under other conduct or code than the baseline, in words.
     """
 
     speedup: float | None = None
@@ -33,7 +32,6 @@ class Comparison:
     reason: str = ""
     measured: str = ""
     high: float | None = None
-    computing: float | None = None
 
 
 def is_less(mean, highest, other, lowest):
@@ -60,15 +58,7 @@ def compare(record, baseline):
     ours, theirs = record.timing, baseline.timing
     speedup = theirs.training / ours.training
     high = 1.0 if record is baseline else theirs.high / ours.low
-    measured, computing = measured_otherwise(record, baseline), _computing(record, baseline)
-    return Comparison(speedup, speedup / growth, "", measured, high, computing)
-
-
-def _computing(record, baseline):
-    layout, phases = record.run.layout, (record.summary.phases, baseline.summary.phases)
-    splits_batch = layout.dp == layout.world_size > 1 == baseline.run.layout.world_size
-    ours, theirs = (sum(each.get(name, 0.0) for name in ("forward", "backward")) for each in phases)
-    return layout.dp * ours / theirs if splits_batch and theirs else None
+    return Comparison(speedup, speedup / growth, "", measured_otherwise(record, baseline), high)
 
 
 def measured_otherwise(record, baseline):

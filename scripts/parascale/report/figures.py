@@ -8,13 +8,12 @@ from parascale.report import numbers
 from parascale.report.chart import PALETTE, Chart, bars, bars_height, shortened
 from parascale.report.comparing import caveats, grouped, is_different
 from parascale.report.layouts import kind_of_run, named
-from parascale.report.machines import gpu_memory
 from parascale.report.plans import planned_and_charged
 from parascale.report.summary import PARTS
 from parascale.report.timing import PHASES, spent, unranked
 
 MOST = 12  # rows or lines of a plot; the tables have all
-NAMED = 10  # curves of a plot that have colours
+NAMED = 10  # curves of a plot
 MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
 WAITING = ("communication", "bubble", "data")
 MUCH = 0.1  # part of a step that is told in words
@@ -156,9 +155,8 @@ def _memory(axes, name, records):
     if planned:
         axes.plot(*zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False)
         end = max(end, *(size for size, _ in planned))
-    limit = min((limit for record in records if (limit := gpu_memory(record))), default=None)
     axes.set_xlim(right=end)
-    axes.set_title(shortened(name) + (f" (GPU: {numbers.memory(limit)})" if limit else ""))
+    axes.set_title(shortened(name))
 
 
 def _parts(record):
@@ -169,8 +167,10 @@ def _parts(record):
 
 def loss(report):
     """Loss against training time of every run, finished or under way."""
-    drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    caption = "Lines: training loss. Dots: validation loss; those far above the lines are left out."
+    known = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
+    groups = _of_workloads(sorted(known, key=_overlooked), NAMED)
+    more = f" Of {NAMED} runs." if sum(len(records) for _, records in groups) < len(known) else ""
+    caption = f"Lines: training loss. Dots: validation loss; those far above the lines are left out.{more}"
 
     def plot(axes, name, records):
         _curves(axes, report, records)
@@ -180,27 +180,20 @@ def loss(report):
     def words(record):
         return f"{record.name} ends at {record.curve.losses[-1]:.3f}"
 
-    title, groups = "Loss against training time", _of_workloads(drawn)
-    return _plots("loss", title, caption, groups, plot, lambda _: 3.2, words, legend=False)
+    return _plots("loss", "Loss against training time", caption, groups, plot, lambda _: 3.2, words, legend=False)
 
 
 def _curves(axes, report, records):
-    """Those that must not be overlooked have colours; beyond NAMED, the others are grey."""
-    size, unit = numbers.time_unit(max(record.curve.seconds[-1] for record in records))
-    again, grey = Counter(), {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
-    for place, record in enumerate(sorted(records, key=_overlooked)):
+    """Each in the colour of its kind; those of one kind differ in their dashes."""
+    (size, unit), again = numbers.time_unit(max(record.curve.seconds[-1] for record in records)), Counter()
+    for record in records:
         curve, number = record.curve, report.series[record.name]
-        look = grey
-        if place < NAMED:
-            label = shortened(named(record.name, record.run, caveats(record)), 36)
-            line, above = LINES[again[number] % 4], 3 - place / NAMED
-            look = {"color": f"C{number % 10}", "linestyle": line, "label": label, "zorder": above}
-            again[number] += 1
-            for index, value in curve.evaluations:
-                axes.plot(curve.seconds[index] / size, value, "o", color=look["color"], markersize=4)
-        axes.plot([seconds / size for seconds in curve.seconds], curve.losses, **look)
-    if len(records) > NAMED:
-        axes.plot([], label=numbers.plural(len(records) - NAMED, "other run"), **grey)
+        label = shortened(named(record.name, record.run, caveats(record)), 36)
+        look = {"color": f"C{number % 10}", "linestyle": LINES[again[number] % 4]}
+        again[number] += 1
+        axes.plot([seconds / size for seconds in curve.seconds], curve.losses, label=label, **look)
+        for index, value in curve.evaluations:
+            axes.plot(curve.seconds[index] / size, value, "o", color=look["color"], markersize=4)
     losses = [value for record in records for value in record.curve.losses]
     lowest = min([*losses, *(value for record in records for _, value in record.curve.evaluations)])
     room = 0.05 * (max(losses) - lowest) or 1

@@ -27,7 +27,6 @@ LITTLE_MEMORY = 0.25
 THROTTLED = 0.05
 BUSY = 0.7
 OVER_PLAN = 1.5
-COMPUTING = 1.25  # times as long for a sample as the baseline
 LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving takes some of them
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
@@ -129,13 +128,6 @@ def _beside_others(record, compared):
     held, times = plural(record.gpus, record.gpu_word), significant(compared.speedup)
     text = f"It is slower than its baseline `{baseline}`: {times} times as fast, on {held}."
     yield slower, "bad", text, "training_seconds in summary.csv", f"slower than {baseline}"
-    longer = f"{significant(compared.computing, 2)} × as long"
-    text = (
-        f"A sample takes each process {longer} to compute as the baseline `{baseline}`, communication apart. Processes that share memory, "
-        "caches or clocks do that, and so do small parts of a batch."
-    )
-    source, short = "forward and backward in summary.json", f"computing a sample takes {longer}"
-    yield (compared.computing or 0) > COMPUTING, "note", text, source, short
     planned, took = record.prediction.get("seconds"), record.timing.training
     ratio = took / planned if planned else 0
     over = f"{significant(ratio, 2)} × the planned time"
@@ -161,17 +153,12 @@ def _cores(record, devices):
 def _idle(record, gpus):
     """What was paid for and not used: as sampled, or else by layout."""
     layout, hours = record.run.layout, record.summary and record.summary.core_hours
-    known = [(use, gpu.rank) for gpu in gpus if (use := gpu.mean("utilisation")) is not None]
-    if known:
-        idle = [rank for use, rank in known if use < IDLE_USE]
-        count, unused, held = len(idle), idle.count(None), len(known)
-    else:
-        count, unused, held = (*[layout.idle_gpus * layout.nodes] * 2, record.gpus)
-    source = f"mean utilisation below {percent(IDLE_USE)} in device.csv" if known else "the layout in run.json"
-    short = f"{count} of {plural(held, record.gpu_word)} idle"
+    uses = [use for gpu in gpus if (use := gpu.mean("utilisation")) is not None]
+    count = sum(use < IDLE_USE for use in uses) if uses else layout.idle_gpus * layout.nodes
+    source = f"mean utilisation below {percent(IDLE_USE)} in device.csv" if uses else "the layout in run.json"
+    short = f"{count} of {plural(held := len(uses) or record.gpus, record.gpu_word)} idle"
     paid = f", {significant(hours * count / held)} of {significant(hours)} core-hours" if hours else ""
-    why = f"; {unused} asked for and used by no process" if unused else ""
-    yield count, "bad", f"{short}{paid}{why}.", source, short
+    yield count, "bad", f"{short}{paid}.", source, short
     text = f"With one micro-batch only one of {layout.pp} pipeline stages works at a time: give it more micro-batches."
     yield layout.one_stage_at_a_time, "bad", text, "the layout in run.json", "one stage at a time"
 

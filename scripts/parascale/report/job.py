@@ -18,10 +18,10 @@ from parascale.report.parts import Part
 from parascale.report.records import load_records
 from parascale.report.summary import row_of
 from parascale.report.tables import Column, columns, make_table
-from parascale.report.usage import attempts_chart, attempts_table, usage_chart, usage_table
+from parascale.report.usage import attempts, attempts_chart, usage_chart, usage_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
-TRANSPOSED = (Column("fact", "Fact"), Column("value", "Value", text="words"))
+TRANSPOSED = (Column("fact", "Fact"), Column("value", "Value", text="words", link="page"))
 
 
 def _clock(seconds):
@@ -30,8 +30,8 @@ def _clock(seconds):
 
 # What one asks first about a job.
 FACTS = (
-    *columns(status="Status", strategy="Strategy", layout="Layout", hardware="Hardware", jobs="Job", hosts="Nodes"),
-    *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)", ended="Ended (UTC)"),
+    *columns(status="Status", strategy="Strategy", layout="Layout", hardware="Hardware", hosts="Nodes"),
+    *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)"),
     *columns(numbers.duration, waited="Waited in the queue", limit="Time limit"),
     Column("limit_used", "Of it, used by the last attempt", numbers.percent),
     Column("training_seconds", "Training", numbers.duration),
@@ -98,7 +98,6 @@ def render_job(job, folder=None):
     of_run = (run.workload.name, run.strategy, record.site.title or record.site.name) if run is not None else ()
     folded = [
         Part("usage", "Use of the hardware", (), (), (usage_table(job.devices),)),
-        Part("attempts", "Attempts", (), (), (attempts_table(record),)),
         Part("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
         *(make(job.report) for make in (parts.parity, parts.quality, parts.provenance)),
     ]
@@ -127,6 +126,7 @@ def facts(job):
         if words:
             row = {"fact": column.title, "case": column.name, "words": f"{words}{unit}{plan}"}
             yield row | {"value": value if column.shown else None}
+    yield from attempts(job.record)
 
 
 def _known(job):
@@ -142,13 +142,10 @@ def _known(job):
         first, last = record.attempts[0], record.attempts[-1]
         known |= {name: first.get(name) for name in ("submitted", "started")}
         times = first.get("submitted"), first.get("allocated")
-        jobs = (each["job_id"] for each in record.attempts if each.get("job_id"))
         hosts = (host for each in record.attempts for host in each.get("hosts") or ())
         known |= {
-            "jobs": ", ".join(dict.fromkeys(jobs)),
             "hosts": ", ".join(dict.fromkeys(hosts)),
             "waited": times[1] - times[0] if all(times) else None,
-            "ended": last["started"] + last["seconds"] if last.get("seconds") else None,
         }
         if used := time_used(last):
             known |= {"limit": used[1], "limit_used": used[0] / used[1]}

@@ -27,13 +27,6 @@ def _words(machine):
     return words
 
 
-def gpu_memory(record):
-    """Bytes of a GPU's memory: as the nodes of a run told, else as the file of its site says; None on CPUs or where neither does."""
-    read = [size for each in machines_of(record) if (size := each.get("gpu_memory_bytes"))]
-    told = record.site.gpu_memory_gb
-    return None if record.site.device == "cpu" else min(read) if read else told and told * 1e9
-
-
 def contradictions(record):
     """What the nodes of a run are and the file of its site says otherwise, as the end of a sentence; empty where it does not."""
     site, said = record.site, {}
@@ -41,8 +34,6 @@ def contradictions(record):
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
         if gpu and site.gpu and not _named(site.gpu, gpu):
             said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None
-        if site.gpus_per_node and machine.get("gpus", 0) > site.gpus_per_node:  # a job may see fewer than there are
-            said[f"a node has {machine['gpus']} GPUs, not `gpus_per_node: {site.gpus_per_node}`"] = None
         for name, read, told in (
             ("gpu_memory_gb", machine.get("gpu_memory_bytes"), site.gpu_memory_gb if gpu else None),
             ("host_memory_gb", machine.get("memory_bytes"), site.host_memory_gb),

@@ -12,7 +12,7 @@ from parascale.errors import few
 from parascale.report import chart, figures, numbers
 from parascale.report.comparing import grouped, is_different
 from parascale.report.machines import contradictions
-from parascale.report.parts import compared_over, conversions_table, parts
+from parascale.report.parts import conversions_table, parts
 from parascale.report.plans import advice_table, next_steps
 from parascale.report.summary import runs_table
 from parascale.report.verdict import lines, verdicts
@@ -102,10 +102,6 @@ def warnings(report):
     elsewhere = grouped(report.done, contradictions)
     said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
     for record in filter(is_different, report.records):
-        found = record.parity
-        since = f" in a short run of {compared_over(found)}" if found.steps else ""
-        since += f", first at step {found.first_step_outside}" if found.first_step_outside is not None else ""
-        reason = f": {found.reason}" if found.reason else ""
-        wrong = f"`{record.name}` does not compute the same as its baseline `{found.baseline}`{since}{reason}"
+        wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"
         said.append(f"{wrong}. Do not compare its cost.")
     return said

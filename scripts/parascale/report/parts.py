@@ -59,11 +59,11 @@ def parity(report):
     """Parity of each run with its baseline, what is allowed, and why a run is not the same."""
     checked = [record for record in report.records if record.parity is not None]
     allowed = dict.fromkeys(_allowed(record.parity) for record in checked if record.parity.tolerances)
-    reasons = [f"`{each.name}`: {each.parity.reason}" for each in checked if each.parity.reason]
-    unchecked = [f"`{record.name}`" for record in report.done if record.parity is None]
-    notes = (*allowed, *reasons, *([f"Not checked: {few(unchecked, 8)}."] if unchecked else []))
+    reasons = [
+        f"`{each.name}`: {each.parity.reason}" for each in checked if each.parity.verdict not in ("same", "baseline")
+    ]
     table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, _parity_row)
-    return Part("parity", "Is the result the same?", SAME, tables=(table,), notes=notes)
+    return Part("parity", "Is the result the same?", SAME, tables=(table,), notes=(*allowed, *reasons))
 
 
 def _parity_row(record):
@@ -92,29 +92,18 @@ LOSS = {"train_loss": "Training loss, last 10 steps", "validation_loss": "Valida
 QUALITY = (*columns(numbers.loss, **LOSS), Column("test_perplexity", "Test perplexity", numbers.significant))
 QUALITY += (*columns(numbers.share, **ACCURACY),)
 EXAMPLES = (RUN, *columns(document="Document", reference="Reference", summary="Summary"))
-REASONS = {
-    "without_text": "without a text left out",
-    "without_document": "without a document left out",
-    "without_summary": "without a summary left out",
-    "long_summary": "with too long a summary left out",
-    "long_document": "with too long a document left out",
-    "cut_documents": "documents cut to the window",
-    "bad_images": "that are not whole images left out",
-}
 
 
 def quality(report):
     """Losses of every run, ROUGE of summaries with examples, accuracy of classes, and what was left out of the data."""
-    below = [record.name for record in report.done if _below(record)]
     rouge = "Summaries of the test split: mean F1 with the references"
     tables = (
         of_runs(report, "Losses and accuracies", QUALITY, report.done).known(),
         make_table(rouge, SCORES, _scores(report), report.series),
         make_table("Some summaries", EXAMPLES, _examples(report)),
     )
-    notes = [f"The summaries of `{name}` do not beat the first words of the documents." for name in below]
     kept = tuple(table for table in tables if len(table))
-    return Part("quality", "How good the models are", tables=kept, notes=(*notes, *_exclusions(report)))
+    return Part("quality", "How good the models are", tables=kept, notes=tuple(_exclusions(report)))
 
 
 def _scores(report):
@@ -126,16 +115,10 @@ def _scores(report):
             yield {"run": record.name, "case": key, "writer": writer, "documents": found["documents"], **found[key]}
 
 
-def _below(record):
-    """Whether neither search of a summariser beats the first words of the documents in some ROUGE."""
-    found, names = record.summaries, [column.name for column in ROUGE]
-    return found and any(max(found["beam"][name], found["greedy"][name]) <= found["lead"][name] for name in names)
-
-
 def _examples(report):
-    """Of the first summariser of each workload that beats the first words."""
-    good = [record for record in report.done if record.summaries.get("examples") and not _below(record)]
-    for record, *_ in grouped(good, lambda record: record.run.workload.name).values():
+    """Of the first summariser of each workload."""
+    known = [record for record in report.done if record.summaries.get("examples")]
+    for record, *_ in grouped(known, lambda record: record.run.workload.name).values():
         yield from ({"run": record.name, **example} for example in record.summaries["examples"])
 
 
@@ -144,9 +127,8 @@ def _exclusions(report):
     said = {}
     for record in report.done:
         for split, counts in (record.provenance.get("excluded") or {}).items():
-            words = [f"{count:,} {REASONS.get(reason, reason)}" for reason, count in counts.items() if count]
-            if words:
-                said[f"`{record.run.workload.name}`, {split}: {numbers.listed(words)}."] = None
+            if words := [f"{reason.replace('_', ' ')} {count:,}" for reason, count in counts.items() if count]:
+                said[f"Left out or cut of `{record.run.workload.name}`, {split}: {numbers.listed(words)}."] = None
     return said
 
 
@@ -224,7 +206,7 @@ def _form(row):
 # --- where it comes from
 
 ORIGIN = columns(run="Runs", seed="Seed", code="Code digest", commit="Git commit", site="Site", machine="Machine")
-ORIGIN += columns(hosts="Hosts", jobs="Jobs", versions="Versions")
+ORIGIN += columns(hosts="Hosts", versions="Versions")
 
 
 def provenance(report):
@@ -242,16 +224,15 @@ def _origin(record):
     """What is known of a run's origin."""
     origin, site = record.provenance, record.site
     versions = (f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version)
-    texts = {
-        "code": (origin["code_digest"] or "")[:12],
-        "commit": (origin["git_commit"] or "")[:12],
+    return {
+        "seed": record.run.seed,
+        "code": (origin["code_digest"] or "")[:12] or None,
+        "commit": (origin["git_commit"] or "")[:12] or None,
         "site": site.title or site.name,
-        "machine": machines_text(record),
-        "hosts": ", ".join(dict.fromkeys(origin["hosts"] or ())),
-        "jobs": ", ".join(dict.fromkeys(map(str, origin["job_ids"] or ()))),
-        "versions": ", ".join(versions),
+        "machine": machines_text(record) or None,
+        "hosts": ", ".join(dict.fromkeys(origin["hosts"] or ())) or None,
+        "versions": ", ".join(versions) or None,
     }
-    return {"seed": record.run.seed} | {name: text or None for name, text in texts.items()}
 
 
 FIGURES = figure("memory", "Memory"), figure("loss", "Loss against training time")

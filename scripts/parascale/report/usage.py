@@ -1,39 +1,31 @@
 """When a run was at work, and how much of its hardware it used: its attempts and its samples over time, and as tables."""
 
 import math
-from dataclasses import dataclass
+from collections import namedtuple
 
 import numpy as np
 
 from parascale.report import numbers
 from parascale.report.chart import PALETTE, Chart, bars_height
 from parascale.report.findings import ending
-from parascale.report.tables import Column, columns, make_table
+from parascale.report.tables import columns, make_table
 from parascale.telemetry import total
 
 PARTS = 120  # of the running time, of which means are drawn
 MOST = 64  # lines of devices
-PAUSE = 10  # a gap of more than so many intervals lies between attempts, and is cut out
 COLOURS = {"finished": "C2", "stopped": "C7", "killed": "C5", "failed": "C5", "running": "C0"}
-ATTEMPTS = (
-    Column("attempt", "Attempt", numbers.whole),
-    Column("job", "Job", link="page"),
-    *columns(start="Start (UTC)", end="End (UTC)"),
-    Column("seconds", "Duration", numbers.duration),
-    Column("ended", "Outcome"),
-    *columns(numbers.whole, first_step="First step", last_step="Last step"),
-)
 
 
-def attempts_table(record):
-    """The attempts with their jobs, times and steps."""
+def attempts(record):
+    """Rows of the facts of a job: how each attempt went, which leads to the site's own page of its job."""
     page = record.site.job_page if record.site is not None else ""
-    return make_table("Every attempt", ATTEMPTS, (_row(page, *each) for each in enumerate(record.attempts, 1)))
-
-
-def _row(page, number, attempt):
-    job, ended = str(attempt.get("job_id") or ""), ending(attempt) or attempt.get("outcome") or "running"
-    return attempt | {"attempt": number, "job": job, "page": job and page.replace("{job}", job), "ended": ended}
+    for number, each in enumerate(record.attempts, 1):
+        job = str(each.get("job_id") or "")
+        steps = f"steps {each['first_step']:,} to {each['last_step']:,}" if each.get("last_step") else ""
+        ended = ending(each) or each.get("outcome") or "running"
+        said = filter(None, (job and f"job {job}", numbers.duration(each.get("seconds")), steps, ended))
+        row = {"fact": f"Attempt {number}", "case": f"attempt_{number}", "words": ", ".join(said)}
+        yield row | {"page": job and page.replace("{job}", job)}
 
 
 def attempts_chart(record):
@@ -63,23 +55,9 @@ def attempts_chart(record):
 # --- samples
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A column of the samples of a kind of device. shown: how its value is written. unit: (name, size) of the unit in which it is drawn over
-    time. counter: it only grows, and says what it came to."""
-
-    kind: str
-    column: str
-    title: str
-    shown: object
-    unit: tuple = ()
-    counter: bool = False
-
-    def of(self, devices):
-        """The devices that know it."""
-        return [device for device in devices if device.kind == self.kind and device.known(self.column)]
-
-
+# A column of the samples of a kind of device. shown: how its value is written. unit: (name, size) of the unit in which it is drawn over time.
+# counter: it only grows, and says what it came to.
+Metric = namedtuple("Metric", "kind column title shown unit counter", defaults=((), False))
 GIB = ("GiB", 2**30)
 METRICS = (
     Metric("gpu", "utilisation", "GPU use", numbers.percent, ("%", 0.01)),
@@ -97,45 +75,43 @@ METRICS = (
     Metric("host", "received_bytes", "Received by nodes over the network", numbers.memory, counter=True),
     Metric("host", "sent_bytes", "Sent by nodes over the network", numbers.memory, counter=True),
 )
-EXTREMES = (
-    Column("metric", "Metric"),
-    Column("min", "Lowest", numbers.significant, text="min_words"),
-    Column("mean", "Mean", numbers.significant, text="mean_words"),
-    Column("max", "Highest", numbers.significant, text="max_words"),
-    Column("total", "In all", numbers.significant, text="total_words"),
-)
+EXTREMES = columns(metric="Metric", min="Lowest", mean="Mean", max="Highest", total="In all")
+
+
+def _known(metric, devices):
+    return [device for device in devices if device.kind == metric.kind and device.known(metric.column)]
 
 
 def usage_table(devices):
     """Lowest, mean and highest value of every metric over all samples and devices; of a counter what it came to."""
-    rows = (_extremes(metric, known, devices) for metric in METRICS if (known := metric.of(devices)))
+    rows = (_extremes(metric, known, devices) for metric in METRICS if (known := _known(metric, devices)))
     return make_table("Every metric over all samples", EXTREMES, rows)
 
 
 def _extremes(metric, known, devices):
-    found = {"total": total(devices, metric.kind, metric.column)}
-    if not metric.counter:
+    if metric.counter:
+        found = {"total": total(devices, metric.kind, metric.column)}
+    else:
         values = np.concatenate([device.known(metric.column) for device in known])
         found = {"min": values.min(), "mean": values.mean(), "max": values.max()}
-    words = {f"{name}_words": metric.shown(value) for name, value in found.items() if value is not None}
-    return {"metric": metric.title, "case": f"{metric.kind}_{metric.column}"} | found | words
+    words = {name: metric.shown(value) for name, value in found.items() if value is not None}
+    return {"metric": metric.title} | words
 
 
 def usage_chart(devices):
     """The use of the hardware over time, or None: a line for each GPU or process."""
-    drawn = [(metric, chosen) for metric in METRICS if metric.unit and (chosen := metric.of(devices))]
+    drawn = [(metric, chosen) for metric in METRICS if metric.unit and (chosen := _known(metric, devices))]
     if not drawn:
         return None
 
     def draw(figure):
         for axes, (metric, chosen) in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn, strict=True):
-            (unit, unit_size), moments = metric.unit, running_time(chosen)
-            size, word = numbers.time_unit(moments[1][-1])
-            for device in chosen[:: math.ceil(len(chosen) / MOST)]:
-                times, means = over_time([device], metric.column, moments)
-                axes.plot(times / size, means / unit_size, color="C0", alpha=0.5, linewidth=1)
-            times, means = over_time(chosen, metric.column, moments)
-            axes.plot(times / size, means / unit_size, color=PALETTE["ink"])
+            unit, unit_size = metric.unit
+            means = over_time(chosen, metric.column) / unit_size
+            size, word = numbers.time_unit(means.index[-1])
+            shown = means.iloc[:, :: math.ceil(len(chosen) / MOST)]
+            axes.plot(means.index / size, shown, color="C0", alpha=0.5, linewidth=1)
+            axes.plot(means.index / size, means.mean(axis=1), color=PALETTE["ink"])
             axes.set(title=f"{metric.title} ({unit})", xlim=(0, None), ylim=(0, None))
         axes.set_xlabel(f"running time ({word})")
 
@@ -145,25 +121,12 @@ def usage_chart(devices):
     return Chart("usage", "Use of the hardware", caption, draw, 1.5 * len(drawn) + 0.3, f"Means: {said}")
 
 
-def running_time(devices):
-    """(times that were sampled, running seconds until each): without the pauses between attempts."""
-    times = np.unique(np.concatenate([device.times for device in devices]))
-    # Of one device: the nodes sample at moments of their own, so that gaps between all of them are shorter.
-    longest = PAUSE * max(map(_usual, devices))
-    return times, np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(times), longest))])
+def over_time(devices, column):
+    """A frame of pandas: running seconds, without pauses between attempts, → a column of each device. Means of at most PARTS stretches."""
+    import pandas  # loads slowly
 
-
-def _usual(device):
-    """Seconds between two samples of a device."""
-    return np.median(np.diff(device.times)) if len(device.times) > 1 else 0.0
-
-
-def over_time(devices, column, moments):
-    """(running seconds, means) of a column in equal parts of the running time; a part without samples is left out."""
-    times = np.interp(np.concatenate([device.times for device in devices]), *moments)
-    values = np.concatenate([device.values[column] for device in devices])
-    times, values = times[~np.isnan(values)], values[~np.isnan(values)]
-    count = min(PARTS, max(len(device.times) for device in devices))
-    parts = np.minimum(count * times / (moments[1][-1] or 1.0), count - 1).astype(int)
-    counts, times, values = (np.bincount(parts, weights) for weights in (None, times, values))
-    return times[counts > 0] / counts[counts > 0], values[counts > 0] / counts[counts > 0]
+    frame = pandas.DataFrame({place: pandas.Series(device.values[column]) for place, device in enumerate(devices)})
+    times, length = max((device.times for device in devices), key=len), math.ceil(len(frame) / PARTS)
+    interval = np.median(np.diff(times)) if len(times) > 1 else 0.0
+    means = frame.groupby(frame.index // length).mean()
+    return means.set_axis(means.index * length * interval)

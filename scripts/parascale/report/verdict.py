@@ -25,9 +25,7 @@ class Aim:
 def training_core_hours(member):
     """Spread of the core-hours of training alone, or None."""
     cores, time = member.first.cores, member.time
-    if not cores:
-        return None
-    return Spread(*(seconds * cores / 3600 for seconds in (time.mean, time.low, time.high)))
+    return cores and Spread(*(seconds * cores / 3600 for seconds in (time.mean, time.low, time.high)))
 
 
 MOST_LINES = 8  # of a workload, on a terminal
@@ -141,10 +139,9 @@ def _sentence(experiment, winners):
 
 def _basis(experiments):
     """Sentences on what a verdict rests on."""
-    repeated = any(len(member.records) > 1 for experiment in experiments for member in experiment.members)
     if experiments:
-        spread = " or, of runs that were not repeated, blocks of steps" if repeated else " blocks of a run's steps"
-        yield f"Ranges span {'repeats' if repeated else ''}{spread}. Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
+        spread = "Ranges span blocks of a run's steps or, where it was repeated, its repeats."
+        yield f"{spread} Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
     for record in (experiment.first for experiment in experiments if experiment.first.site.charges == "whole_nodes"):
         used, there, what = record.run.layout.gpus_per_node, record.site.gpus_per_node or 0, "GPUs"
         if record.site.device == "cpu":
