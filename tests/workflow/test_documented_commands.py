@@ -73,6 +73,7 @@ NOT_RUN = {
     "parascale store free": NAMED,
     "python -m tests.published.score TABLE.csv": "needs the tests; test_plan_score.py runs it",
     "parascale launch": NAMED,
+    "parascale prove proof/single proof/ddp": "needs two recordings; test_prove.py runs it",
     "source envs/jsc.sh": "loads the modules of JSC's machines",
     "jutil env activate -p project": "a program of JSC's machines",
     "python -m tests.workflow.browser results/report/index.html .github/report.png --height 1120": SAMPLE,

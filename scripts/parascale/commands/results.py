@@ -1,4 +1,4 @@
-"""Verbs for what runs left: `generate`, `summarise`, `parity` and `calibrate`. Torch loads slowly, so only where it is needed."""
+"""Verbs for what runs left: `generate`, `summarise`, `parity`, `prove` and `calibrate`. Torch loads slowly, so only where it is needed."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from multiprocessing import active_children, get_context
 
 import click
 
-from parascale.cli import COUNT, WHICH, InputFile, Location, Number, named_run, run_option, with_project
+from parascale.cli import COUNT, WHICH, InputFile, Location, Number, OutputFolder, named_run, run_option, with_project
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.launch import die_with_parent
@@ -187,6 +187,25 @@ def parity(project, name):
     verdict = compare_folders(folder(name), folder(run.baseline))
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
+
+
+@click.command()
+@click.argument("single", type=OutputFolder())
+@click.argument("parallel", type=OutputFolder())
+def prove(single, parallel):
+    """Does a script of yours compute on several processes what it computes on one; and if not, in which step, pass and module does it
+    part first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
+    with 1 if they differ.
+
+    \b
+    Example: parascale prove proof/single proof/ddp
+    """
+    from parascale.proof import ProofError, main
+
+    try:
+        return main(single, parallel)
+    except ProofError as error:
+        raise DataError(str(error)) from None
 
 
 @click.command()
