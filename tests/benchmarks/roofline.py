@@ -5,7 +5,8 @@ the memory bandwidth. The host never waits, no kernel takes time to start, and n
 
 Rules, which stand before any figure:
 
-- Eagerly each dispatched operation is one kernel: it reads each input once and writes each output once. A view costs nothing.
+- Eagerly each dispatched operation is one kernel: it reads each input once and writes each output, or what it changes in place, once. A
+  view costs nothing. Fused optimizers write a gradient back where they scale it (`fused_adam_utils.cuh`), else not.
 - Compiled regions are traced forward and backward by AOTAutograd with inductor's decompositions and its choice of what to recompute.
   Within them all that lies between two kernels that inductor does not make itself (products, convolutions, attention) is one kernel: it
   reads what was made before it, and writes what is used after it.
@@ -55,6 +56,8 @@ HOPPER = _kinds()["hopper"]  # node, interference
 # Beside views, what no kernel does.
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
 FREE += ("wait_tensor", "is_same_size", "record_stream")
+FREE += ("all_gather_copy_in",)  # of FSDP; the copy within is dispatched too
+COPIES = ("copy_", "_foreach_copy_")  # which do not read what they write
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast", "send")
 
@@ -92,8 +95,7 @@ class Counter(TorchDispatchMode):
             return NotImplemented  # it comes back as operations on this rank's part
         outputs = function(*arguments, **(keywords or {}))
         if self.on:
-            given = {key: value for key, value in (keywords or {}).items() if key != "out"}
-            self._count(function, arguments, _tensors((arguments, given)), _tensors(outputs))
+            self._count(function, arguments, *_moved(function, arguments, keywords or {}, outputs))
         return outputs
 
     def _count(self, function, arguments, inputs, outputs):
@@ -247,6 +249,19 @@ def _group(arguments):
         return _resolve_process_group(arguments[-1])
     held = [each for each in arguments if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())]
     return ProcessGroup.unbox(held[0])
+
+
+def _moved(function, arguments, keywords, outputs):
+    """(tensors that an operation reads, tensors that it writes)."""
+    read, changed = [], []
+    for place, argument in enumerate(function._schema.arguments):
+        given = _tensors(arguments[place] if place < len(arguments) else keywords.get(argument.name))
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        if not (argument.is_out or (writes and function._opname in COPIES)):
+            read += given
+        if writes and (argument.name != "grads" or keywords.get("grad_scale") is not None):
+            changed += given
+    return read, _tensors(outputs) or changed
 
 
 def _tensors(tree):
