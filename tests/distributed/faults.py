@@ -88,8 +88,8 @@ def clipping_by_a_stages_norm():
     """Each stage clips by the norm of its own part; what is recorded is the whole norm, so the record looks right."""
     clip = step.clip
 
-    def clip_by_own(model, norm, limit):
-        clip(model, get_total_norm([p.grad for _, p in model.named_parameters()]), limit)
+    def clip_by_own(model, optimizers, norm, *limits):
+        clip(model, optimizers, get_total_norm([p.grad for _, p in model.named_parameters()]), *limits)
 
     step.clip = clip_by_own
 

@@ -21,7 +21,7 @@ from parascale.plan.time import gpu_kind
 
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
-UPDATE_BYTES = 12  # of an element's gradient, in fp32, that clipping reads twice and writes
+UPDATE_BYTES = 8  # of an element's gradient, in fp32: its norm reads it, and the optimizer writes it back, scaled
 
 
 class Load(NamedTuple):

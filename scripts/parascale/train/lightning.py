@@ -109,7 +109,7 @@ class Steps(LightningModule):
         with self.session.clock.phase("communication"):
             self.figures = self.stepper.report(self.loss, self.targets)
         self.open_phase.enter_context(self.session.clock.phase("optimizer"))
-        clip(self.stepper.model, self.figures[0], self.stepper.clip_norm)
+        clip(self.stepper.model, self.stepper.optimizers, self.figures[0], self.stepper.clip_norm)
 
     def optimizer_step(self, *arguments, **keywords):
         """The update itself; the phase was opened when the gradient was whole."""

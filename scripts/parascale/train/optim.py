@@ -38,7 +38,7 @@ class SGD(torch.optim.SGD):
     memory that nobody has written.
     """
 
-    found_inf = None
+    found_inf = grad_scale = None
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -65,6 +65,7 @@ class SGD(torch.optim.SGD):
                 nesterov=False,
                 maximize=False,
                 is_first_step=False,
+                grad_scale=self.grad_scale,
                 found_inf=self.found_inf,
             )
         return loss
@@ -186,25 +187,24 @@ def _shards(gradient):
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
-def unscale(model, factor):
-    torch._foreach_div_(_gradients(model), factor)
+def clip(model, optimizers, norm, limit, scale=None):
+    """Scale all gradients so that their whole norm, which is `norm`, is at most `limit`; None: leave them. scale: of the loss, by which
+    they are larger than `norm` says.
 
-
-def clip(model, norm, limit):
-    """Scale all gradients so that their whole norm is at most `limit`; None: leave them."""
+    Optimizers do it as they read a gradient, without a pass of its own. Their kernels take the divisor in fp32: fp64 is divided here.
+    """
+    if limit is not None:
+        excess = ((norm + CLIP_MARGIN) / limit).clamp(min=1.0)
+        scale = excess if scale is None else excess * scale
     gradients = _gradients(model)
-    if limit is not None and gradients:
-        factor = (limit / (norm.to(gradients[0].dtype) + CLIP_MARGIN)).clamp(max=1.0)
-        if not _at_hand(factor) or factor.item() != 1.0:  # else a pass over all gradients would change nothing
-            torch._foreach_mul_(gradients, factor)
+    if scale is not None and gradients and gradients[0].dtype == torch.float64:
+        torch._foreach_div_(gradients, scale)
+    elif scale is not None:
+        for optimizer in optimizers:
+            optimizer.grad_scale = scale.float()
 
 
 def _gradients(model):
     """This rank's parts of all gradients."""
     gradients = [p.grad for _, p in model.named_parameters() if p.grad is not None]
     return gradients if model.mesh.devices is None else list(map(local, gradients))
-
-
-def _at_hand(number):
-    """Whether the host can read a number without waiting for a device."""
-    return number.device.type == "cpu" and type(number) is torch.Tensor  # a fake one is of another type

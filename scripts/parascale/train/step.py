@@ -17,7 +17,7 @@ from parascale.families.dropout import Draws
 from parascale.parallel import fsdp
 from parascale.train.averaging import make_averager
 from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
-from parascale.train.optim import clip, finish_gradients, squared_norm, unscale
+from parascale.train.optim import clip, finish_gradients, squared_norm
 
 
 class Figures:
@@ -124,13 +124,12 @@ class Stepper:
             figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
             if self.scale is not None:
-                unscale(self.model, self.scale.value)
                 # On the device: optimizers change nothing if the norm is not finite.
                 overflow = (~figures[0].isfinite()).float()
                 for optimizer in self.optimizers:
                     optimizer.found_inf = overflow
                 self.scale.update(overflow)
-            clip(self.model, figures[0], self.clip_norm)
+            clip(self.model, self.optimizers, figures[0], self.clip_norm, *figures[3:])
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
