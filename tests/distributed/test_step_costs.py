@@ -1,13 +1,15 @@
 """What a training step costs beside its arithmetic, counted: waits of the host for the device, and for Python's garbage."""
 
 import gc
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parascale.train import loop, optim
+from parascale.train import loop
 
 from . import tasks
 from .cases import LAYOUTS, but_slow, ranks_of
@@ -86,7 +88,6 @@ def train_and_count_waits(settings, planted=None):
 
         return counted
 
-    optim._at_hand = lambda number: False  # as on a GPU
     loop.Stepper.step = counting(loop.Stepper.step, counts[0])
     loop.Session.end_step = counting(loop.Session.end_step, counts[1])
     loop.RunState.checkpoint = lambda *_: {}
@@ -149,6 +150,20 @@ REDUCED = {
     "dp x tp x pp": ((0, 1), (0, 1)),
     "fsdp x tp x pp": ((1, 0), (1, 0)),
 }
+OFTEN = {"–": (0, 0), "once a part": (1, 4), "once a step": (1, 1)}
+
+
+def test_documents_say_how_often_gradients_are_reduced():
+    text = (Path(__file__).parents[2] / "docs/how-it-works.md").read_text()
+    rows = re.findall(r"^\| (.*) \| (–|once a part|once a step) \| (–|once a step) \|$", text, re.M)
+    said = {
+        name.replace("×", "x"): tuple(zip(OFTEN[scattered], OFTEN[summed], strict=True))
+        for names, scattered, summed in rows
+        for name in re.findall("`([^:`]+)`", names)
+    }
+    assert said == REDUCED
+
+
 QUICK_REDUCED = {("ddp", 4), ("fsdp, once", 4), ("hsdp", 4), ("dp x tp", 4), ("dp x pp", 4)}
 
 
