@@ -85,7 +85,8 @@ def start_processes(device_kind, timeout_seconds, store=None):
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_seconds)
-        if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK and not _is_hosted_by_torchrun():
+        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+        if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK and not hosted:
             store = open_store(timeout)
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         if device.type == "cuda":
@@ -105,10 +106,6 @@ def open_store(timeout, wait_for_workers=True):
         listener["master_listen_fd"] = socket.create_server(address).detach()
     ranks = int(os.environ["WORLD_SIZE"])
     return dist.TCPStore(*address, ranks, rank == 0, timeout, wait_for_workers=wait_for_workers, **listener)
-
-
-def _is_hosted_by_torchrun():
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def disable_wakeup_preemption():

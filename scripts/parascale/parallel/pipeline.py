@@ -31,19 +31,6 @@ def cut(model, stage, stages):
     return model
 
 
-def backward_problem():
-    """A sentence where the installed torch cannot go backward in two passes, else None.
-
-    torch 2.11 and 2.12 forget nodes of an `autograd.Function`, as the loss is one, between the passes.
-    """
-    if (2, 11) <= torch.__version__ < (2, 13):
-        return (
-            f"torch {torch.__version__} forgets what the second backward pass of zero-bubble and V schedules starts from: install torch 2.13 "
-            "or newer, or choose another `schedule`, such as Interleaved1F1B"
-        )
-    return None
-
-
 class TimedStage(PipelineStage):
     """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting.
 
@@ -94,8 +81,12 @@ class Pipeline:
     def __init__(self, parts, mesh, loss, clock):
         """parts: modules of this rank's stages, in ascending order. loss: (outputs, labels) → summed, already divided."""
         layout = mesh.layout
-        if layout.splits_backward and (problem := backward_problem()):
-            raise RequirementError(problem)
+        # These forget nodes of an `autograd.Function`, as the loss is one, between the two passes.
+        if layout.splits_backward and (2, 11) <= torch.__version__ < (2, 13):
+            raise RequirementError(
+                f"torch {torch.__version__} forgets what the second backward pass of zero-bubble and V schedules starts from: install "
+                "torch 2.13 or newer, or choose another `schedule`, such as Interleaved1F1B"
+            )
         self.layout = layout
         self.device = mesh.device
         self.group = mesh.devices.get_group("pp")
