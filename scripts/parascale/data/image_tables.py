@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from parascale.data.images import ImageIndexWriter
-from parascale.data.sources.readers import open_table, table_rows
+from parascale.data.sources.tables import open_table, table_rows
 from parascale.errors import DataError, few
 
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)

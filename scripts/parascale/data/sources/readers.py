@@ -4,15 +4,14 @@ import csv
 import io
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
 import pyarrow
-import pyarrow.parquet
 
 from parascale.data.named_files import COMPRESSED
 from parascale.data.sources.flat import flat
+from parascale.data.sources.tables import batches_of, open_table, require_columns, require_form, table_rows
 from parascale.errors import DataError
 
 TEXT, PARQUET, ARROW, JSON_LINES, JSON, CSV, TOKENS = "text", "parquet", "arrow", "jsonl", "json", "csv", "tokens"
@@ -27,18 +26,9 @@ KINDS = {
 }
 TABLES = (PARQUET, ARROW)
 WHOLE = (*TABLES, TOKENS)  # are not read in a compressed file
-ARROW_MAGIC, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+
 BLOCK_BYTES = 1 << 20
-ROWS_AT_ONCE = 1024  # of Parquet: memory holds their texts
-# How files begin that are often called by another name → what they hold, and what to do.
-FORMS = {
-    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or let the name of a text end in `.gz`"),
-    b"BZh": ("bzip2", "unpack it (`bunzip2`), or let the name of a text end in `.bz2`"),
-    b"\xfd7zXZ": ("xz", "unpack it (`unxz`)"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`), or let the name of a text end in `.zst`"),
-    b"PK\x03\x04": ("a zip archive", "unpack it (`unzip`)"),
-    b"PAR1": ("Parquet", "let its name end in `.parquet`"),
-}
+
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -124,7 +114,7 @@ def records(path, columns, first=0, last=None, required=False):
                 )
         yield values
     if named:
-        _require(path, named, columns, "document")
+        require_columns(path, named, columns, "document")
 
 
 def _part(path, rows, first, last):
@@ -145,7 +135,7 @@ def _lines(path):
             except UnicodeDecodeError as error:
                 wrong = error.start
             if wrong >= 0:
-                _require_form(path)
+                require_form(path)
                 raise DataError(
                     f"{path}: byte {offset + wrong:,} (0x{line[wrong]:02x}) is not UTF-8 text. Convert the file "
                     "(`iconv -f latin1 -t utf-8`, or `-f utf-16`), or name the right one."
@@ -161,7 +151,7 @@ def _json_rows(path, columns, required, named):
             wanted = " and ".join(f"`{name}`" for name in columns)
             raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
         if required:
-            _require(f"{path}, line {number}", row, columns, "text")
+            require_columns(f"{path}, line {number}", row, columns, "text")
         named |= dict.fromkeys(row)
         yield number, tuple(map(row.get, columns))
 
@@ -190,13 +180,13 @@ def _csv_rows(path, columns, required, _):
         lines = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), strict=True)
         try:
             names = next(lines, [])
-            _require(path, names, columns, "text" if required else "document")
+            require_columns(path, names, columns, "text" if required else "document")
             for row in filter(None, lines):
                 if len(row) != len(names) or len({*names}) < len(names):
                     raise ValueError(f"{len(row)} values for the columns {', '.join(names)}")
                 yield lines.line_num, tuple(row[names.index(name)] for name in columns)
         except (csv.Error, ValueError) as error:
-            _require_form(path)
+            require_form(path)
             raise DataError(f"{path}, line {lines.line_num:,}: no CSV of rows, in UTF-8 ({error})") from None
 
 
@@ -230,98 +220,3 @@ def token_rows(path, column, first=0, last=None):
                 f"{path}, before row {number:,}: `{column}` lacks numbers, or holds {numbers.type}: no tokens"
             )
         yield numbers.to_numpy()
-
-
-def table_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
-    """(number of the row, values) of each row of a Parquet or Arrow file. role: of the columns, for the remedy where one is missing."""
-    number = 0
-    names = open_table(path).schema_arrow.names
-    _require(path, names, columns, role)
-    for name in columns:
-        if names.count(name) > 1:
-            raise DataError(f"{path}: {names.count(name)} columns are called `{name}`; write the file again with one")
-    try:
-        for batch in batches_of(path, columns, rows_at_once):
-            rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-            yield from enumerate(rows, number)
-            number += batch.num_rows
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, in the {rows_at_once:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
-            "Latin-1; write the file again as UTF-8"
-        ) from None
-
-
-def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
-    """Yield the record batches of some columns of a Parquet or Arrow file. Raises DataError where it is damaged."""
-    number = 0
-    try:
-        for batch in open_table(path).iter_batches(rows_at_once, columns=columns):
-            yield batch
-            number += batch.num_rows
-    except UnicodeDecodeError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}, after row {number:,}: damaged {_form(path)} ({error}); fetch it again") from None
-
-
-def _require(place, names, columns, role):
-    missing = [column for column in columns if column not in names]
-    if missing:
-        has = f"it has {', '.join(names)}"
-        raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
-
-
-def open_table(path):
-    """A Parquet file, or an Arrow one with what is used of such. Raises DataError where it is none, or not whole."""
-    try:
-        # `pre_buffer` would keep all that was read.
-        table = ArrowTable(path) if kind_of(path) == ARROW else pyarrow.parquet.ParquetFile(path, pre_buffer=False)
-        table.schema_arrow.names  # noqa: B018 - decoded here, where a name that is not UTF-8 is an error with the file's name
-        return table
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
-        _require_form(path)
-        raise DataError(f"{path}: not a whole {_form(path)} file ({error}); fetch it again") from None
-
-
-class ArrowTable:
-    """An Arrow file, or a stream as `datasets` writes it, memory-mapped, with what is used of a ParquetFile."""
-
-    def __init__(self, path):
-        source = pyarrow.memory_map(str(path))
-        self._is_file = source.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC
-        if not self._is_file and source.read_at(8, max(0, source.size() - 8)) != STREAM_END:
-            raise pyarrow.ArrowInvalid("it does not end as a stream of record batches does")
-        self._reader = (pyarrow.ipc.open_file if self._is_file else pyarrow.ipc.open_stream)(source)
-        self.schema_arrow, self.metadata = self._reader.schema, self
-
-    def _batches(self):
-        return map(self._reader.get_batch, range(self._reader.num_record_batches)) if self._is_file else self._reader
-
-    @property
-    def num_rows(self):
-        """Rows of all batches. Of a stream, it reads them."""
-        return sum(batch.num_rows for batch in self._batches())
-
-    def iter_batches(self, rows_at_once, columns):
-        """Yield batches of some columns, of at most so many rows."""
-        for batch in self._batches():
-            for first in range(0, batch.num_rows, rows_at_once):
-                yield batch.select(columns).slice(first, rows_at_once)
-
-
-def _form(path):
-    return "Arrow" if kind_of(path) == ARROW else "Parquet"
-
-
-def _require_form(path):
-    """Raise DataError where a file begins as one of `FORMS`, and not as one of its name does."""
-    if Path(path).suffix.lower() in COMPRESSED:
-        return
-    with open(path, "rb") as handle:
-        head = handle.read(8)
-    for start, (form, remedy) in FORMS.items():
-        if head.startswith(start) and (form != "Parquet" or kind_of(path) != PARQUET):
-            raise DataError(f"{path}: it holds {form}, whatever its name says: {remedy}")

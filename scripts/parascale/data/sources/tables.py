@@ -1,0 +1,125 @@
+"""Rows of Parquet and Arrow, some at a time, and how damage in a file is told."""
+
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from parascale.data.named_files import COMPRESSED
+from parascale.errors import DataError
+
+ROWS_AT_ONCE = 1024  # memory holds their texts
+ARROW_MAGIC, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+# How files begin that are often called by another name → what they hold, and what to do.
+FORMS = {
+    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or let the name of a text end in `.gz`"),
+    b"BZh": ("bzip2", "unpack it (`bunzip2`), or let the name of a text end in `.bz2`"),
+    b"\xfd7zXZ": ("xz", "unpack it (`unxz`)"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`), or let the name of a text end in `.zst`"),
+    b"PK\x03\x04": ("a zip archive", "unpack it (`unzip`)"),
+    b"PAR1": ("Parquet", "let its name end in `.parquet`"),
+}
+
+
+def open_table(path):
+    """A Parquet file, or what has its shape, a Table: an Arrow file, or one that is given. Raises DataError where it is none, or not whole."""
+    try:
+        if isinstance(path, Table):
+            return path
+        # `pre_buffer` would keep all that was read.
+        table = ArrowTable(path) if form_of(path) == "Arrow" else pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+        table.schema_arrow.names  # noqa: B018 - decoded here, where a name that is not UTF-8 is an error with the file's name
+        return table
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
+        require_form(path)
+        raise DataError(f"{path}: not a whole {form_of(path)} file ({error}); fetch it again") from None
+
+
+class Table:
+    """What is used of a ParquetFile: `schema_arrow`, `metadata.num_rows` where rows are counted, and `iter_batches`."""
+
+
+class ArrowTable(Table):
+    """An Arrow file, or a stream as `datasets` writes it, memory-mapped, with what is used of a ParquetFile."""
+
+    def __init__(self, path):
+        source = pyarrow.memory_map(str(path))
+        self._is_file = source.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC
+        if not self._is_file and source.read_at(8, max(0, source.size() - 8)) != STREAM_END:
+            raise pyarrow.ArrowInvalid("it does not end as a stream of record batches does")
+        self._reader = (pyarrow.ipc.open_file if self._is_file else pyarrow.ipc.open_stream)(source)
+        self.schema_arrow, self.metadata = self._reader.schema, self
+
+    def _batches(self):
+        return map(self._reader.get_batch, range(self._reader.num_record_batches)) if self._is_file else self._reader
+
+    @property
+    def num_rows(self):
+        """Rows of all batches. Of a stream, it reads them."""
+        return sum(batch.num_rows for batch in self._batches())
+
+    def iter_batches(self, rows_at_once, columns):
+        """Yield batches of some columns, of at most so many rows."""
+        for batch in self._batches():
+            for first in range(0, batch.num_rows, rows_at_once):
+                yield batch.select(columns).slice(first, rows_at_once)
+
+
+def form_of(path):
+    """What a table is called: as its ending says, or as a Table calls itself."""
+    return getattr(path, "form", None) or {".arrow": "Arrow", ".parquet": "Parquet"}.get(Path(path).suffix.lower())
+
+
+def table_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
+    """(number of the row, values) of each row of a Parquet or Arrow file. role: of the columns, for the remedy where one is missing."""
+    number = 0
+    names = open_table(path).schema_arrow.names
+    require_columns(path, names, columns, role)
+    for name in columns:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: {names.count(name)} columns are called `{name}`; write the file again with one")
+    try:
+        for batch in batches_of(path, columns, rows_at_once):
+            rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            yield from enumerate(rows, number)
+            number += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, in the {rows_at_once:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
+            "Latin-1; write the file again as UTF-8"
+        ) from None
+
+
+def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
+    """Yield the record batches of some columns of a Parquet or Arrow file. Raises DataError where it is damaged."""
+    number = 0
+    try:
+        for batch in open_table(path).iter_batches(rows_at_once, columns=columns):
+            yield batch
+            number += batch.num_rows
+    except UnicodeDecodeError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}, after row {number:,}: damaged {form_of(path)} ({error}); fetch it again") from None
+
+
+def require_columns(place, names, columns, role):
+    """Raise DataError where a name that was asked for is not there. role: of the columns, for the remedy."""
+    missing = [column for column in columns if column not in names]
+    if missing:
+        has = f"it has {', '.join(names)}"
+        raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
+
+
+def require_form(path):
+    """Raise DataError where a file begins as one of `FORMS`, and not as one of its name does."""
+    if Path(path).suffix.lower() in COMPRESSED:
+        return
+    with open(path, "rb") as handle:
+        head = handle.read(8)
+    for start, (form, remedy) in FORMS.items():
+        if head.startswith(start) and form != form_of(path):
+            raise DataError(f"{path}: it holds {form}, whatever its name says: {remedy}")
