@@ -257,7 +257,7 @@ def test_files_of_the_hub_are_paths(site, tmp_path, files, message):
         ("json", b'\n[{"text": "one"}, {"text": "NA"},\n{"text": "007"}]'),
         ("csv", b'\xef\xbb\xbfn,text\n1,one\n\n2,NA\n"3\n4",007\n'),
         ("txt", b"\xef\xbb\xbfone\nNA\n007\n"),
-        ("jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "NA"}\n{"text": "007"}\n')),
+        ("jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "NA"}\n{"text": "007"}\n', mtime=0)),
     ],
 )
 def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, content):

@@ -57,7 +57,7 @@ def test_rows_without_label_and_files_that_are_not_there_are_listed(kind, tmp_pa
     with pytest.raises(DataError, match=r"2 files .* not there: a\.jpg, b\.jpg"):
         index_of(tmp_path / "raw", tmp_path / "index")
     write_table(tmp_path / f"raw/train.{kind}", ["a.jpg"], ["x"], columns=("file", "label"))
-    with pytest.raises(DataError, match="no column `path`; it has file, label"):
+    with pytest.raises(DataError, match=r"no column `path` .it has file, label.; set .*path: …, label: …"):
         index_of(tmp_path / "raw", tmp_path / "index")
 
 
@@ -166,8 +166,8 @@ def test_packed_tables_that_are_not_as_they_should_be_are_named(first, second, m
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("path,label,label\na.jpg,x,y\n", "several columns are called `label`"),
-        ("path,label\na,b.jpg,x\n", "line 2: more cells than columns"),
+        ("path,label,label\na.jpg,x,y\n", "line 2: .*3 values for the columns path, label, label"),
+        ("path,label\na,b.jpg,x\n", "line 2: .*3 values for the columns path, label"),
     ],
 )
 def test_a_table_whose_cells_can_be_read_in_two_ways_is_refused(content, message, tmp_path):

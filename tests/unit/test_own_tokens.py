@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from parascale.checkpoint import export
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.formats import open_tokens
 from parascale.data.own_tokens import prepare_tokens
@@ -128,6 +129,7 @@ def test_the_tokens_are_those_that_their_tool_reads_back(write, tmp_path):
     inputs, labels = Windows(tokens.split("train"), 7).batch([0, 3])
     assert inputs.tolist() == [TOKENS[:7], TOKENS[21:28]] and labels.tolist() == [TOKENS[1:8], TOKENS[22:29]]
     assert tokens.decode(tokens.encode("17 0 299")) == "17 0 299"
+    assert export.tokenizer(None, tokens) == {}
     with pytest.raises(ConfigError, match="came without a tokenizer: give numbers from 0 to 299"):
         tokens.encode("17 300")
 

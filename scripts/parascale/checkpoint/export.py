@@ -5,15 +5,8 @@ import json
 import torch
 
 from parascale.checkpoint.tensors import Rows, joined
-from parascale.data.tokenize import (
-    END,
-    SUBWORD_FILE,
-    UNKNOWN,
-    UNKNOWN_ID,
-    NumberTokenizer,
-    PretrainedTokenizer,
-    WordTokenizer,
-)
+from parascale.data.number_tokenizer import NumberTokenizer
+from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.files import read_json

@@ -1,8 +1,9 @@
-"""Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
+"""Where images come from: folders of classes, tables of path and label, tables and other files that hold the images themselves.
 
 For each split there may be a folder `<split>/<class>/…`, a table `<split>.csv` or `<split>.parquet` with columns `path` and `label`,
-or files `<split>*.parquet` with an `image` column as Hugging Face writes them. Without any, ImageNet's official tar files or Kaggle's
-copy of it are read where they lie, or else folders of classes directly below the root are one set, and a part is held out.
+files `<split>*.parquet` or a folder of `save_to_disk` with an `image` column as Hugging Face writes them, Arrow and tars of WebDataset
+with the split in their names, or a part of a zip or HDF5 file. Without any, ImageNet's official tar files or Kaggle's copy of it are read
+where they lie, or else folders of classes directly below the root are one set, and a part is held out.
 """
 
 import os
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from parascale.data.image_splits import TABLE, find_splits
 from parascale.data.image_tables import (
     class_names,
     holds_images,
-    pack_parquet,
+    pack_tables,
     packed_classes,
     path_label,
     require_distinct,
@@ -30,16 +32,16 @@ from parascale.data.imagenet import (
     kaggle_validation,
 )
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign, require_one_set
+from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
 FORMS = (
-    "Read are .jpg, .jpeg, .png and .webp in folders of classes, tables of paths and labels, and Parquet with the images inside; "
-    "convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord, tars of WebDataset) first."
+    "Read are .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
+    "tars of WebDataset and HDF5 with the images inside; convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord) first."
 )
-TABLE = re.compile(r"([a-z]+)(?:\.csv|(?:-.*)?\.parquet)", re.IGNORECASE)  # of a split
+IMAGE_DATA = "image_data"  # as the courses of Jülich call the column of images in Arrow
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 
 
@@ -59,6 +61,9 @@ def index_images(root, settings, output, columns=None):
     there = folders or tables
     if there and "train" not in there:
         raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
+    course, tried = columns | {"image": IMAGE_DATA}, [] if folders else tables.get("train", ())
+    if any(holds_images(table, course) and not holds_images(table, columns) for table in tried[:1]):
+        columns = course
     # What was unpacked, and perhaps changed, comes before the tars that it came from.
     if not there and is_imagenet(root):
         classes = imagenet_classes(root)
@@ -66,7 +71,7 @@ def index_images(root, settings, output, columns=None):
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
         packed_as = packed_classes(tables, columns)
         classes = packed_as.names
-        pack = partial(pack_parquet, tables, packed_as, columns)
+        pack = partial(pack_tables, tables, packed_as, columns)
     else:
         if tables and not folders:
             classes, splits = scan_tables(tables, columns, root)
@@ -148,26 +153,6 @@ def finished(root, splits, classes, settings, notes):
     if "validation" not in splits and settings.validation_fraction:
         return hold_out(root, splits, settings, notes)
     return splits
-
-
-def find_splits(root):
-    """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
-    folders, tables, entries = {}, {}, sorted(root.iterdir())
-    for split, names in SPLIT_NAMES.items():
-        found = {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}
-        if found:
-            require_one_set(split, found)
-            (folders[split],) = found
-        spelled = {path: match[1] for path in entries if (match := TABLE.fullmatch(path.name)) and path.is_file()}
-        listed = {path: {name} for path, name in spelled.items() if name.lower() in names}
-        if listed:
-            require_one_set(split, listed)
-            tables[split] = sorted(listed)
-    if folders and tables.keys() - folders.keys():
-        raise DataError(
-            f"{root}: a folder for {', '.join(folders)}, but a table for {', '.join(tables)}: remove or rename those that are not meant"
-        )
-    return folders, tables
 
 
 def scan_folders(folders, root, notes):

@@ -1,6 +1,5 @@
-"""Tables of images: CSV or Parquet with a path and a label a row, or Parquet with the encoded images in it."""
+"""Tables of images: CSV or Parquet with a path and a label a row, or any table with the encoded images in it."""
 
-import csv
 import dataclasses
 import itertools
 import json
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from parascale.data.images import ImageIndexWriter
+from parascale.data.sources.readers import csv_rows
 from parascale.data.sources.tables import open_table, table_rows
 from parascale.errors import DataError, few
 
@@ -19,8 +19,8 @@ BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 ROWS = 256  # rows of packed Parquet in memory at once
 
 
-def pack_parquet(tables, classes, columns, folder):
-    """Lay the images of Parquet files out in `<split>.packed` below `folder`; returns split → (rows, names).
+def pack_tables(tables, classes, columns, folder):
+    """Lay the images of tables out in `<split>.packed` below `folder`; returns split → (rows, names).
 
     classes: of `packed_classes`.
     """
@@ -50,15 +50,15 @@ def pack_parquet(tables, classes, columns, folder):
 
 
 def holds_images(path, columns):
-    """Whether a table is Parquet with the encoded images in it, rather than their paths."""
-    schema = open_table(path).schema_arrow if path.suffix.lower() == ".parquet" else pa.schema([])
+    """Whether a table has the encoded images in it, rather than their paths."""
+    schema = open_table(path).schema_arrow if path.suffix.lower() != ".csv" else pa.schema([])
     kinds = [field.type for field in schema if field.name == columns["image"]]
     return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
 
 
 @dataclasses.dataclass
 class PackedClasses:
-    """The classes of a data set in Parquet: their names, by number, and the names that each file's own metadata give its numbers."""
+    """The classes of a data set in tables: their names, by number, and the names that each file's own metadata give its numbers."""
 
     names: list
     of_file: dict
@@ -148,19 +148,12 @@ def path_label(path, columns):
     """(path, label as text) of each row of a table."""
     wanted = [columns["path"], columns["label"]]
     if path.suffix.lower() == ".csv":
-        # A path may hold any bytes; surrogateescape carries them through to the filesystem. Excel begins with a byte order mark.
-        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as handle:
-            reader = csv.DictReader(handle)
-            try:
-                _require(path, reader.fieldnames or (), wanted)
-                rows = [(row[wanted[0]], row[wanted[1]]) for row in _whole(path, reader)]
-            except csv.Error as error:
-                raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
+        # A path may hold any bytes; surrogateescape carries them through to the filesystem.
+        found = csv_rows(path, wanted, "path: …, label", "surrogateescape")
     else:
-        schema = open_table(path).schema_arrow
-        _require(path, schema.names, wanted)
-        _require_single(path, schema, wanted[1])
-        rows = [row for _, row in table_rows(path, wanted, "path")]
+        _require_single(path, open_table(path).schema_arrow, wanted[1])
+        found = table_rows(path, wanted, "path: …, label")
+    rows = [row for _, row in found]
     for place, what in ((1, "label"), (0, "path")):
         missing = [number for number, row in enumerate(rows, 1) if lacks(row[place])]
         if missing:
@@ -168,26 +161,6 @@ def path_label(path, columns):
                 f"{path}: {len(missing):,} rows have no {what}: {few(missing)}. Give each one or remove it."
             )
     return [(str(name), label_text(label).strip()) for name, label in rows]
-
-
-def _require(path, names, wanted):
-    twice = [name for name in wanted if list(names).count(name) > 1]
-    if twice:
-        raise DataError(f"{path}: several columns are called `{twice[0]}`; write the file again with one")
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise DataError(
-            f"{path}: no column `{missing[0]}`; it has {', '.join(names) or 'none'}. "
-            "Name the columns in `data.source.columns: {path: …, label: …}`."
-        )
-
-
-def _whole(path, reader):
-    """The rows of a CSV table; DataError for one that has more cells than the header."""
-    for row in reader:
-        if None in row:
-            raise DataError(f"{path}, line {reader.line_num:,}: more cells than columns; quote what holds a comma")
-        yield row
 
 
 def class_names(labels):

@@ -57,18 +57,20 @@ def kaggle_validation(root, classes, splits, notes):
 
 def imagenet_classes(root):
     """The names of the classes, which are WordNet's numbers."""
-    with _opened(root / TRAIN) as tar:
-        return sorted(member.name.removesuffix(".tar") for member in _members(tar, []) if member.name.endswith(".tar"))
+    with opened_tar(root / TRAIN) as tar:
+        return sorted(
+            member.name.removesuffix(".tar") for member in tar_members(tar, []) if member.name.endswith(".tar")
+        )
 
 
 def index_tars(root, classes, notes, folder):
     """Split → (rows, names) of the images; `<split>.packed` below `folder` are links to the tar files."""
     numbers, writer, foreign = {name: number for number, name in enumerate(classes)}, ImageIndexWriter(), []
-    with _opened(root / TRAIN) as tar:
-        for member in _members(tar, foreign):
+    with opened_tar(root / TRAIN) as tar:
+        for member in tar_members(tar, foreign):
             if member.name.endswith(".tar"):
                 name = member.name.removesuffix(".tar")
-                with _opened(root / TRAIN, tar.extractfile(member)) as images:
+                with opened_tar(root / TRAIN, tar.extractfile(member)) as images:
                     _add(
                         writer,
                         images,
@@ -80,7 +82,7 @@ def index_tars(root, classes, notes, folder):
     splits = {"train": writer.arrays()}
     if (root / VALIDATION).is_file():
         labels, writer = _validation_labels(root, numbers), ImageIndexWriter()
-        with _opened(root / VALIDATION) as images:
+        with opened_tar(root / VALIDATION) as images:
             _add(writer, images, lambda names: _labels_of(names, labels, root / VALIDATION), "", 0, foreign)
         splits["validation"] = writer.arrays()
     for split, tar in zip(splits, (TRAIN, VALIDATION), strict=False):
@@ -91,7 +93,7 @@ def index_tars(root, classes, notes, folder):
 
 def _add(writer, images, labels_of, prefix, start, foreign):
     """Add the images of an open tar that begins at byte `start` of its file."""
-    members = [member for member in _members(images, foreign) if member.isfile()]
+    members = [member for member in tar_members(images, foreign) if member.isfile()]
     labels = labels_of([member.name for member in members])
     names = [(prefix + member.name).encode("utf-8", "surrogateescape") for member in members]
     writer.add(names, labels, [member.size for member in members], [start + member.offset_data for member in members])
@@ -108,7 +110,7 @@ def _labels_of(names, labels, place):
     return [labels[name] for name in names]
 
 
-def _members(tar, foreign):
+def tar_members(tar, foreign):
     """Yield the members of an open tar that are data, and append the names of the others; DataError where it is damaged or cut."""
     try:
         for member in tar:
@@ -140,7 +142,8 @@ def _validation_labels(root, numbers):
         ) from None
 
 
-def _opened(path, file=None):
+def opened_tar(path, file=None):
+    """A tar file, or one inside another, opened. Raises DataError where it is none."""
     try:
         return tarfile.open(path, "r:", fileobj=file)
     except DAMAGED as error:

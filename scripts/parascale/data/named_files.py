@@ -23,6 +23,7 @@ COMPRESSED = {
     ".zst": "zstd",
     ".bz2": "bz2",
 }  # ending of a text that is read as it is unpacked → its codec
+PACKED = (".csv", ".parquet", ".arrow", ".tar", ".zip", ".h5", ".hdf5")  # beside or instead of folders of images
 SAVED = "state.json"  # in a folder of `datasets.save_to_disk`, which says which files there are the data
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
@@ -72,7 +73,7 @@ def local_folders(source, most=MOST_FOLDERS):
         found += splits
         classes = [entry.path for split in splits for entry in _listed(split) if entry.is_dir()]
         found += classes if len(found) + len(classes) <= most else []
-    beside = (entry.path for entry in entries if entry.name.endswith((".csv", ".parquet", ".tar")))
+    beside = (entry.path for entry in entries if entry.name.endswith(PACKED))
     return sorted([*found, *itertools.islice(beside, MOST_LISTED)])
 
 

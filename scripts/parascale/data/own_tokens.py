@@ -6,17 +6,16 @@ from functools import partial
 import numpy as np
 
 from parascale.data import tokenize
+from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.sources.flat import Flat
 from parascale.data.text import prepared
-from parascale.errors import DataError
+from parascale.errors import ConfigError, DataError
 from parascale.files import link_or_copy
-
-BLOCK_TOKENS = 1 << 22
 
 
 def prepare_tokens(raw, text, expected, output):
     """As `parascale.data.text.prepare`, for a Raw of tokens. Raises DataError for a number that the vocabulary lacks."""
-    learn = partial(tokenize.of_tokens, raw.folder)
+    learn = partial(_tokenizer_of, raw.folder)
     return prepared(raw, text, expected, output, ("files", raw.files, list), partial(_write, raw), learn)
 
 
@@ -29,7 +28,7 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     tokens = documents = 0
     with open(os.devnull if in_place else path, "wb") as file:
         for entry, part in zip(entries, parts, strict=True):
-            for block_N in _blocks(part):
+            for block_N in part:
                 _check(block_N, len(tokenizer.vocabulary), raw.path(entry))
                 if not in_place:
                     file.write(block_N.astype(dtype).tobytes())
@@ -47,16 +46,6 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     return counts | {"in_place": {"dtype": in_place.dtype.str, "offset": in_place.offset}}
 
 
-def _blocks(part):
-    """The tokens of a Flat, or of what yields arrays, some at a time."""
-    if not isinstance(part, Flat):
-        yield from part
-    elif part.tokens:
-        tokens_N = part.array()
-        for first in range(0, len(tokens_N), BLOCK_TOKENS):
-            yield tokens_N[first : first + BLOCK_TOKENS]
-
-
 def _check(block_N, vocabulary, path):
     """Raise DataError for a number that is no entry."""
     for number in (block_N.min(initial=0), block_N.max(initial=0)):
@@ -65,3 +54,15 @@ def _check(block_N, vocabulary, path):
                 f"{path}: holds {number}, but the vocabulary has the numbers 0 to {vocabulary - 1:,}: name the tokenizer that made it "
                 "(`data.text.pretrained`) or its size (`data.text.max_vocabulary`)"
             )
+
+
+def _tokenizer_of(folder, _, settings):
+    """The tokenizer that tokens in a folder were made with, or what stands in its place where only its size is known."""
+    if settings.pretrained:
+        return tokenize.learn((), settings, renumbered=False)
+    if settings.max_vocabulary is None:
+        raise ConfigError(
+            f"{folder}: holds tokens, which do not say how large their vocabulary is. Set `data.text.max_vocabulary` (GPT-2: 50257), or "
+            "`data.text.tokenizer: pretrained` and the folder of their tokenizer in `data.text.pretrained`"
+        )
+    return NumberTokenizer(settings.max_vocabulary)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.settings.pretrained import CONFIG, TOKENIZER_CONFIG, Pretrained
@@ -42,18 +43,6 @@ def learn(documents, settings, renumbered=True):
         return KeptTokenizer.read(pretrained.tokenizer_file)
     tokenizer = _read_tokenizer(pretrained.tokenizer_file)
     return PretrainedTokenizer(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
-
-
-def of_tokens(folder, _, settings):
-    """The tokenizer that tokens in a folder were made with, or what stands in its place where only its size is known."""
-    if settings.pretrained:
-        return learn((), settings, renumbered=False)
-    if settings.max_vocabulary is None:
-        raise ConfigError(
-            f"{folder}: holds tokens, which do not say how large their vocabulary is. Set `data.text.max_vocabulary` (GPT-2: 50257), or "
-            "`data.text.tokenizer: pretrained` and the folder of their tokenizer in `data.text.pretrained`"
-        )
-    return NumberTokenizer(settings.max_vocabulary)
 
 
 def load(folder, settings):
@@ -118,31 +107,6 @@ class WordTokenizer:
     def decode(self, numbers):
         """Words with spaces between them; `<eos>` becomes a line's end."""
         return " ".join("\n" if number == END_ID else self.vocabulary[number] for number in numbers)
-
-
-class NumberTokenizer:
-    """Stands for a tokenizer that is not there: as a text it takes and gives the numbers themselves, `464 3290`."""
-
-    unknown = end = None
-
-    def __init__(self, size):
-        self.vocabulary = range(size)
-
-    def save(self, folder):
-        """There is nothing to write."""
-
-    def encode(self, text):
-        """The numbers that a text holds. Raises ConfigError where it holds others."""
-        try:
-            return np.array([self.vocabulary.index(int(word)) for word in text.split()], dtype=np.int64)
-        except ValueError:
-            raise ConfigError(
-                f"{text!r:.100}: this data came without a tokenizer: give numbers from 0 to {len(self.vocabulary) - 1:,}, such as `464 3290`"
-            ) from None
-
-    def decode(self, numbers):
-        """The numbers with spaces between them."""
-        return " ".join(map(str, numbers))
 
 
 class _LibraryTokenizer:

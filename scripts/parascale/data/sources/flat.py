@@ -11,6 +11,7 @@ import numpy as np
 
 from parascale.errors import DataError
 
+BLOCK_TOKENS = 1 << 22
 HEADER_BYTES = 1024  # of llm.c
 HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic → version, type: of GPT-2, of Llama 3
 INDEX_MAGIC, INDEX_BYTES = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little"), 34
@@ -32,9 +33,10 @@ class Flat:
         tokens = (self.tokens if last is None else last) - first
         return dataclasses.replace(self, offset=self.offset + first * self.dtype.itemsize, tokens=tokens)
 
-    def array(self):
-        """The tokens, memory-mapped."""
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.tokens)
+    def __iter__(self):
+        """The tokens, some at a time, memory-mapped."""
+        tokens_N = np.memmap(self.path, self.dtype, "r", self.offset, self.tokens) if self.tokens else ()
+        return (tokens_N[first : first + BLOCK_TOKENS] for first in range(0, self.tokens, BLOCK_TOKENS))
 
 
 def flat(path):

@@ -173,21 +173,27 @@ def _json_values(path):
             raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
 
 
-def _csv_rows(path, columns, required, _):
-    """(number of the line, values) of each row. Each value is the text that it is: libraries take `NA` for nothing and `007` for a number."""
+def csv_rows(path, columns, role, errors="strict"):
+    """(number of the line, values) of each row of a CSV. Each value is the text that it is: libraries take `NA` for nothing and `007` for a
+    number. role: of the columns, for the remedy where one is missing. errors: what to do with bytes that are not UTF-8, as for `open`.
+    """
     csv.field_size_limit(1 << 30)
     with _opened(path) as handle:
-        lines = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", newline=""), strict=True)
+        lines = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", errors, newline=""), strict=True)
         try:
             names = next(lines, [])
-            require_columns(path, names, columns, "text" if required else "document")
+            require_columns(path, names, columns, role)
             for row in filter(None, lines):
-                if len(row) != len(names) or len({*names}) < len(names):
+                if len(row) != len(names) or any(names.count(name) > 1 for name in columns):
                     raise ValueError(f"{len(row)} values for the columns {', '.join(names)}")
                 yield lines.line_num, tuple(row[names.index(name)] for name in columns)
         except (csv.Error, ValueError) as error:
             require_form(path)
             raise DataError(f"{path}, line {lines.line_num:,}: no CSV of rows, in UTF-8 ({error})") from None
+
+
+def _csv_rows(path, columns, required, _):
+    return csv_rows(path, columns, "text" if required else "document")
 
 
 def _table_rows(path, columns, required, _):

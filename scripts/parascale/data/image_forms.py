@@ -1,0 +1,131 @@
+"""Images with a label each in one file of many, in the shape of a table: WebDataset's tars, a zip of folders of classes, HDF5.
+
+HDF5 is as the courses of Jülich write it: a group a split with encoded images of variable length in `images`, and `targets`.
+"""
+
+import itertools
+import tarfile
+import zipfile
+from pathlib import PurePosixPath
+
+import h5py
+import pyarrow as pa
+
+from parascale.data.imagenet import opened_tar, tar_members
+from parascale.data.named_files import SPLIT_NAMES, is_foreign
+from parascale.data.sources.tables import Table
+from parascale.errors import DataError
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+HDF5_ENDINGS = (".h5", ".hdf5")
+DAMAGED = (
+    OSError,
+    EOFError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zipfile.zlib.error,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+class Samples(Table):
+    """The images and labels of a file, `part` of it where it has several. Opened anew for each pass."""
+
+    suffix = ""
+    schema_arrow = pa.schema([("image", pa.binary()), ("label", pa.string())])
+
+    def __init__(self, path, part=""):
+        self.path, self.part, self.name, self.parent = path, part, path.name, path.parent
+
+    def __str__(self):
+        return f"{self.path}{self.part and f', `{self.part}`'}"
+
+    def iter_batches(self, rows_at_once, columns):
+        """Yield batches of some columns. Raises DataError where the file is damaged, or a sample lacks its image or label."""
+        samples = self._samples("image" in columns)
+        try:
+            while some := list(itertools.islice(samples, rows_at_once)):
+                arrays = [
+                    pa.array(values, kind)
+                    for values, kind in zip(zip(*some, strict=True), self.schema_arrow.types, strict=True)
+                ]
+                yield pa.record_batch(arrays, schema=self.schema_arrow).select(columns)
+        except DAMAGED as error:
+            raise DataError(f"{self}: not a whole {self.form} file ({error}); fetch it again") from None
+
+
+class TarSamples(Samples):
+    """WebDataset: members of one name up to the first dot are a sample, of which one is an image and one, `.cls`, its class."""
+
+    form = "tar"
+
+    def _samples(self, images):
+        with opened_tar(self.path) as tar:
+            members = (member for member in tar_members(tar, []) if member.isfile())
+            for key, some in itertools.groupby(members, lambda member: self._split(member.name)[0]):
+                parts = {self._split(member.name)[1].lower(): member for member in some}
+                found = [member for ending, member in parts.items() if ending in IMAGE_ENDINGS]
+                if len(found) != 1 or ".cls" not in parts:
+                    raise DataError(
+                        f"{self}: the sample `{key}` is not one image with a `.cls`: it has {', '.join(parts)}"
+                    )
+                label = tar.extractfile(parts[".cls"]).read().decode("utf-8", "backslashreplace").strip()
+                yield tar.extractfile(found[0]).read() if images else None, label
+
+    @staticmethod
+    def _split(name):
+        folder, slash, base = name.rpartition("/")
+        stem, dot, ending = base.partition(".")
+        return folder + slash + stem, dot + ending
+
+
+class ZipSamples(Samples):
+    """A zip of folders, one a class, below that of the split `part` where there are splits."""
+
+    form = "zip"
+
+    def _samples(self, images):
+        with zipfile.ZipFile(self.path) as bundle:
+            for name in sorted(bundle.namelist()):
+                split, label = _place(name)
+                if label and split == self.part:
+                    yield bundle.read(name) if images else None, label
+
+
+class Hdf5Samples(Samples):
+    """A group of an HDF5 file."""
+
+    form = "HDF5"
+
+    def _samples(self, images):
+        with h5py.File(self.path) as file:
+            rows, labels = file[self.part]["images"], file[self.part]["targets"]
+            if len(rows) != len(labels):
+                raise DataError(f"{self}: {len(rows):,} images, but {len(labels):,} targets")
+            for row in range(len(rows)):
+                yield rows[row].tobytes() if images else None, str(labels[row])
+
+
+def _place(name):
+    """(name of the split, class) of an image in a zip, by its folders; (``, None) of what is none."""
+    folders = PurePosixPath(name).parts[:-1]
+    if not name.lower().endswith(IMAGE_ENDINGS) or is_foreign(name) or not folders:
+        return "", None
+    words = {word for names in SPLIT_NAMES.values() for word in names}
+    splits = [number for number, folder in enumerate(folders[:-1]) if folder.lower() in words]
+    return (folders[splits[0]], folders[splits[0] + 1]) if splits else ("", folders[-1])
+
+
+def parts_of(path):
+    """Name of each split in a zip or HDF5 file, empty where it has none → its Samples."""
+    try:
+        if path.suffix.lower() in HDF5_ENDINGS:
+            with h5py.File(path) as file:
+                found = [name for name, group in file.items() if isinstance(group, h5py.Group) and "images" in group]
+            return {name: Hdf5Samples(path, name) for name in found}
+        with zipfile.ZipFile(path) as bundle:
+            places = dict.fromkeys(map(_place, bundle.namelist()))
+        return {split: ZipSamples(path, split) for split, label in places if label}
+    except DAMAGED as error:
+        raise DataError(f"{path}: not a whole file of its kind ({error}); fetch it again") from None
