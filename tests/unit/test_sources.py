@@ -4,6 +4,7 @@ import bz2
 import gzip
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.data.named_files import local_files, local_folders
+from parascale.data.named_files import SPLIT_NAMES, local_files, local_folders, missing_data
 from parascale.data.sources import download, readers
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import Raw
@@ -268,6 +269,9 @@ def test_what_datasets_saved_is_read_and_its_caches_are_not(tmp_path):
     path.unlink()
     with pytest.raises(DataError, match=r"00001-of-00003\.arrow: missing, but named in .*state\.json"):
         read(tmp_path, tmp_path / "gone", {"train": "dict/train"})
+    source = Source(kind="files", location=str(tmp_path), files=dict.fromkeys(SPLIT_NAMES, "dict/train"))
+    (said,) = missing_data({"x": SimpleNamespace(source=source)})
+    assert "missing, but named in" in said and local_files(source) == []
 
 
 def test_damaged_parquet_and_other_columns_are_named(tmp_path):

@@ -51,7 +51,7 @@ def local_files(source, most=MOST_LISTED):
         folder = expanded(source.location or "", "data.source.location")
         paths = (path for pattern in patterns or [MANIFEST] for path in matches(folder, pattern))
         named = sorted(set(itertools.islice(paths, most + 1)))
-    except ConfigError:
+    except (ConfigError, DataError):
         return []
     return named if len(named) <= most else []
 
@@ -115,7 +115,7 @@ def _missing(source):
         lacking = [split for split in SPLIT_NAMES if split not in source.files] if source.files else []
         if lacking:
             yield f"`data.source.files` has no {' and no '.join(lacking)}; a part of a file will do: `all.txt[90%:95%]`"
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         yield str(error)
 
 
