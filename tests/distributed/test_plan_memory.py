@@ -8,7 +8,8 @@ import pytest
 from parascale.settings import run_from_dict
 from tests.distributed.cases import but_slow
 from tests.distributed.harness import run_on_ranks
-from tests.unit.test_plan_memory import GPT, LLAMA, SERVER, VOCABULARY, make_run, measured
+from tests.forks import FORKS
+from tests.unit.test_plan_memory import GPT, LLAMA, VOCABULARY, make_run, measured
 
 LAYOUTS = {
     "single": make_run(GPT),
@@ -37,6 +38,6 @@ def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
     run = LAYOUTS[name]
     settings, ranks = dataclasses.asdict(run), run.layout.world_size
     real = run_on_ranks(measured_with_data, ranks, tmp_path, settings, ranks)
-    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
         fake = [pool.submit(measured, settings, VOCABULARY, rank).result() for rank in range(ranks)]
     assert fake == [pytest.approx(peaks, rel=0.02) for peaks in real]
