@@ -25,7 +25,7 @@ from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.project import project_words
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.settings.pretrained import Pretrained
+from parascale.settings.pretrained import folders
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, measure_processors, preflight, storage_warnings, take_root
@@ -131,8 +131,9 @@ def before_the_first_job():
                 # Snakemake empties what results show before it makes them again.
                 done, _ = PATHS.places(kind)
                 Store(PATHS.trainings).adopt(done(job.wildcards.run))
-            if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
-                folder.check(weights=begins_pretrained(job.wildcards))
+            if "pretrained" in job.input.keys():
+                for folder, *parts in folders_of(job.wildcards):
+                    folder.check(*parts)
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
     for warning in storage_warnings(PROJECT.site, PATHS.root):
@@ -202,31 +203,27 @@ def source_of(dataset):
     return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else PROJECT.datasets[dataset].format) / "manifest.json"
 
 
-def pretrained_of(wildcards):
-    """The pretrained model whose tokenizer a dataset, or a run's dataset, is made with; None where it learns its own."""
-    named = "dataset" in wildcards.keys()
-    data = PROJECT.datasets[wildcards.dataset] if named else RUNS[wildcards.run].workload.data
-    return Pretrained(data.pretrained) if data.pretrained else None
-
-
-def begins_pretrained(wildcards):
-    """Whether a run's weights begin as those of a pretrained model: its tokenizer alone serves others too."""
-    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.pretrained is not None
+def folders_of(wildcards):
+    """The folders in Hugging Face's form that a dataset, or a run with its dataset, is made of (see `folders`)."""
+    if "dataset" in wildcards.keys():
+        return folders(PROJECT.datasets[wildcards.dataset])
+    workload = RUNS[wildcards.run].workload
+    return folders(workload.data, workload.model)
 
 
 def pretrained_files(weights):
-    """A function from wildcards to the files of a pretrained model that a rule reads, as far as they are there; none where no
-    dataset has one, since asking a function for each job takes time.
+    """A function from wildcards to the files of such folders that a rule reads, as far as they are there; none where no workload
+    has one, since asking a function for each job takes time.
 
     What is missing is told before the first job: a plan needs none of them.
     """
-    if not any(data.pretrained for data in PROJECT.datasets.values()):
+    if not any(each.data.pretrained or each.model.folder for each in PROJECT.workloads.values()):
         return []
 
     def files(wildcards):
         try:
-            folder = pretrained_of(wildcards)
-            return folder.found_files(weights and begins_pretrained(wildcards)) if folder else []
+            found = folders_of(wildcards)
+            return [file for folder, *parts, begun in found for file in folder.found_files(*parts, weights and begun)]
         except ParascaleError as error:
             raise WorkflowError(str(error)) from None
 

@@ -60,6 +60,7 @@ CODE = {
         "parallel/tying.py",
         "families/build.py",
         "families/dropout.py",
+        "families/foreign.py",
         "families/hashing.py",
         "families/head.py",
         "families/shards.py",
@@ -73,7 +74,7 @@ CODE = {
     "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
     "classification": ("data/ahead.py", "data/classes.py", "data/crops.py", "data/dali.py", "data/jpeg.py"),
     "lightning": ("train/lightning.py",),
-    "parity": ("train/parity.py",),
+    "parity": ("train/parity.py", "train/graph.py"),
     "summaries": ("evaluation/summaries.py",),  # the model, and how its data is read, count in the training before it
     "checkpoints": (
         "checkpoint/convert.py",

@@ -19,7 +19,7 @@ def run_on_ranks(function, ranks, folder, *arguments, seconds=240):
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     processes = [
         FORKS.Process(target=_worker, args=(function, rank, ranks, port, folder, arguments), daemon=True)
         for rank in range(ranks)
@@ -68,7 +68,8 @@ def _worker(function, rank, ranks, port, folder, arguments):
     os._exit(0)
 
 
-def _free_port():
+def free_port():
+    """A port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

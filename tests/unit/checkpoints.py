@@ -9,6 +9,7 @@ from parascale.checkpoint import store
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.families.build import build_model
 from parascale.files import read_json, write_json
+from parascale.parallel.tying import tied_names
 from parascale.settings import Workload, strict
 from parascale.settings.layout import Layout
 from parascale.settings.run import Run
@@ -18,8 +19,9 @@ ALONE = SimpleNamespace(devices=None, host_group=None, rank=0, world_size=1)
 
 
 def make_run(model=None):
-    """A Run of a tiny Transformer."""
-    values = {"name": "tiny", "model": {"dim": 32, "heads": 4, "layers": 2, "hidden": 64, **(model or {})}}
+    """A Run of a tiny Transformer, or of another kind of model."""
+    sizes = {} if "kind" in (model or {}) else {"dim": 32, "heads": 4, "layers": 2, "hidden": 64}
+    values = {"name": "tiny", "model": sizes | (model or {})}
     workload = strict.load(Workload, {**values, "training": {"window": WINDOW, "steps": 3}}, "test")
     return Run(run="small", workload=workload, layout=Layout())
 
@@ -48,8 +50,7 @@ def save_run(folder, model=None, steps=2, change=lambda module, optimizer: None)
         optimizer.step()
         optimizer.zero_grad()
     change(module, optimizer)
-    tied = {"head.weight": "embedding.tokens.weight"} if run.workload.model.tied else {}
-    parts = SimpleNamespace(parts=[module], mesh=ALONE, tied=tied, ranks_differ=False)
+    parts = SimpleNamespace(parts=[module], mesh=ALONE, tied=tied_names(module), ranks_differ=False)
     facts = {"run": "small", "step": steps, "evaluation": {}, "layout": dataclasses.asdict(run.layout), "line": None}
     store.Saver(ALONE, False).save(folder / "checkpoint", parts, [optimizer], facts)
     write_json(folder / "run.json", {"run": "small", "strategy": "single", "settings": dataclasses.asdict(run)})

@@ -30,7 +30,9 @@ ALLOWED["commands"] = set(ALLOWED)  # the verbs, which nothing but the command l
 BESIDE = {"cli.py": {"settings"}, "__main__.py": {"check"}}  # modules beside the rooms that may import from one
 WITHOUT_TORCH = ("settings", "families", "store", "plan", "report", "launch", "data", "commands")
 # What is imported only where it is used: batches as tensors, and of families what is no settings and no sizes.
-NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|dropout|head|shards|\w+\.(\w*modules|export)))")
+NEEDS_TORCH = re.compile(
+    r"parascale\.(data\.loader|families\.(build|dropout|foreign|head|shards|\w+\.(\w*modules|export)))"
+)
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 
 

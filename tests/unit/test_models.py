@@ -49,12 +49,12 @@ def assert_covered(model):
 
 def test_a_layout_without_a_plan_is_refused_and_told_what_there_is():
     with pytest.raises(ConfigError, match=r"pp = 2: it offers no `pipeline_plan`.*single, ddp"):
-        check_plans(torch.nn.Linear, Layout(gpus_per_node=2, pp=2))
+        check_plans(torch.nn.Linear(1, 1), Layout(gpus_per_node=2, pp=2))
 
 
 @pytest.mark.parametrize("switch", ["activation_checkpointing", "compile"])
 def test_a_class_without_blocks_is_not_said_to_be_compiled_or_checkpointed(switch):
     """Nothing would be done to it, and reports would say that it was."""
     with pytest.raises(ConfigError, match=rf"Linear cannot be trained with {switch}: .* Add `shard_units`"):
-        check_plans(torch.nn.Linear, Layout(**{switch: True}))
-    check_plans(torch.nn.Linear, Layout())
+        check_plans(torch.nn.Linear(1, 1), Layout(**{switch: True}))
+    check_plans(torch.nn.Linear(1, 1), Layout())

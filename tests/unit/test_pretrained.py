@@ -288,8 +288,8 @@ def test_a_plan_goes_by_the_files_that_are_there(t5):
     (t5 / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
     (t5 / parts["a"]).touch()
     folder = Pretrained(str(t5))
-    assert {path.name for path in folder.found_files(weights=True)} >= {parts["a"], "model.safetensors.index.json"}
-    assert parts["b"] not in {path.name for path in folder.found_files(weights=True)}
+    assert {path.name for path in folder.found_files(True, True)} >= {parts["a"], "model.safetensors.index.json"}
+    assert parts["b"] not in {path.name for path in folder.found_files(True, True)}
     folder.check(weights=False)
     with pytest.raises(DataError, match=parts["b"]):
         folder.check()
@@ -326,7 +326,7 @@ def test_layouts_that_it_does_not_offer_are_refused(t5):
     with pytest.raises(ConfigError, match=r"offers no tp = 2\. Allowed: single, dp, fsdp"):
         Run("tp", workload, Layout(gpus_per_node=2, tp=2)).check()
     with pytest.raises(ConfigError, match=r"offers no `tensor_plan`.*single, ddp, fsdp"):
-        check_plans(type(build(t5)), Layout(gpus_per_node=2, tp=2))
+        check_plans(build(t5), Layout(gpus_per_node=2, tp=2))
 
 
 def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refused(tmp_path):

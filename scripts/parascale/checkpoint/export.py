@@ -20,8 +20,7 @@ def config(source, dtype):
     """
     workload = _workload(source)
     words = words_of(workload.model.kind)
-    vocabulary = source.weights[words.VOCABULARY].shape[0]
-    described = words.config(workload.model, vocabulary, workload.training.window)
+    described = words.config(workload.model, source.weights, workload.training.window)
     return described | {"dtype": str(dtype).removeprefix("torch.")}
 
 
@@ -29,7 +28,7 @@ def tensors(source, weights):
     """Name in `transformers` → Rows, of `weights` (our name → Rows)."""
     model = _workload(source).model
     found = {}
-    for theirs, (ours, turned) in words_of(model.kind).tensors(model).items():
+    for theirs, (ours, turned) in words_of(model.kind).tensors(model, weights).items():
         parts = [weights.get(name) or _no_bias(weights[name.removesuffix("bias") + "weight"]) for name in ours]
         found[theirs] = joined(parts, turned) if turned or len(parts) > 1 else parts[0]
     return found
@@ -113,5 +112,5 @@ def words_of(kind):
     words = part_of(kind, "export")
     if words is None:
         exported = ", ".join(name for name, kind in kinds().items() if kind.export)
-        raise CheckpointError(f"transformers has no equal of model.kind = {kind}; only {exported} is exported")
+        raise CheckpointError(f"transformers has no equal of model.kind = {kind}. Exported: {exported}")
     return words

@@ -11,7 +11,7 @@ from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
-from parascale.settings.pretrained import Pretrained
+from parascale.settings.pretrained import folders
 from parascale.settings.reference import fill, schemas
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
@@ -35,8 +35,8 @@ def check(project, name, pins):
     check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
     for workload in [run.workload for run in runs] or project.workloads.values():
-        if workload.data.pretrained:
-            Pretrained(workload.data.pretrained).check(weights=workload.model.pretrained is not None)
+        for folder, *parts in folders(workload.data, workload.model):
+            folder.check(*parts)
     if project.site.partitions and slurm.partitions():
         check_root(project.config.root)
         others = data_partition(project.site, project.config)

@@ -8,6 +8,7 @@ import torch
 from parascale.errors import ConfigError
 from parascale.families import kinds, part_of
 from parascale.families.dropout import by_place
+from parascale.families.foreign import repeated
 from parascale.families.shards import Shard
 
 
@@ -39,7 +40,11 @@ def build_model(settings, outputs, *sizes):
     outputs: entries of the vocabulary, or classes. sizes: of a sample, as the workload's `sizes` gives them.
     """
     model = model_class(settings.kind)(settings, outputs, *sizes)
-    return by_place(model) if settings.is_own else model
+    if not settings.is_own:
+        return model
+    if not hasattr(model, "shard_units") and (units := repeated(model)):
+        model.shard_units = units
+    return by_place(model)
 
 
 @torch.no_grad()

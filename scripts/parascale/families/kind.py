@@ -1,5 +1,6 @@
 """What a family says of its models in plain data: of each kind, and where a model may be cut into stages."""
 
+import fnmatch
 from dataclasses import dataclass
 
 
@@ -26,8 +27,18 @@ class Kind:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """Where a model may be cut: submodules before the blocks, the container of the blocks, submodules after them."""
+    """Where a model may be cut: submodules before the blocks, the container of the blocks, submodules after them.
+
+    leaves_places: what another stage holds leaves a `Passed` (families/foreign.py) in its place, not None or nothing.
+    """
 
     first: tuple[str, ...]
     blocks: str
     last: tuple[str, ...]
+    leaves_places: bool = False
+
+
+def matches(name, pattern):
+    """Shell pattern on dotted names, one `*` for one part of the name."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))

@@ -121,7 +121,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
 
     with torch.device("meta"):
         model = whole()
-    check_plans(type(model), layout)
+    check_plans(model, layout)
     tied = tying.tied_names(model)
     indices = held_stages(layout, mesh.coordinate("pp"))
     copies = Copies(HALF[run.precision], layout.pp == 1) if run.precision in HALF and not layout.uses_fsdp else None
@@ -151,21 +151,31 @@ def uses_ddp(run):
     return only_dp and not run.average_every and run.engine == "native"
 
 
-def check_plans(model_class, layout):
-    """Raise ConfigError where a layout needs a plan that the model class does not offer, and would do nothing or fail."""
-    offered = ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model_class, plan)]
+def check_plans(model, layout):
+    """Raise ConfigError where a layout needs a plan that the model does not offer, and would do nothing or fail."""
+    name = type(model).__name__
     for axis, plan in PLANS.items():
-        if getattr(layout, axis) > 1 and not hasattr(model_class, plan):
+        if getattr(layout, axis) > 1 and not hasattr(model, plan):
             raise ConfigError(
-                f"{model_class.__name__} cannot be trained with {axis} = {getattr(layout, axis)}: it offers no `{plan}`. "
-                f"It can be trained as: {', '.join(offered)}"
+                f"{name} cannot be trained with {axis} = {getattr(layout, axis)}: {why_not(model, axis)}. "
+                f"It can be trained as: {', '.join(offered(model))}"
             )
     for switch in ("activation_checkpointing", "compile"):
-        if getattr(layout, switch) and not getattr(model_class, "shard_units", ()):
+        if getattr(layout, switch) and not getattr(model, "shard_units", ()):
             raise ConfigError(
-                f"{model_class.__name__} cannot be trained with {switch}: it is done block by block, and the class does not say "
+                f"{name} cannot be trained with {switch}: it is done block by block, and the class does not say "
                 'what its blocks are. Add `shard_units`, patterns of their names: `shard_units = ("blocks.*",)`'
             )
+
+
+def offered(model):
+    """The layouts that a model has what they need for."""
+    return ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model, plan)]
+
+
+def why_not(model, axis):
+    """Why a model does not offer an axis."""
+    return getattr(model, "refusals", {}).get(axis, f"it offers no `{PLANS[axis]}`")
 
 
 def _make_part(whole, run, mesh, tied, stage, copies):

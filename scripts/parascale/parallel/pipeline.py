@@ -10,6 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from parascale.errors import RequirementError
+from parascale.families.foreign import Passed
 from parascale.parallel.mesh import set_timeout
 from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
@@ -19,15 +20,19 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 def cut(model, stage, stages):
     """Take away, in place, what stage number `stage` of `stages` does not hold."""
     plan = model.pipeline_plan
-    blocks = getattr(model, plan.blocks)
-    keep = {list(blocks)[number] for number in stage_blocks(len(blocks), stages, stage)}
-    for name in list(blocks):
-        if name not in keep:
+    blocks = model.get_submodule(plan.blocks)
+    names = [name for name, _ in blocks.named_children()]
+    keep = {names[number] for number in stage_blocks(len(names), stages, stage)}
+    for name in names:
+        if name not in keep and plan.leaves_places:
+            setattr(blocks, name, Passed())
+        elif name not in keep:
             del blocks[name]
     for names, held in ((plan.first, stage == 0), (plan.last, stage == stages - 1)):
         for name in names:
             if not held:
-                setattr(model, name, None)
+                owner, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, Passed() if plan.leaves_places else None)
     return model
 
 

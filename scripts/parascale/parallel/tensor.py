@@ -16,14 +16,18 @@ A model's `tensor_plan` says how each submodule takes part:
     drops_of_heads          dropout on split heads, whose masks are those of this rank's
     drops_of_sequence       likewise on its part of the sequence, with `sequence_parallel`
     gather_after            likewise, for an output that several modules take: the memory of a decoder
+    columns_gathered        columns, whose result every rank gets whole; `rows_of_whole` takes such a one
+    alike                   any module with parameters: each rank holds them whole and computes the same
+    on_heads                likewise, on the rank's own heads: their gradients are added up
+
+The sequence is split only by a plan that says where.
 """
 
-import fnmatch
 from functools import partial
 
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -34,14 +38,17 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from parascale.families.foreign import Passed
+from parascale.families.kind import matches
+
 
 def split_tensors(model, mesh, sequence_parallel):
     """Split `model` in place by its `tensor_plan` over the 1-D `mesh`."""
-    styles = _styles(sequence_parallel)
+    styles = _styles(sequence_parallel and "split_sequence_after" in model.tensor_plan.values())
     plan = {}
-    for name, _ in model.named_modules():
+    for name, module in model.named_modules():
         for pattern, role in model.tensor_plan.items():
-            if matches(name, pattern) and styles[role] is not None:
+            if matches(name, pattern) and styles[role] is not None and not isinstance(module, Passed):
                 plan[name] = styles[role]()
     parallelize_module(model, mesh, plan)
 
@@ -51,7 +58,11 @@ def _styles(sequence_parallel):
     between = Shard(1) if sequence_parallel else Replicate()
     return {
         "columns": ColwiseParallel,
+        "columns_gathered": partial(ColwiseParallel, output_layouts=Replicate()),
         "rows": partial(RowwiseParallel, output_layouts=between),
+        "rows_of_whole": partial(RowwiseParallel, input_layouts=Replicate()),
+        "alike": partial(Alike, Replicate()),
+        "on_heads": partial(Alike, Partial()),
         "vocabulary": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Replicate()),
         "logits": partial(SplitHead, input_layouts=between, output_layouts=Replicate()),
         "whole": Whole,
@@ -71,17 +82,36 @@ def _styles(sequence_parallel):
     }
 
 
-def matches(name, pattern):
-    """Shell pattern on dotted names, one `*` for one part of the name."""
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
-
-
 class Whole(ParallelStyle):
     """Every rank holds the parameters whole, as replicated DTensors, so that optimizer and clipping meet one kind of tensor."""
 
     def _apply(self, module, device_mesh):
         return distribute_module(module, device_mesh, _replicate, _enter, _leave)
+
+
+class Alike(ParallelStyle):
+    """Likewise, but it computes with plain tensors. gradient: what a rank has of it, the whole (Replicate) or its part of a sum (Partial)."""
+
+    def __init__(self, gradient):
+        self.gradient = gradient
+
+    def _apply(self, module, device_mesh):
+        forward = distribute_module(module, device_mesh, _replicate).forward
+
+        def local(*inputs, **keywords):
+            held = module._parameters.copy()
+            try:
+                module._parameters.update(
+                    (name, each.to_local(grad_placements=[self.gradient]))
+                    for name, each in held.items()
+                    if each is not None
+                )
+                return forward(*inputs, **keywords)
+            finally:
+                module._parameters.update(held)
+
+        module.forward = local
+        return module
 
 
 class SplitHead(ColwiseParallel):

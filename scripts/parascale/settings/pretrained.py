@@ -4,6 +4,7 @@ Reading JSON only: neither torch nor `transformers` nor `tokenizers` is loaded.
 """
 
 import functools
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+END_BYTES = 1 << 20
 UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
 
 
@@ -22,8 +24,8 @@ class Pretrained:
     how to fetch it.
     """
 
-    def __init__(self, location):
-        self.folder = Path(expanded(location, "data.text.pretrained"))
+    def __init__(self, location, key="data.text.pretrained"):
+        self.folder = Path(expanded(location, key))
 
     @functools.cached_property
     def config(self):
@@ -58,18 +60,29 @@ class Pretrained:
             order[ours], order[place] = order[place], order[ours]
         return order
 
-    def check(self, weights=True):
-        """Raise DataError unless the tokenizer is there, and with `weights` all that a training needs."""
-        _ = weights and self.config, self.tokenizer_file, weights and self.weight_files
+    def check(self, tokenizer=True, weights=True):
+        """Raise DataError unless the tokenizer is there, or without it what describes the model, and with `weights` these as well."""
+        _ = (weights or not tokenizer) and self.config, tokenizer and self.tokenizer_file, weights and self.weight_files
 
-    def found_files(self, weights):
-        """The files that are there, of those that prepared data depends on, or with `weights` a training too."""
-        names = [CONFIG, TOKENIZER, TOKENIZER_CONFIG]
+    def found_files(self, tokenizer, weights):
+        """The files that are there, of those that prepared data depends on for its `tokenizer`, or a training for its model."""
+        names = [CONFIG, *([TOKENIZER, TOKENIZER_CONFIG] if tokenizer else [])]
         if weights and (self.folder / WEIGHTS_INDEX).is_file():
             names += [WEIGHTS_INDEX, *self._parts()]
         elif weights:
             names.append(WEIGHTS)
         return [self.folder / name for name in names if (self.folder / name).is_file()]
+
+    def digests(self, weights):
+        """File → sha256 of what a training knows of a model by: of weights their ends and their size, since they may be large."""
+        found = {}
+        for path in self.found_files(False, weights):
+            with path.open("rb") as file:
+                ends = file.read(END_BYTES)
+                file.seek(max(len(ends), path.stat().st_size - END_BYTES))
+                ends += file.read() + str(path.stat().st_size).encode()
+            found[f"model/{path.name}"] = hashlib.sha256(ends).hexdigest()
+        return found
 
     def _parts(self):
         """Names of the files that the index of the weights speaks of."""
@@ -121,3 +134,13 @@ class Pretrained:
                 f"`hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
+
+
+def folders(data, model=None):
+    """(Pretrained, whether its tokenizer is read, whether its weights) of what data is made with, and of the `model` of a training."""
+    begun, found = model.pretrained if model else None, []
+    if data.pretrained:
+        found.append((Pretrained(data.pretrained), True, begun == data.pretrained))
+    if model and model.folder:
+        found.append((Pretrained(model.folder, "model.folder"), False, begun is not None))
+    return found

@@ -50,6 +50,7 @@ class Model:
     dropout: ClassVar = 0.0
     dropout_masks: ClassVar = "same"
     pretrained: ClassVar = None  # folder of the weights that it begins with
+    folder: ClassVar = None  # that its class and sizes come from
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @property

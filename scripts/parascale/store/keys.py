@@ -1,13 +1,16 @@
 """The key of a training, put together from its settings, its code and its data."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from parascale.checkpoint.manifest import read_manifest
+from parascale.errors import ConfigError
 from parascale.families import families as all_families
 from parascale.families import families_of
 from parascale.numerics import training_modules
 from parascale.provenance import digest_of_modules
 from parascale.settings import identity
+from parascale.settings.pretrained import Pretrained
 
 FIRST = ("images", "language", "summaries")  # the families when keys of a class of the user's own began to hold them
 
@@ -36,9 +39,15 @@ def code_of_run(run):
 
 
 def modules_of_run(run):
-    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, the user's class."""
+    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, the user's class or
+    the files of the folder that describes the model."""
     kind = run.workload.model.kind
     path, _, own = kind.partition(":")
     # The user's class may build on any family; of those that came later only what its file names counts, so that keys stay.
     ours = tuple(name for name in all_families() if own and (name in FIRST or name in Path(path).read_text("utf-8")))
-    return training_modules(run.workload.task, run.engine, ours or families_of(kind), (path,) if own else ())
+    modules = training_modules(run.workload.task, run.engine, ours or families_of(kind), (path,) if own else ())
+    if (folder := run.workload.model.folder) is None:
+        return modules
+    with suppress(ConfigError):  # an environment variable that is set where it trains
+        modules = modules | Pretrained(folder, "model.folder").digests(run.workload.model.weights)
+    return modules

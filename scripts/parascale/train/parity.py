@@ -21,6 +21,7 @@ from parascale.checkpoint import read
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
 from parascale.settings import identity, run_from_dict
+from parascale.train.graph import narrowest_type
 
 SCHEMA_VERSION = 1
 GROUP_BYTES = 256 << 20  # of weights compared at once
@@ -69,15 +70,18 @@ def not_comparable(run):
 def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
-    tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then.
+    tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then, or of the narrowest type that a model which is not
+    ours converts to.
     """
-    tolerance = tolerance or TOLERANCES[run.precision]
+    rounded = _rounded_to(run, baseline_folder)
+    tolerance = tolerance or TOLERANCES[rounded]
     verdict = {
         "schema_version": SCHEMA_VERSION,
         "run": run.run,
         "baseline": baseline.run,
         "steps": run.workload.training.steps,
         "precision": run.precision,
+        "narrowest_type": rounded,
         "tolerances": asdict(tolerance),
     }
     if run.run == baseline.run:
@@ -90,7 +94,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     checkpoints = [Path(place) / "checkpoint" for place in (folder, baseline_folder)]
-    smallest = smallest_gradient(run, expected, checkpoints[1])
+    smallest = smallest_gradient(run, expected, checkpoints[1], rounded)
     worst, weights, unjudged = _largest_weight_difference(*checkpoints, smallest)
     if unjudged > MOST_UNJUDGED:
         worst, weights, unjudged = _largest_weight_difference(*checkpoints, 0.0)
@@ -104,6 +108,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     if _beyond(weights, tolerance.weights):
         faults.append(f"weights of {worst} differ by {weights:.1e}")
     reason = "; ".join(faults) or "within tolerance at every step"
+    if rounded != run.precision:
+        reason += f"; the tolerance is that of {rounded}, to which the model itself converts"
     if unjudged:
         reason += (
             f"; {100 * unjudged:.2g} % of the weights, whose gradients are of the size of rounding, are not judged"
@@ -150,14 +156,28 @@ def _draws(run, *folders):
     return None
 
 
-def smallest_gradient(run, steps, checkpoint):
+def _rounded_to(run, folder):
+    """The narrowest type that a run computes with: its precision, unless a class that is not ours converts to another."""
+    if run.precision != "fp64" or not run.workload.model.is_own:
+        return run.precision
+    try:
+        return narrowest_type(run.workload, read_json(Path(folder) / "run.json")["vocabulary"])
+    except (
+        Exception
+    ):  # a user's class may look at numbers, and fails where there are none: it is held to the run's precision
+        return run.precision
+
+
+def smallest_gradient(run, steps, checkpoint, precision=None):
     """The size below which an element's gradients, as their moments have them, are nothing but rounding.
+
+    precision: of what rounds them, default: the run's.
 
     steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted.
     """
     norms = [line["grad_norm"] for line in steps if line["grad_norm"] is not None and math.isfinite(line["grad_norm"])]
     applied = min(statistics.median(norms), run.workload.optim.clip_norm or math.inf) if norms else 0.0
-    kind = torch.float64 if run.precision == "fp64" else torch.float32
+    kind = torch.float64 if (precision or run.precision) == "fp64" else torch.float32
     elements = sum(shape.numel() for shape, _ in _weights(checkpoint).values())
     optim = run.workload.optim
     begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # of a mean that began at 0

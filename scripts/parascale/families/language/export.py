@@ -33,10 +33,13 @@ GPT2_PLACES = {
 }
 
 
-def config(model, vocabulary, window):
-    """The mapping of `config.json` for a Model, but for the `dtype` of its weights; CheckpointError for settings without an equal."""
+def config(model, weights, window):
+    """The mapping of `config.json` for a Model, but for the `dtype` of its weights; CheckpointError for settings without an equal.
+
+    weights: our names → tensors, of which their shapes are looked at.
+    """
     shared = {
-        "vocab_size": vocabulary,
+        "vocab_size": weights[VOCABULARY].shape[0],
         "tie_word_embeddings": model.tied,
         "bos_token_id": 1,
         "eos_token_id": 1,
@@ -95,7 +98,7 @@ def architecture(model):
     return name
 
 
-def tensors(model):
+def tensors(model, weights):
     """Name in `transformers` → (our names, turned): our tensors, joined along their rows, and transposed where they are turned.
 
     A bias that we do not have stands for zeros.

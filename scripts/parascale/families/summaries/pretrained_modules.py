@@ -10,11 +10,11 @@ import re
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.families.dropout import Dropout
+from parascale.families.foreign import StoredWeights
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 # `model_type` of a folder → the classes of `transformers`, and how the names of its modules end: those whose output is dropped, and
@@ -69,11 +69,7 @@ class PretrainedSummariser(nn.Module):
             )
         self.network = _network(self._pretrained, settings.dropout, max(window, summary_window))
         self._first = self.network.config.decoder_start_token_id
-        same = {}
-        for name, tensor in self.network.named_parameters(remove_duplicate=False):
-            same.setdefault(id(tensor), []).append(name)
-        # A shared matrix is stored once, under whichever of its names.
-        self._names = {name: names for names in same.values() for name in names}
+        self._stored = StoredWeights(self._pretrained, self.network)
 
     def forward(self, documents_BS, mask_BS, summaries_BT):
         return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
@@ -96,51 +92,19 @@ class PretrainedSummariser(nn.Module):
     def initialise_parameter(self, name, shard):
         """Fill this rank's part of a parameter or buffer from the folder; nothing is drawn. Raises DataError where it does not fit."""
         name = name.removeprefix(PREFIX)
-        stored = self._stored(name)
+        stored = self._stored.tensor(name)
         if stored is None and name == "final_logits_bias":  # BART's is zero, and not every folder stores it
             shard.fill_(0.0)
             return
-        if stored is None:
-            raise DataError(f"{self._pretrained.folder}: its weights lack `{name}`; fetch the folder again")
         axis = next((axis for ending, axis in VOCABULARY_AXES.items() if name.endswith(ending)), None)
-        if axis is not None:
+        if stored is not None and axis is not None:
             order = torch.tensor(self._pretrained.order, device="cpu")
             if stored.shape[axis] < len(order):
                 raise DataError(
                     f"{self._pretrained.folder}: `{name}` has {stored.shape[axis]:,} entries, but its tokenizer {len(order):,}"
                 )
             stored = stored.index_select(axis, order)
-        if stored.shape != shard.shape:
-            raise DataError(
-                f"{self._pretrained.folder}: `{name}` is {list(stored.shape)}, but after its {CONFIG} {list(shard.shape)}"
-            )
-        shard.copy_(stored)
-
-    def _stored(self, name):
-        """The tensor that the folder has for a parameter, or None."""
-        for alias in self._names.get(name, [name]):
-            # A folder of the bare model, without the output layer, has the names without its attribute.
-            for candidate in (alias, alias.removeprefix(f"{self.network.base_model_prefix}.")):
-                if candidate in self._file_of:
-                    with _opened(self._file_of[candidate]) as file:
-                        return file.get_tensor(candidate)
-        return None
-
-    @functools.cached_property
-    def _file_of(self):
-        """Name of a stored tensor → its file."""
-        found = {}
-        for path in self._pretrained.weight_files:
-            with _opened(path) as file:
-                found |= dict.fromkeys(file.keys(), path)
-        return found
-
-
-def _opened(path):
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: no whole safetensors file ({error}); fetch it again") from None
+        self._stored.fill(name, shard, stored)
 
 
 def _network(pretrained, dropout, places):

@@ -1,0 +1,161 @@
+"""A causal language model of `transformers` as its folder describes it, with plans derived from what the library declares.
+
+FSDP's units, and what is recomputed, are its repeated layers. Tensor parallelism follows `base_model_tp_plan`, and pipelines
+`base_model_pp_plan`; what cannot be derived stands in `refusals`, with the reason. Dimensions: B batch, T time, D width, V vocabulary.
+"""
+
+import functools
+from unittest import mock
+
+import torch
+from torch import nn
+
+from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.families.foreign import Passed, StoredWeights, repeated
+from parascale.families.kind import PipelinePlan, matches
+from parascale.settings.pretrained import CONFIG, Pretrained
+
+NETWORK = "network."
+# What `transformers` calls a way to split a module → our role of a `tensor_plan`.
+ROLES = {
+    "colwise": "columns",
+    "rowwise": "rows",
+    "colwise_gather_output": "columns_gathered",
+    "rowwise_split_input": "rows_of_whole",
+    "embedding_rowwise": "vocabulary",
+    "replicated_with_grad_allreduce": "on_heads",
+}
+
+
+class FolderModel(nn.Module):
+    """Tokens (B, T) → logits (B, T, V) of all entries that the folder's model has. A stage takes and gives hidden states (B, T, D).
+
+    settings: a config Model of kind `transformers`. Made without reading weights. Raises DataError for a folder that is incomplete
+    or holds another kind of model, ConfigError for windows longer than its positions, RequirementError without `transformers`.
+    """
+
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self._pretrained = Pretrained(settings.folder, "model.folder")
+        self._make = functools.partial(_network, self._pretrained, window)
+        self.network = self._make()
+        entries = self.network.config.vocab_size
+        if vocabulary > entries:
+            raise DataError(
+                f"{self._pretrained.folder}: the data has {vocabulary:,} different tokens, but the model {entries:,}; make the data "
+                "with its tokenizer (`data.text.pretrained`), or give the folder's config.json a larger `vocab_size`"
+            )
+        self._stored = StoredWeights(self._pretrained, self.network)
+        if settings.weights:
+            self.initialise_parameter = self._fill
+        self.shard_units = repeated(self)
+        self.refusals = {}
+        for axis, attribute, derive in (("tp", "tensor_plan", tensor_plan), ("pp", "pipeline_plan", pipeline_plan)):
+            try:
+                setattr(self, attribute, derive(self.network))
+            except Underivable as reason:
+                self.refusals[axis] = str(reason)
+
+    def forward(self, inputs):
+        # Windows are whole texts to the library, which would look for ends in each batch, and let the host wait for that.
+        with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
+            return self._outputs(inputs)
+
+    def _outputs(self, inputs):
+        plan, given = getattr(self, "pipeline_plan", None), {"input_ids": inputs}
+        if plan is not None and isinstance(self.get_submodule(plan.first[0]), Passed):
+            # What the library does between embedding and layers is done already, whatever it makes of this.
+            given = {"inputs_embeds": inputs}
+            next(self.get_submodule(plan.blocks).children()).received = inputs
+        if plan is not None and isinstance(self.get_submodule(plan.last[-1]), Passed):
+            return self.network.base_model(**given, use_cache=False).last_hidden_state
+        return self.network(**given, use_cache=False).logits
+
+    def _fill(self, name, shard):
+        """Fill this rank's part of a parameter from the folder; a buffer has what its constructor gave it."""
+        name = name.removeprefix(NETWORK)
+        if name in self._buffers_made:
+            shard.copy_(self._buffers_made[name])
+        else:
+            self._stored.fill(name, shard, self._stored.tensor(name))
+
+    @functools.cached_property
+    def _buffers_made(self):
+        """Name → value of buffers, of a whole module on the CPU whose parameters are never touched, so that they take no memory."""
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights(), torch.device("cpu"):
+            return dict(self._make().named_buffers())
+
+
+class Underivable(Exception):
+    """Why a plan does not follow from what `transformers` declares."""
+
+
+def _network(pretrained, window):
+    """The module that a folder describes, in fp32 and without dropout, its weights whatever the constructor draws."""
+    try:
+        from transformers import AutoModelForCausalLM  # slow to load, and needed for this kind alone
+        from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    except ImportError:
+        raise RequirementError(
+            "model.kind = `transformers` needs the package `transformers`: see envs/requirements.txt"
+        ) from None
+    place, values = pretrained.folder / CONFIG, dict(pretrained.config)
+    kind = values.pop("model_type", None)
+    try:
+        theirs = CONFIG_MAPPING[kind].from_dict(values)
+    except KeyError:
+        raise DataError(f"{place}: the installed `transformers` has no `model_type` = {kind}") from None
+    except Exception as error:  # its checks raise errors of several kinds
+        raise DataError(f"{place}: `transformers` does not take it: {error}") from None
+    if type(theirs) not in MODEL_FOR_CAUSAL_LM_MAPPING or theirs.is_encoder_decoder:
+        raise DataError(
+            f"{place}: {kind} is no causal language model. T5 and BART summarise: model.kind = `pretrained`"
+        )
+    longest = getattr(theirs, "max_position_embeddings", None)
+    if longest is not None and window > longest:
+        raise ConfigError(
+            f"training.window = {window} is longer than the {longest} places of the model in {pretrained.folder}"
+        )
+    for key, value in vars(theirs).items():
+        if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "layerdrop"))):
+            setattr(theirs, key, 0.0)
+    # No window is padded: a row for padding would be left out of training, and looked for in every batch.
+    theirs.pad_token_id = None
+    return AutoModelForCausalLM.from_config(theirs, dtype=torch.float32)
+
+
+def tensor_plan(network):
+    """Submodule → role, of all that hold parameters. What the library does not split computes the same on all ranks."""
+    if not (declared := network.tp_plan):
+        raise Underivable(f"transformers declares no `base_model_tp_plan` for {type(network).__name__}")
+    if unknown := sorted(set(declared.values()) - ROLES.keys()):
+        raise Underivable(f"transformers splits it by `{unknown[0]}`, which has no equal here")
+    config, plan = network.config, {NETWORK + name: ROLES[way] for name, way in declared.items()}
+    if getattr(config, "tie_word_embeddings", False):  # one matrix, split in one way
+        plan[NETWORK + _name_of(network, network.get_input_embeddings())] = "vocabulary"
+    for name, module in network.named_modules():
+        if module._parameters and not any(matches(NETWORK + name, pattern) for pattern in plan):
+            plan[NETWORK + name] = "alike"
+    return plan
+
+
+def pipeline_plan(network):
+    """Where stages may be cut: before, between and after the layers."""
+    if not (declared := network.pp_plan):
+        raise Underivable(f"transformers declares no `base_model_pp_plan` for {type(network).__name__}")
+    base = [name for name in declared if name.startswith(f"{network.base_model_prefix}.")]
+    names, units = [NETWORK + name for name in (*base, *declared.keys() - base)], repeated(network)
+    blocks = [name for name in names if f"{name.removeprefix(NETWORK)}.*" in units]
+    if len(blocks) != 1:
+        raise Underivable(f"of its repeated layers `base_model_pp_plan` names {', '.join(blocks) or 'none'}")
+    for name, _ in network.named_parameters():
+        if not any(f"{NETWORK}{name}".startswith(f"{place}.") for place in names):
+            raise Underivable(f"`base_model_pp_plan` has no place for `{name}`")
+    cut = names.index(blocks[0])
+    return PipelinePlan(tuple(names[:cut]), blocks[0], tuple(names[cut + 1 :]), leaves_places=True)
+
+
+def _name_of(network, wanted):
+    return next(name for name, module in network.named_modules() if module is wanted)

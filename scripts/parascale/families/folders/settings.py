@@ -1,0 +1,53 @@
+"""Settings of a language model that a folder in Hugging Face's form describes."""
+
+from contextlib import suppress
+
+from parascale.errors import ConfigError, DataError
+from parascale.settings.options import RECIPE, option, settings
+from parascale.settings.pretrained import Pretrained
+from parascale.settings.workload import Model
+
+
+@settings(RECIPE)
+class Folder(Model):
+    """A causal language model of `transformers`: its folder decides class and sizes. It trains without dropout."""
+
+    kind: str = option("transformers", "`transformers`")
+    folder: str | None = option(
+        None,
+        "folder of the model as `save_pretrained` writes it: `config.json`, perhaps weights and tokenizer",
+        path=True,
+    )
+    weights: bool = option(False, "begin with the folder's weights, not with random ones")
+
+    @property
+    def is_own(self):
+        """Its class is not one of ours: what it draws, and parameters that it leaves out, are watched as those of a user's class."""
+        return True
+
+    @property
+    def pretrained(self):
+        """Folder of the weights that it begins with, or None."""
+        return self.folder if self.weights else None
+
+    def check_sizes(self, run):
+        """Raise ConfigError without a folder, or where its weights would meet another vocabulary's numbers."""
+        if self.folder is None:
+            raise ConfigError("model.kind = `transformers` needs model.folder, a folder with the model's config.json")
+        with suppress(DataError):  # the folder may be on another machine
+            self._check_layout(run.layout, Pretrained(self.folder, "model.folder").config)
+        tokens = run.workload.data.pretrained
+        if self.weights and tokens != self.folder:
+            raise ConfigError(
+                "model.weights = true goes on with numbers of the model's own vocabulary: it needs data.text.tokenizer = `pretrained` "
+                f"and the same folder, but model.folder = `{self.folder}` and data.text.pretrained = `{tokens}`"
+            )
+
+    def _check_layout(self, layout, config):
+        """Raise ConfigError where a layout's degrees do not go together with what a config.json says."""
+        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+            if isinstance(size := config.get(name), int) and size % layout.tp:
+                raise ConfigError(f"tp = {layout.tp} does not divide `{name}` = {size} of the model in {self.folder}")
+        layers = config.get("num_hidden_layers")
+        if isinstance(layers, int) and layout.stages > layers:
+            raise ConfigError(f"{layout.stages} pipeline stages, but the model in {self.folder} has {layers} layers")

@@ -1,0 +1,78 @@
+"""What modules need that were not written for this project: blocks, where nobody says them; places of what another stage holds; and
+weights from a folder in Hugging Face's form, read a tensor at a time."""
+
+import functools
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from parascale.errors import DataError
+
+
+def repeated(model):
+    """Patterns of a model's repeated layers, as `shard_units` has them: the children of each outermost container of one class."""
+    found = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(pattern.removesuffix("*")) for pattern in found)
+        children = list(module.children())
+        alike = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(set(map(type, children))) == 1
+        if alike and not inside and all(any(True for _ in child.parameters()) for child in children):
+            found.append(f"{name}.*")
+    return tuple(found)
+
+
+class Passed(nn.Module):
+    """In the place of what another stage holds: it hands on its input, or what this stage received."""
+
+    received = None
+
+    def forward(self, hidden_BTD, *others, **more):
+        return hidden_BTD if self.received is None else self.received
+
+
+class StoredWeights:
+    """What the safetensors of a `Pretrained` folder hold for the parameters of `network`, a module of `transformers`."""
+
+    def __init__(self, pretrained, network):
+        self.pretrained, self.prefix = pretrained, f"{network.base_model_prefix}."
+        same = {}
+        for name, tensor in network.named_parameters(remove_duplicate=False):
+            same.setdefault(id(tensor), []).append(name)
+        # A shared matrix is stored once, under whichever of its names.
+        self.names = {name: names for names in same.values() for name in names}
+
+    def tensor(self, name):
+        """The tensor for a parameter, or None."""
+        for alias in self.names.get(name, [name]):
+            # A folder of the bare model, without the output layer, has the names without its attribute.
+            for candidate in (alias, alias.removeprefix(self.prefix)):
+                if candidate in self._file_of:
+                    with _opened(self._file_of[candidate]) as file:
+                        return file.get_tensor(candidate)
+        return None
+
+    def fill(self, name, shard, stored):
+        """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks or does not fit."""
+        if stored is None:
+            raise DataError(f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again")
+        if stored.shape != shard.shape:
+            raise DataError(
+                f"{self.pretrained.folder}: `{name}` is {list(stored.shape)}, but after its config.json {list(shard.shape)}"
+            )
+        shard.copy_(stored)
+
+    @functools.cached_property
+    def _file_of(self):
+        """Name of a stored tensor → its file."""
+        found = {}
+        for path in self.pretrained.weight_files:
+            with _opened(path) as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
+
+
+def _opened(path):
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: no whole safetensors file ({error}); fetch it again") from None

@@ -1,0 +1,45 @@
+"""Tiny causal language models of `transformers` with random weights, in folders as its `save_pretrained` writes them."""
+
+import torch
+
+VOCABULARY, PLACES = 101, 32
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": PLACES,
+    "pad_token_id": None,
+}
+# Family → (its config in `transformers`, sizes).
+FAMILIES = {
+    "GPT-2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": PLACES}),
+    "Llama": ("LlamaConfig", LLAMA),
+    "Mistral": ("MistralConfig", LLAMA | {"sliding_window": 8}),
+    "Qwen2": ("Qwen2Config", LLAMA),
+    "Qwen3": ("Qwen3Config", LLAMA | {"head_dim": 8}),
+    "Gemma 2": ("Gemma2Config", LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}),
+    "Phi-3": ("Phi3Config", LLAMA | {"original_max_position_embeddings": PLACES}),
+    "OLMo 2": ("Olmo2Config", LLAMA),
+    "GPT-NeoX": ("GPTNeoXConfig", {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}),
+    "SmolLM3": ("SmolLM3Config", LLAMA),
+}
+
+
+def make_folder(folder, family, **more):
+    """The folder of a tiny model of a family, its biases as of a trained one; `more` are settings of its architecture."""
+    import transformers
+
+    name, sizes = FAMILIES[family]
+    config = getattr(transformers, name)(
+        **{"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, **sizes, **more}
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,142 @@
+"""A folder of `transformers` becomes a model of ours and goes back to its form: the same weights, the same logits; bad folders are named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from parascale.checkpoint.convert import convert
+from parascale.errors import ConfigError, DataError
+from parascale.families.build import build_model, initialise
+from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
+from parascale.parallel import check_plans, tying
+from parascale.parallel.parallelize import offered
+from parascale.settings import Layout, Model, Run, Workload, make
+from parascale.settings.config import Checkpoints
+from parascale.store.keys import modules_of_run
+from parascale.train.graph import narrowest_type
+
+from .checkpoints import save_run
+from .folder_models import FAMILIES, PLACES, VOCABULARY, make_folder
+from .pretrained_folders import edit_config, make_bart
+
+ROOT = Path(__file__).parents[2]
+TOKENS = torch.randint(VOCABULARY, (3, PLACES), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module", params=["GPT-2", "Llama"])
+def folder(request, tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("models") / "model", request.param)
+
+
+def build(folder, vocabulary=VOCABULARY, window=PLACES, **settings):
+    return build_model(make(Model, kind="transformers", folder=str(folder), **settings), vocabulary, window)
+
+
+def theirs(folder):
+    from transformers import AutoModelForCausalLM
+
+    found, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not {key: value for key, value in loading.items() if value}
+    with torch.no_grad():
+        return found.eval()(TOKENS).logits
+
+
+def test_a_training_begins_with_the_folder_s_weights_if_it_is_told_to(folder):
+    with torch.device("meta"):
+        model = build(folder, weights=True)
+    tied = tying.tied_names(model)
+    model.to_empty(device="cpu")
+    tying.tie(model, tied)
+    initialise(model, lambda: pytest.fail("the whole model was made"), 1, tied)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(TOKENS), theirs(folder))
+        assert not torch.equal(build(folder).eval()(TOKENS), theirs(folder))
+
+
+def test_a_checkpoint_goes_back_to_the_folder_s_form(folder, tmp_path):
+    model = {"kind": "transformers", "folder": str(folder)}
+    _, ours, checkpoint = save_run(tmp_path, model)
+    convert(checkpoint, tmp_path / "out", Checkpoints(), ["transformers"])
+    written, before = (
+        json.loads((place / "config.json").read_text()) for place in (tmp_path / "out/transformers", folder)
+    )
+    assert written == before | {"dtype": "float32"}
+    with torch.no_grad():
+        assert torch.equal(theirs(tmp_path / "out/transformers"), ours.eval()(TOKENS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_documents_say_what_a_family_offers(family, tmp_path):
+    """Models with two layers and twenty have the same plans."""
+    folder = str(make_folder(tmp_path, family))
+    with torch.device("meta"):
+        layouts = ", ".join(f"`{name}`" for name in offered(build(folder)))
+    training = {"window": PLACES, "steps": 2}
+    workload = make(Workload, name="x", model={"kind": "transformers", "folder": folder}, training=training)
+    narrowest = narrowest_type(workload, VOCABULARY)
+    row = f"| {family} | {layouts} | {'–' if narrowest == 'fp64' else narrowest} |"
+    assert row in (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
+
+
+def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
+    model = build(folder)
+    if "Llama" in str(type(model.network)):
+        check_plans(model, Layout(gpus_per_node=2, tp=2))
+        model.network.tp_plan["model.layers.*.mlp.up_proj"] = "local_colwise"
+        with pytest.raises(Underivable, match=r"splits it by `local_colwise`, which has no equal here"):
+            tensor_plan(model.network)
+        model.network.pp_plan.pop("model.norm")
+        with pytest.raises(Underivable, match=r"`base_model_pp_plan` has no place for `model\.norm\.weight`"):
+            pipeline_plan(model.network)
+        return
+    reason = "tp = 2: transformers declares no `base_model_tp_plan` for GPT2LMHeadModel. It can be trained as: single, ddp, fsdp"
+    with pytest.raises(ConfigError, match=reason):
+        check_plans(model, Layout(gpus_per_node=2, tp=2))
+
+
+def test_degrees_must_fit_what_the_folder_says(folder):
+    def check(weights=False, **layout):
+        model = {"kind": "transformers", "folder": str(folder), "weights": weights}
+        workload = make(Workload, name="x", model=model, training={"window": 8, "steps": 2})
+        Run("x", workload, make(Layout, **layout)).check()
+
+    if "llama" in (folder / "config.json").read_text():
+        with pytest.raises(ConfigError, match=r"tp = 4 does not divide `num_key_value_heads` = 2"):
+            check(gpus_per_node=4, tp=4)
+        with pytest.raises(ConfigError, match=r"4 pipeline stages, but the model in .* has 2 layers"):
+            check(gpus_per_node=4, pp=4, micro_batches=4)
+    with pytest.raises(ConfigError, match=r"needs data\.text\.tokenizer = `pretrained` and the same folder"):
+        check(weights=True)
+
+
+def test_another_folder_is_another_training(folder, tmp_path):
+    """Its place does not count, but what it says: a changed config.json trains again."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+
+    def key():
+        model = {"kind": "transformers", "folder": str(copy), "weights": True}
+        return modules_of_run(Run("x", make(Workload, name="x", model=model), Layout()))
+
+    before = key()
+    assert {name for name in before if name.startswith("model/")} == {"model/config.json", "model/model.safetensors"}
+    edit_config(copy, vocab_size=102)
+    assert {name for name, digest in key().items() if before[name] != digest} == {"model/config.json"}
+
+
+def test_bad_folders_are_named(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.window = 33 is longer than the 32 places"):
+        build(folder, window=33)
+    with pytest.raises(DataError, match=r"the data has 102 different tokens, but the model 101; make the data"):
+        build(folder, vocabulary=102)
+    with pytest.raises(DataError, match=r"config\.json: no such file"):
+        build(tmp_path)
+    with pytest.raises(DataError, match=r"bart is no causal language model.*model\.kind = `pretrained`"):
+        build(make_bart(tmp_path / "bart"))
+    edit_config(tmp_path / "bart", model_type="none")
+    with pytest.raises(DataError, match=r"the installed `transformers` has no `model_type` = none"):
+        build(tmp_path / "bart")
