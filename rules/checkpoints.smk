@@ -52,7 +52,7 @@ rule checkpoints:
         [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs],
 
 
-# Two runs, on request: `ddp-vs-single.svg` and the like. The largest differences come first.
+# Two runs, on request: `ddp-vs-single.txt` and the like. The largest differences come first.
 rule compare_checkpoints:
     input:
         first=PATHS.run("{first}") / "summary.json",
@@ -60,7 +60,6 @@ rule compare_checkpoints:
     output:
         table=PATHS.results / "comparisons/{first}-vs-{second}.txt",
         figures=PATHS.results / "comparisons/{first}-vs-{second}.json",
-        layers=PATHS.results / "comparisons/{first}-vs-{second}.svg",
     log:
         LOGS / "compare_checkpoints/{first}-vs-{second}.log",
     benchmark:
@@ -76,4 +75,4 @@ rule compare_checkpoints:
         code=code_of("checkpoints"),
     shell:
         "parascale checkpoint compare --run {wildcards.first:q} --run {wildcards.second:q}"
-        " --json {output.figures:q} --figure {output.layers:q} > {output.table:q} 2> {log:q}"
+        " --json {output.figures:q} > {output.table:q} 2> {log:q}"

@@ -42,13 +42,6 @@ class Device:
     values: dict = field(default_factory=lambda: {name: array("d") for name in VALUES})
     throttled: Counter = field(default_factory=Counter)  # reason → samples
 
-    @property
-    def label(self):
-        """Name among the devices of its run: `node 1, GPU 3`, `rank 0`."""
-        if self.kind == "rank":
-            return f"rank {self.rank}"
-        return f"node {self.node}, GPU {self.index}" if self.kind == "gpu" else f"node {self.node} ({self.host})"
-
     def known(self, name):
         """The values of a column that are known."""
         return [value for value in self.values[name] if not math.isnan(value)]

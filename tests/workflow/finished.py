@@ -62,7 +62,7 @@ TARGETS = [
     "checkpoints",
     "communication",
     "formats",
-    "results/comparisons/lm-vs-lm-ddp.svg",
+    "results/comparisons/lm-vs-lm-ddp.txt",
 ]
 
 # The jobs that train for each workload: its runs, their parity runs, and the probes of its speed. `lm-later` begins with the weights

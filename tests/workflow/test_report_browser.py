@@ -92,7 +92,7 @@ SORTED = [
     ("report", "parity-table", "Verdict"),
     ("report", "parity-table", "Loss difference, nats"),
     ("report", "quality-table-2", "ROUGE-1"),
-    ("report", "checkpoints-table", "Size"),
+    ("report", "checkpoints-table", "Time"),
     ("job", "operators-table", "Calls"),
     ("job", "usage-table", "Metric"),
 ]

@@ -21,7 +21,7 @@ TARGETS = {
     "lightning": dict.fromkeys(("lightning", "images-lightning"), "train_lightning"),
     "local_sgd": dict.fromkeys(("local-sgd", "gossip", "server"), "train_local_sgd"),
 }
-MORE = ("parity", "communication", "results/comparisons/ddp-vs-single.svg")
+MORE = ("parity", "communication", "results/comparisons/ddp-vs-single.txt")
 
 
 def jobs_in(output):

@@ -83,7 +83,7 @@ def scaling_lines(steps, site):
     for step in steps:
         said = step.advice.prediction
         mark = "  <- the knee: time × cost is least" if step.knee else ""
-        time, cost = numbers.duration(said.wall_seconds), core_hours(said.core_hours)
+        time, cost = numbers.duration(said.wall_seconds), numbers.core_hours(said.core_hours)
         best = line(step.advice, gpu).split(":")[0]
         lines.append(f"{step.gpus:9,}  {time:>12}  {cost:>13}  {numbers.percent(step.efficiency):>10}  {best}{mark}")
         if step.free_from:
@@ -107,16 +107,9 @@ def line(advice, gpu="GPU"):
         memory = f"{predicted.memory_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
     how = ", measured" if predicted.basis == "history" else ""
     step = "" if predicted.step_seconds is None else f", {1000 * predicted.step_seconds:.1f} ms a step{how}"
-    cost = core_hours(predicted.core_hours)
+    cost = numbers.core_hours(predicted.core_hours)
     cost = cost and f", {numbers.duration(predicted.wall_seconds)}, {cost}"
     return f"{layout.strategy()} ({degrees.strip() or f'one {gpu}'}): {memory}{step}{cost}"
-
-
-def core_hours(hours):
-    """A cost in the unit that people say: `3,350 core-h`, `18.2 core-min`; empty where it is unknown."""
-    if hours is None:
-        return ""
-    return f"{numbers.significant(hours)} core-h" if hours >= 1 else f"{numbers.significant(60 * hours)} core-min"
 
 
 def step_dict(step):

@@ -8,12 +8,11 @@ import click
 
 from parascale.cli import WHICH, Location, OutputFile, named_run, project_options, run_option, with_project
 from parascale.errors import ParascaleError
-from parascale.files import atomic_path, write_json
+from parascale.files import write_json
 from parascale.settings import identity, run_from_dict, strict
 from parascale.settings.config import CHECKPOINT_FORMS, Checkpoints
 from parascale.store.keys import data_known
 
-FIGURES = (".svg", ".png", ".pdf")
 TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
 
 
@@ -99,21 +98,18 @@ def inspect(find, folder, name, tensors, as_json):
 @click.option("--which", type=WHICH, help="Checkpoint of the runs.  [default: the project's with --run, else best]")
 @click.option("--rows", type=click.IntRange(min=0), default=15, help="Number of tensors to print.")
 @click.option("--json", "facts", type=OutputFile(), help="Write all figures to this file.")
-@click.option("--figure", type=OutputFile(), help="Draw the differences of the layers, as .svg, .png or .pdf.")
 @project_options
-def compare(find, folders, name, which, rows, facts, figure):
+def compare(find, folders, name, which, rows, facts):
     """Compare two checkpoints or runs: the tensors and layers that differ most, and the difference of the losses.
 
     A and B are folders of runs, whose best checkpoints are compared (or the last with --which last), or of checkpoints.
 
     \b
-    Example: parascale checkpoint compare results/runs/single results/runs/fsdp --figure differences.svg
+    Example: parascale checkpoint compare results/runs/single results/runs/fsdp
     Example: parascale checkpoint compare --run single --run fsdp
     """
     if sorted((len(folders), len(name))) != [0, 2]:
         raise click.UsageError("name either two runs, with --run each, or the folders A and B")
-    if figure and figure.suffix not in FIGURES:
-        raise click.UsageError(f"--figure {figure.name}: its ending must be one of {', '.join(FIGURES)}")
     if name:
         project = find()
         which = which or project.config.checkpoints.which
@@ -124,8 +120,6 @@ def compare(find, folders, name, which, rows, facts, figure):
     print(comparison.as_text(result, rows))
     if facts:
         write_json(facts, result)
-    if figure:
-        draw(result["layers"], folders, figure)
 
 
 @checkpoint.command()
@@ -169,27 +163,3 @@ def tokens_of(find, record):
     except (ParascaleError, FileNotFoundError) as error:
         why = error
     print(f"without a tokenizer: {why}", flush=True)
-
-
-def draw(layers, titles, path):
-    """The relative difference of each layer as a point on a logarithmic scale; what has no place there stands at the edge."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 1.2 + 0.28 * len(layers)), layout="constrained")
-    axes = figure.subplots()
-    differing = [(row["relative"], place) for place, row in enumerate(layers) if row["relative"] > 0]
-    if differing:
-        axes.plot(*zip(*differing, strict=True), "o")
-        axes.set_xscale("log")
-    for place, row in enumerate(layers):
-        if not row["relative"] > 0:  # 0, or not a number
-            axes.text(
-                0.01, place, f"{row['relative']:g}", transform=axes.get_yaxis_transform(), verticalalignment="center"
-            )
-    axes.set_yticks(range(len(layers)), [row["layer"] for row in layers])
-    axes.set_ylim(len(layers) - 0.5, -0.5)
-    axes.grid(axis="both", alpha=0.3)
-    axes.set_xlabel("2-norm of the difference over that of the weights")
-    axes.set_title(f"{titles[0]}\nagainst {titles[1]}", fontsize="medium")
-    with atomic_path(path) as partial:
-        figure.savefig(partial, format=str(path).rpartition(".")[2])

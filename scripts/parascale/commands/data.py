@@ -48,10 +48,9 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--attempts", type=COUNT, help="Attempts without progress after which a download fails.  [default: 5]")
 @click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
-def download(project, workload, attempts, force):
+def download(project, workload, force):
     """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
     Runs on a login node; nothing else downloads. Data that is already there and whole is left alone, and a
@@ -64,14 +63,13 @@ def download(project, workload, attempts, force):
     from parascale.data.sources import ATTEMPTS
     from parascale.data.sources import download as download_text
 
-    found, attempts = workload.data, attempts or ATTEMPTS
-    output = project.paths.raw(found.dataset)
+    found, output = workload.data, project.paths.raw(workload.data.dataset)
     if workload.of_images and force:
         raise click.UsageError(f"--force is for text: remove {output} to download images again")
     if workload.of_images:
-        raw = download_images(found.source, found.images, output, attempts)
+        raw = download_images(found.source, found.images, output, ATTEMPTS)
     else:
-        raw = download_text(found.source, output, attempts, force)
+        raw = download_text(found.source, output, ATTEMPTS, force)
     for split in raw.splits:
         files = raw.files(split)
         parts = [f"rows {entry['first']:,} to {entry['last']:,}" for entry in files if "first" in entry]

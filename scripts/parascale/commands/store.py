@@ -7,6 +7,7 @@ import click
 from parascale.cli import Number, with_project
 from parascale.errors import ConfigError
 from parascale.plan.planner import Planner
+from parascale.report.numbers import aligned
 from parascale.store.keys import data_known, key_of
 from parascale.store.trainings import SHORT, Store, shown_places
 from parascale.store.unfinished import unfinished
@@ -37,7 +38,7 @@ def list_(project):
     rows += [[*_words(each), "stepped aside" if each.aside else "unfinished"] for each in begun]
     rows += [[*_words(left), "left over"] for left in found.leftovers()]
     if rows:
-        _print_table([("key", "training", "finished", "core-h", "GB", "shown as"), *rows])
+        print(*aligned([("key", "training", "finished", "core-h", "GB", "shown as"), *rows]), sep="\n")
     unused = sum(kept.bytes for kept in trainings if kept.key not in shown)
     bound = project.config.store.gigabytes
     print(
@@ -81,7 +82,7 @@ def free(project, keys, unused, gigabytes, yes):
     if not chosen:
         print("nothing to free")
         return
-    _print_table([("key", "training", "finished", "core-h", "GB"), *map(_words, chosen)])
+    print(*aligned([("key", "training", "finished", "core-h", "GB"), *map(_words, chosen)]), sep="\n")
     hours = sum(each.core_hours or 0.0 for each in chosen)
     if not yes:
         click.confirm(f"Free these {len(chosen)}, which took {hours:,.2f} core-h?", abort=True)
@@ -138,9 +139,3 @@ def _words(each):
     """The cells of a training, finished or not."""
     hours = "?" if each.core_hours is None else f"{each.core_hours:,.2f}"
     return [each.key[:SHORT], each.place, each.finished, hours, f"{each.bytes / GB:,.3g}"]
-
-
-def _print_table(rows):
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -107,6 +107,12 @@ def plural(count, word):
     return f"{count:,} {word}{ending}"
 
 
+def aligned(rows):
+    """Rows of texts as lines whose columns stand below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def listed(words):
     """`a`, `a and b`, `a, b and c`."""
     words = list(words)

@@ -214,5 +214,4 @@ def lines(verdict):
         said = "; ".join(filter(None, (values["badge"], values["notes"] if row.faded else "")))
         rows.append((f"  {values['label']}", values["extent"], *(cell.text for cell in row.cells[1:]), said))
     last = [f"and {more} more, on the page"] if (more := len(rows) - 1 - MOST_LINES) > 0 else []
-    widths = [max(map(len, column)) for column in zip(*rows[: MOST_LINES + 1], strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows[: MOST_LINES + 1]] + last
+    return numbers.aligned(rows[: MOST_LINES + 1]) + last
