@@ -35,6 +35,7 @@ CYCLES = {
 }
 SELECTIVE = {"activation_checkpointing": "selective"}
 ONCE = {"reduce": "step"}
+ZERO_1 = {"reshard_after_forward": False, **ONCE}
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
@@ -59,6 +60,9 @@ CASES = {
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
     "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True),
     "fsdp 2 reduced once": Case({"fsdp": 2, **ONCE}, training={"accumulate": 3}, fp32=True, bf16=True),
+    "fsdp 2 ZeRO-1": Case({"fsdp": 2, **ZERO_1}, training={**UNEVEN, "accumulate": 3}, fp32=True, bf16=True),
+    "fsdp 2 ZeRO-1 selective": Case({"fsdp": 2, **ZERO_1, **SELECTIVE}, TIED, training={"accumulate": 2}),
+    "hsdp 2x2 ZeRO-1": Case({"dp": 2, "fsdp": 2, **ZERO_1}, LLAMA, training={"accumulate": 2}, bf16=True),
     "hsdp 2x2 accumulated": Case({"dp": 2, "fsdp": 2}, training={**UNEVEN, "accumulate": 2}, bf16=True),
     "hsdp 2x2 reduced once": Case({"dp": 2, "fsdp": 2, **ONCE}, training={**UNEVEN, "accumulate": 2}),
     "tp 2": Case({"tp": 2}, fp32=True, bf16=True),
@@ -90,10 +94,14 @@ CASES = {
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN, bf16=True),
     "dp 2 x tp 2 accumulated": Case({"dp": 2, "tp": 2}, training={"accumulate": 3}, bf16=True),
     "fsdp 2 x tp 2 reduced once": Case({"fsdp": 2, "tp": 2, **ONCE}, training={"accumulate": 2}),
+    "fsdp 2 x tp 2 ZeRO-1": Case({"fsdp": 2, "tp": 2, **ZERO_1}, training={"accumulate": 2}, bf16=True),
     "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True),
     "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "dp 2 x pp 2 accumulated": Case({"dp": 2, **pp(2, 2, "1F1B")}, training={"accumulate": 3}, bf16=True),
     "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
+    "fsdp 2 x pp 2 V accumulated": Case(
+        {"fsdp": 2, **pp(2, 4, "ZBVZeroBubble")}, training={"accumulate": 2, "global_batch": 16}
+    ),
     "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
     "fsdp 2 x tp 2 x pp 2 selective": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B"), **SELECTIVE}, LLAMA, bf16=True),
@@ -139,7 +147,7 @@ QUICK = (
         "fsdp 2 uneven accumulated",
         "hsdp 2x2 selective",
     ),
-    *("fsdp 2 reduced once", "dp 2 x tp 2 accumulated"),
+    *("fsdp 2 ZeRO-1", "dp 2 x tp 2 accumulated"),
     *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2", "dp 2 x pp 2"),
 )
 

@@ -28,7 +28,7 @@ from parascale.train import loop
 from .jobs import job_from_settings
 
 LOOKED_AT = 2  # optimizer step; the first one also sets things up
-REDUCTIONS, FEW_BYTES = ("all_reduce", "reduce_scatter"), 64
+MOVING, FEW_BYTES = ("all_gather", "reduce_scatter", "all_reduce"), 64
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "alltoall", "all_to_all")
 
 
@@ -53,8 +53,8 @@ def train_and_look(settings):
     """Train, and return what this rank held and called in its second step.
 
     {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, heads: numbers of attention
-    heads seen in forward passes, collectives: name → calls, norm_collectives: those of batch norms, reductions: name → [calls, bytes
-    given] for gradients, graphs: compiled in all steps}
+    heads seen in forward passes, collectives: name → calls, norm_collectives: those of batch norms, moved: name → [calls, bytes of
+    the whole] for parameters and gradients, graphs: compiled in all steps}
     """
     facts, heads = {}, set()
     split_heads = transformer.Attention._heads
@@ -79,7 +79,7 @@ def train_and_look(settings):
                 held(self.model, self.optimizers),
                 collectives=counter.calls,
                 norm_collectives=counter.of_norms,
-                reductions=counter.reductions,
+                moved=counter.moved,
             )
             return result
 
@@ -139,7 +139,7 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls, self.of_norms, self.reductions = Counter(), Counter(), {kind: [0, 0] for kind in REDUCTIONS}
+        self.calls, self.of_norms, self.moved = Counter(), Counter(), {kind: [0, 0] for kind in MOVING}
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):
@@ -160,9 +160,9 @@ class Collectives(TorchDispatchMode):
                 )
                 # Tensor parallelism calls functional ones, and others in the loss; what ranks agree on is a few numbers.
                 others = function.namespace != "c10d" or size_ <= FEW_BYTES or called_by(head)
-                if called and kind in REDUCTIONS and not others:
-                    self.reductions[kind][0] += 1
-                    self.reductions[kind][1] += size_
+                if called and kind in MOVING and not others:
+                    self.moved[kind][0] += 1
+                    self.moved[kind][1] += size_
         return function(*arguments, **(keywords or {}))
 
 

@@ -104,14 +104,14 @@ class Expected:
         if layout.tp > 1:
             self._check_tensor_calls(calls, stages)
         elif self.fsdp:
-            gathers = 2 if layout.reshard_after_forward and layout.pp == 1 else 1
             if layout.pp == 1:
                 ends = self._ends(stages)  # they stay gathered
-                assert calls["all_gather"] == ((units - ends) * gathers + ends) * parts
+                gathers = (2 * units - ends) * parts if layout.reshard_after_forward else units
+                assert calls["all_gather"] == gathers
                 assert calls["reduce_scatter"] == units * (1 if layout.reduce == "step" else parts)
             else:
                 # A shard of one rank is gathered and scattered by nobody.
-                assert layout.fsdp == 1 or min(calls["all_gather"], calls["reduce_scatter"]) >= units
+                assert layout.fsdp == 1 or calls["all_gather"] == calls["reduce_scatter"] == units
             if layout.dp > 1:
                 assert calls["all_reduce"] >= SMALL_SUMS + units
         else:

@@ -1,6 +1,7 @@
 """What a training step costs beside its arithmetic, counted: waits of the host for the device, and for Python's garbage."""
 
 import gc
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parascale.train import loop
 
 from . import tasks
-from .cases import LAYOUTS, but_slow, ranks_of
+from .cases import LAYOUTS, ONCE, ZERO_1, but_slow, ranks_of
 from .examine import train_and_look, train_settings
 from .harness import run_on_ranks
 
@@ -131,63 +132,82 @@ def test_a_read_of_the_loss_is_seen(planted, make_settings, tmp_path):
     assert within == [1, 1, 1, 1]
 
 
-# Strategy → how often a step of 1 and of 4 parts scatters each gradient over shards and sums it over replicas: the least there is.
-REDUCED = {
-    "single": ((0, 0), (0, 0)),
-    "ddp": ((0, 1), (0, 1)),
-    "fsdp": ((1, 0), (4, 0)),
-    "fsdp, once": ((1, 0), (1, 0)),
-    "hsdp": ((1, 1), (4, 1)),
-    "hsdp, once": ((1, 1), (1, 1)),
-    "tp": ((0, 0), (0, 0)),
-    "pp": ((0, 0), (0, 0)),
-    "dp x tp": ((0, 1), (0, 1)),
-    "fsdp x tp": ((1, 0), (4, 0)),
-    "fsdp x tp, once": ((1, 0), (1, 0)),
-    "dp x pp": ((0, 1), (0, 1)),
-    "fsdp x pp": ((1, 0), (1, 0)),
-    "tp x pp": ((0, 0), (0, 0)),
-    "dp x tp x pp": ((0, 1), (0, 1)),
-    "fsdp x tp x pp": ((1, 0), (1, 0)),
+# Strategy → how often a step of 1 and of 4 parts gathers the parameters of each block over shards, scatters each gradient over them and
+# sums it over replicas: the least there is.
+MOVED = {
+    "single": ((0, 0, 0), (0, 0, 0)),
+    "ddp": ((0, 0, 1), (0, 0, 1)),
+    "fsdp": ((2, 1, 0), (8, 4, 0)),
+    "fsdp, once": ((2, 1, 0), (8, 1, 0)),
+    "fsdp, kept": ((1, 1, 0), (1, 4, 0)),
+    "fsdp, ZeRO-1": ((1, 1, 0), (1, 1, 0)),
+    "hsdp": ((2, 1, 1), (8, 4, 1)),
+    "hsdp, once": ((2, 1, 1), (8, 1, 1)),
+    "hsdp, ZeRO-1": ((1, 1, 1), (1, 1, 1)),
+    "tp": ((0, 0, 0), (0, 0, 0)),
+    "pp": ((0, 0, 0), (0, 0, 0)),
+    "dp x tp": ((0, 0, 1), (0, 0, 1)),
+    "fsdp x tp": ((2, 1, 0), (8, 4, 0)),
+    "fsdp x tp, once": ((2, 1, 0), (8, 1, 0)),
+    "fsdp x tp, ZeRO-1": ((1, 1, 0), (1, 1, 0)),
+    "dp x pp": ((0, 0, 1), (0, 0, 1)),
+    "fsdp x pp": ((1, 1, 0), (1, 1, 0)),
+    "fsdp x pp, looped": ((1, 1, 0), (1, 1, 0)),
+    "fsdp x pp, V": ((1, 1, 0), (1, 1, 0)),
+    "tp x pp": ((0, 0, 0), (0, 0, 0)),
+    "dp x tp x pp": ((0, 0, 1), (0, 0, 1)),
+    "fsdp x tp x pp": ((1, 1, 0), (1, 1, 0)),
 }
-OFTEN = {"–": (0, 0), "once a part": (1, 4), "once a step": (1, 1)}
+OFTEN = {"–": (0, 0), "twice a part": (2, 8), "once a part": (1, 4), "once a step": (1, 1)}
 
 
-def test_documents_say_how_often_gradients_are_reduced():
+def test_documents_say_how_often_parameters_and_gradients_move():
     text = (Path(__file__).parents[2] / "docs/how-it-works.md").read_text()
-    rows = re.findall(r"^\| (.*) \| (–|once a part|once a step) \| (–|once a step) \|$", text, re.M)
+    often = "(–|once a part|once a step|twice a part)"
+    rows = re.findall(rf"^\| (.*) \| {often} \| {often} \| {often} \|$", text, re.M)
     said = {
-        name.replace("×", "x"): tuple(zip(OFTEN[scattered], OFTEN[summed], strict=True))
-        for names, scattered, summed in rows
+        name.replace("×", "x"): tuple(zip(*map(OFTEN.get, times), strict=True))
+        for names, *times in rows
         for name in re.findall("`([^:`]+)`", names)
     }
-    assert said == REDUCED
+    assert said == MOVED
 
 
-QUICK_REDUCED = {("ddp", 4), ("fsdp, once", 4), ("hsdp", 4), ("dp x tp", 4), ("dp x pp", 4)}
+OTHERWISE = {
+    "": {},
+    "once": ONCE,
+    "kept": {"reshard_after_forward": False},
+    "ZeRO-1": ZERO_1,
+    "looped": {"schedule": "Interleaved1F1B", "micro_batches": 4},
+    "V": {"schedule": "ZBVZeroBubble", "micro_batches": 4},
+}
+QUICK_MOVED = {("ddp", 4), ("fsdp, ZeRO-1", 4), ("hsdp", 4), ("dp x tp", 4), ("fsdp x pp, V", 4)}
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        pytest.param(name, parts, marks=[pytest.mark.slow] * ((name, parts) not in QUICK_REDUCED))
-        for name in REDUCED
+        pytest.param(name, parts, marks=[pytest.mark.slow] * ((name, parts) not in QUICK_MOVED))
+        for name in MOVED
         for parts in (1, 4)
     ],
 )
-def test_gradients_are_reduced_as_seldom_as_can_be(name, parts, make_settings, tmp_path):
-    """Calls, one a unit of FSDP or bucket of DDP, and bytes, of which a rank scatters all that it computed and sums what it holds."""
-    strategy, _, once = name.partition(", ")
-    layout = LAYOUTS[strategy] | ({"reduce": "step"} if once else {})
-    training = {"steps": 4, "global_batch": 16, "accumulate": parts, "evaluate": False}
+def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, make_settings, tmp_path):
+    """Calls, one a unit of FSDP or bucket of DDP, and bytes, of which a rank scatters all that it computed and sums what it holds. What
+    stands before and after the blocks is gathered once a part where those are gathered twice."""
+    strategy, _, how = name.partition(", ")
+    layout = LAYOUTS[strategy] | OTHERWISE[how]
+    training = {"steps": 4, "global_batch": 32, "accumulate": parts, "evaluate": False}
     settings = make_settings("run", layout, training=training)
-    rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[
-        0
-    ]  # its shards are padded by nothing
-    scatters, sums = REDUCED[name][parts > 1]
-    units, held = max(1, rank["sharded_units"]), rank["parameter_bytes"]
-    assert rank["reductions"] == {
-        "reduce_scatter": [scatters * units, scatters * layout.get("fsdp", 1) * held],
+    # The first rank's shards are padded by nothing.
+    rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[0]
+    gathers, scatters, sums = MOVED[name][parts > 1]
+    units, held, shards = max(1, rank["sharded_units"]), rank["parameter_bytes"], layout.get("fsdp", 1)
+    ends = 4 * sum(math.prod(shape) for name, shape in rank["parameters"].items() if not name.startswith("blocks."))
+    twice = gathers // 2
+    assert rank["moved"] == {
+        "all_gather": [gathers * units - twice * 2, shards * (gathers * held - twice * ends)],
+        "reduce_scatter": [scatters * units, scatters * shards * held],
         "all_reduce": [sums * units, sums * held],
     }
 

@@ -50,6 +50,33 @@ def test_the_first_gather_and_the_last_reduction_of_fsdp_are_bare(reshard):
     assert sum(communication(work, rank, prices)) == pytest.approx(whole, rel=1e-3)
 
 
+# Settings beside `fsdp: 4`, and how often a step of four parts gathers, scatters and sums: as `MOVED` of tests/distributed/test_step_costs.py.
+PARTS = [
+    ({}, (8, 4, 0)),
+    ({"reduce": "step"}, (8, 1, 0)),
+    ({"reshard_after_forward": False}, (1, 4, 0)),
+    ({"reshard_after_forward": False, "reduce": "step"}, (1, 1, 0)),
+    ({"dp": 2}, (8, 4, 1)),
+    ({"pp": 2, "micro_batches": 4, "schedule": "ZBVZeroBubble"}, (1, 1, 0)),
+]
+
+
+@pytest.mark.parametrize(("settings", "times"), PARTS)
+def test_a_step_of_several_parts_sends_what_each_moves(settings, times):
+    """Parameters in bf16, what stands before and after the blocks once a part at most; gradients in fp32, of which a quarter is summed."""
+    gathers, scatters, sums = times
+    rank = step(accumulate=4, fsdp=4, **settings)[1]
+    part = rank.gather.times(1 + rank.gathers_again).plus(rank.reduce).times(rank.blocks)
+    for transfer in (rank.root_gather, rank.end_gather, rank.root_reduce, rank.end_reduce):
+        part = part.plus(transfer)
+    sizes = model_sizes(GPT_350M, VOCABULARY, 1024)
+    blocks = sizes.block_split + sizes.block_whole
+    ends = sizes.count - sizes.layers * blocks
+    whole = rank.blocks * blocks + ends
+    expected = 3 / 4 * (2 * (gathers * whole - gathers // 2 * ends) + 4 * scatters * whole) + sums * whole
+    assert part.times(4).plus(rank.gradients).node_bytes == pytest.approx(expected)
+
+
 def test_the_last_bucket_of_ddp_is_bare_and_the_others_hide_behind_the_backward_pass():
     """Once a step, however many parts a batch has: 25 MiB of 1.5 GB of gradients."""
     for accumulate in (1, 4):

@@ -56,9 +56,11 @@ def _ends(model, layout):
 
 def defer(root, layout, last, own):
     """Say whether the backward passes from now on are of the `last` part of a step: replicas sum gradients in that one alone, shards
-    are scattered before where the layout reduces each part. Units of the user's `own` class may be left out of the last part, with
-    which the sums that they hold would be lost: unless the layout says `step`, they are done after each."""
+    are scattered before where the layout reduces each part, and what stays gathered stays for the step. Units of the user's `own` class
+    may be left out of the last part, with which the sums that they hold would be lost: unless the layout says `step`, they are done
+    after each."""
     each = layout.reduce == "part"
+    root.set_reshard_after_backward(last or layout.reshard_after_forward)
     root.set_requires_gradient_sync(last or (each and (own or layout.fsdp > 1)))
     root.set_requires_all_reduce(last or (each and own))
 

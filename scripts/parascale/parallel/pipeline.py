@@ -7,7 +7,7 @@ same whatever the cut.
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.pipelining.schedules import RESHARD, PipelineScheduleMulti, get_schedule_class
 
 from parascale.errors import RequirementError
 from parascale.families.foreign import Passed
@@ -80,6 +80,10 @@ class TimedStage(PipelineStage):
             return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
+def _stay_gathered(action, context):
+    context.schedule_ref.unsharded_stages.discard(action.stage_index)
+
+
 class Pipeline:
     """The stages of this rank and their schedule."""
 
@@ -107,6 +111,9 @@ class Pipeline:
         # Stages of a loop are handed over together, a single one by itself.
         held = self.stages if issubclass(kind, PipelineScheduleMulti) else self.stages[0]
         self.schedule = kind(held, layout.micro_batches, loss_fn=loss, scale_grads=False)
+        if held is self.stages:
+            # torch would free after each part what FSDP gathered; its reduction does so once the step ends.
+            self.schedule.register_custom_function(RESHARD, _stay_gathered)
 
     def train_step(self, inputs, labels, last=True):
         """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step."""

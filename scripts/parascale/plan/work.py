@@ -65,7 +65,7 @@ class RankWork:
 
     split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
     FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of an end that is a unit by itself.
-    gradients: what is exchanged once a step, however many parts it has. sends: to the next stages and back, of a
+    gradients: what is gathered, scattered and summed once a step, however many parts it has. sends: to the next stages and back, of a
     micro-batch. chunks: stages that the rank holds.
     """
 
@@ -208,7 +208,8 @@ def _loads(operations, wave, longer=1.0):
 
 
 def _data_transfers(run, rank):
-    """DDP: an all-reduce of all gradients. FSDP: gathers before use, and scatters after each part or, as replicas sum, once a step."""
+    """DDP: an all-reduce of all gradients. FSDP: gathers before use or, where it frees nothing, once a step; scatters after each
+    part or, as replicas sum, once a step."""
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
@@ -216,7 +217,6 @@ def _data_transfers(run, rank):
         sent = rank.elements * 2 if run.compression == "fp16" else size
         gradients = all_reduce(layout, "dp", sent).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
-    again = layout.reshard_after_forward and layout.pp == 1
 
     def gather(elements):
         return half_ring(layout, "fsdp", elements * batch.compute)
@@ -233,21 +233,20 @@ def _data_transfers(run, rank):
     def all_of(transfer):
         return transfer(block).times(rank.blocks).plus(transfer(root - rank.end)).plus(transfer(rank.end))
 
-    block, root = rank.block_elements, rank.root
-    if layout.pp > 1:
+    def each(kind, by):
+        return {kind: by(block), f"root_{kind}": by(root - rank.end), f"end_{kind}": by(rank.end)}
+
+    block, root, again = rank.block_elements, rank.root, layout.reshard_after_forward
+    if layout.pp > 1:  # whatever the schedule, what its parts compute with stays gathered
         return {"gradients": all_of(gather).plus(all_of(reduce)), "buckets": 1}
-    gathers = {"gather": gather(block), "root_gather": gather(root - rank.end), "end_gather": gather(rank.end)}
-    gathers |= {"gathers_again": again}
-
-    def reduced(by):
-        return {"reduce": by(block), "root_reduce": by(root - rank.end), "end_reduce": by(rank.end)}
-
+    gathers = each("gather", gather) | {"gathers_again": again}
     if run.workload.training.accumulate == 1:
-        return gathers | reduced(reduce)
-    later = {"buckets": max(1, round(rank.blocks))}
-    if layout.fsdp == 1 or layout.reduce == "step":
-        return gathers | later | {"gradients": all_of(reduce)}
-    return gathers | later | reduced(scatter) | {"gradients": all_of(sums)}
+        return gathers | each("reduce", reduce)
+    scattered = {} if layout.fsdp == 1 or layout.reduce == "step" else each("reduce", scatter)
+    once = all_of(sums if scattered else reduce)
+    if not again:
+        once, gathers = once.plus(all_of(gather)), {}
+    return gathers | scattered | {"gradients": once, "buckets": max(1, round(rank.blocks))}
 
 
 def _tensor_collectives(run, rank):
