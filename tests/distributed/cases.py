@@ -116,6 +116,7 @@ LAYOUTS = {
     "ddp": {"dp": 2},
     "fsdp": {"fsdp": 2},
     "hsdp": {"dp": 2, "fsdp": 2},
+    "ZeRO-1": {"fsdp": 2, **ZERO_1},
     "tp": {"tp": 2},
     "pp": pp(2, 4, "1F1B"),
     "dp x tp": {"dp": 2, "tp": 2},

@@ -10,7 +10,7 @@ from parascale.checkpoint.verify import same_bits
 from parascale.files import read_json, read_json_lines
 from parascale.settings.config import Checkpoints
 
-from .cases import but_slow
+from .cases import ZERO_1, but_slow
 from .examine import train_settings
 from .harness import run_on_ranks
 from .jobs import job_from_settings
@@ -20,6 +20,7 @@ LAYOUTS = {
     "ddp": {"dp": 2},
     "fsdp": {"fsdp": 2},
     "hsdp": {"dp": 2, "fsdp": 2},
+    "ZeRO-1": {"fsdp": 2, **ZERO_1},
     "tp": {"tp": 2},
     "pp": {"pp": 2, "micro_batches": 2},
     "3d": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
@@ -101,10 +102,10 @@ def test_checkpoints_are_worth_moving(name, trained):
     assert all(tensor.count_nonzero() > 0 for tensor in moments)
     assert all(tensor.item() == 4 for key, tensor in held.items() if key.endswith(".step"))
     shards = max(len(entry.chunks) for entry in read_index(folder).state_dict_metadata.values())
-    assert (shards > 1) == (name in ("fsdp", "hsdp", "tp", "3d"))
+    assert (shards > 1) == (name in ("fsdp", "hsdp", "ZeRO-1", "tp", "3d"))
 
 
-@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"single", "ddp", "fsdp", "hsdp", "tp", "3d"}))
+@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"single", "ddp", "fsdp", "hsdp", "ZeRO-1", "tp", "3d"}))
 def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, trained, travelled, tmp_path):
     """All of {layout} → {safetensors, pt} → this layout: weights and optimizer state equal the source's to the bit."""
     settings, _ = trained[target]

@@ -65,7 +65,7 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("masks", but_slow([None, "same", "per-rank"], {None, "same"}))
-@pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "tp", "pp"], {"fsdp", "tp"}))
+@pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "ZeRO-1", "tp", "pp"], {"fsdp", "ZeRO-1", "tp"}))
 def test_a_stopped_run_goes_on_to_the_same_bits(layout, masks, make_settings, tmp_path):
     """The signal reaches one rank; all stop after the same step, save, and say so. masks: of dropout, if any."""
     model = {"dropout": 0.2, "dropout_masks": masks} if masks else {"dropout": 0.0}
@@ -215,7 +215,7 @@ def test_checkpoints_without_a_record_are_not_taken_for_another_trainings(interr
     assert "`optim.lr` 0.003 → 0.001 changed since" in (tmp_path / "other/log-0.txt").read_text()
 
 
-@pytest.mark.parametrize(("before", "after"), [("fsdp", "tp"), ("pp", "single"), ("ddp", "pp")])
+@pytest.mark.parametrize(("before", "after"), [("ZeRO-1", "tp"), ("pp", "single"), ("ddp", "pp"), ("tp", "ZeRO-1")])
 def test_a_run_may_go_on_in_another_layout(before, after, make_settings, single, tmp_path):
     stop_at(7, make_settings("run", LAYOUTS[before]), tmp_path / "before")
     settings = make_settings("run", LAYOUTS[after])

@@ -30,7 +30,7 @@ from parascale.settings import (
 from parascale.settings.config import Config
 from parascale.settings.layout import RECOMPUTATION, Schedule
 from parascale.settings.workload import LanguageTraining
-from tests.distributed.cases import ranks_of
+from tests.distributed.cases import ZERO_1, ranks_of
 from tests.pace import within
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 from tests.unit.test_plan_fit import CLUSTER
@@ -122,6 +122,23 @@ def test_recomputation_is_for_what_does_not_fit_without_and_selective_where_that
     assert small.layout.activation_checkpointing == "selective" and not ample.layout.activation_checkpointing
 
 
+@pytest.mark.parametrize(("gpus", "precision"), [(16, "bf16"), pytest.param(8, "bf16", marks=pytest.mark.slow)])
+def test_whole_weights_and_gradients_stay_where_they_fit(gpus, precision):
+    """ZeRO-1, or shards of the gradients alone: no way and cut is faster than what is advised. With less memory weights are freed."""
+    large = load_workload("config/workloads", "llama-7b")
+    small, ample = (of_degrees(advise(large, s, gpus, precision, facts=FACTS), fsdp=gpus) for s in (A100_40, CLUSTER))
+    assert small.layout.reshard_after_forward and small.prediction.fits == ample.prediction.fits == "fits"
+    assert "ZeRO-1" in ample.reason or gpus == 8
+    fastest = math.inf
+    for kept, reduce, parts in itertools.product((True, False), ("part", "step"), (1, 2, 4, 8)):
+        training = dataclasses.replace(large.training, accumulate=parts)
+        layout = dataclasses.replace(ample.layout, reshard_after_forward=not kept, reduce=reduce)
+        run = Run("r", dataclasses.replace(large, training=training), layout, precision)
+        predicted = predict(run, CLUSTER, facts=FACTS, remedy=False)
+        fastest = min(fastest, predicted.step_seconds if predicted.fits == "fits" else math.inf)
+    assert ample.prediction.step_seconds <= fastest < math.inf
+
+
 def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
     """A backward pass in two halves allows neither `compile` nor selective recomputation."""
     plain = project(tmp_path)
@@ -144,6 +161,10 @@ def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
         ({}, "one process does all the work"),
         ({"dp": 2}, "every process holds the full model"),
         ({"fsdp": 2}, "sharded over 2 processes"),
+        (
+            {"fsdp": 2, **ZERO_1},
+            "optimizer state is sharded over 2 processes, which gather all weights once a step (ZeRO-1)",
+        ),
         ({"dp": 2, "fsdp": 2}, "2 such groups train"),
         ({"tp": 2}, "each matrix is split over 2 processes"),
         ({"pp": 2, "micro_batches": 4}, "stages on 2 processes"),

@@ -13,7 +13,7 @@ from parascale.families import kinds
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.memory import RankMemory, capacity_bytes, memory_parts, peak_memory, rank_stages, total, verdict
 from parascale.settings import Layout, Model, Run, Workload, load_project_file, load_workload, make, run_from_dict
-from tests.distributed.cases import ranks_of
+from tests.distributed.cases import ONCE, ZERO_1, ranks_of
 from tests.forks import FORKS
 from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, describe
 
@@ -108,6 +108,7 @@ SMALL = {
     "single": (GPT, {}, 0.05),
     "ddp": (GPT, {"dp": 4}, 0.05),
     "fsdp": (LLAMA, {"fsdp": 4}, 0.05),
+    "ZeRO-1": (LLAMA, {"fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
     "tp": (GPT, {"tp": 4}, 0.05),
     "pp": (GPT, {"pp": 2, "micro_batches": 4}, 0.05),
     "selective, tp": (LLAMA, {"tp": 4, "activation_checkpointing": "selective"}, 0.1),
@@ -119,6 +120,9 @@ SMALL = {
     "images, fsdp": (XRESNET, {"fsdp": 2}, 0.15),
 }
 SLOW = {
+    "ZeRO-1, bf16": (GPT, {"precision": "bf16", "fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
+    "ZeRO-1, tp": (GPT, {"window": 64, "fsdp": 2, "tp": 2, "accumulate": 2, **ZERO_1}, 0.03),
+    "fsdp × pp, accumulate": (GPT, {"fsdp": 2, "pp": 2, "micro_batches": 4, "accumulate": 2}, 0.03),
     "accumulate": (GPT, {"accumulate": 4}, 0.05),
     "llama, bf16": (LLAMA, {"precision": "bf16"}, 0.05),
     "fsdp × tp × pp": (GPT, {"fsdp": 2, "tp": 2, "pp": 2, "micro_batches": 4}, 0.05),
@@ -384,13 +388,18 @@ WORDY, LONG = dataclasses.replace(GPT, layers=1), dataclasses.replace(DROPS_GPT,
 # name → (run, words, how near the formula is): of 20,001 words, no whole rows in half precision, the output layer is most of the model
 DOMINATED = {
     "words": (make_run(WORDY, accumulate=4), 20_001, 0.005),
+    "words, whole gradients": (make_run(WORDY, accumulate=4, fsdp=4, **ONCE), 20_001, 0.005),
+    "words, bf16, whole gradients": (make_run(WORDY, "bf16", accumulate=4, fsdp=4, **ONCE), 20_001, 0.005),
+    "words, bf16, ZeRO-1": (make_run(WORDY, "bf16", accumulate=4, fsdp=4, **ZERO_1), 20_001, 0.005),
     "words, bf16": (make_run(WORDY, "bf16"), 20_001, 0.005),
     "words, bf16, several chunks": (make_run(WORDY, "bf16", window=256, batch=64), 20_001, 0.005),
     "masks of attention, bf16": (make_run(LONG, "bf16", window=512, batch=8), VOCABULARY, 0.02),
 }
 
 
-@pytest.mark.parametrize("name", slow(DOMINATED, ["words, bf16, several chunks", "masks of attention, bf16"]))
+@pytest.mark.parametrize(
+    "name", slow(DOMINATED, ["words, bf16, several chunks", "words, bf16, whole gradients", "masks of attention, bf16"])
+)
 def test_formula_is_nearer_where_one_part_decides(name):
     """Copies of the matrix, its gradients and the logits of a chunk; weights of attention and the masks that are drawn for them."""
     run, words, error = DOMINATED[name]

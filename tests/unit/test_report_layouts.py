@@ -46,6 +46,7 @@ FIELDS = {
     "profiler": (TWO | {"profile": "5-7"}, {"profiler": "nsight"}),
     "accumulate": (TWO, {"train": workload(accumulate=4)}),
 }
+REDUCE = ("part", "step")
 SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
 NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp")
 IDENTITY = {
@@ -72,6 +73,12 @@ def test_runs_that_differ_in_any_field_look_different():
             assert first != second and second.startswith("run ("), name
     runs = [fake("run", activation_checkpointing=each).run for each in RECOMPUTATION]
     assert len({layouts.kind_of_run(run) for run in runs}) == len(RECOMPUTATION)
+    sharded = {"fsdp": 2, "gpus_per_node": 2}
+    runs = [
+        fake("run", **sharded, reshard_after_forward=on, reduce=each).run for on in (True, False) for each in REDUCE
+    ]
+    assert len({layouts.kind_of_run(run) for run in runs}) == 4
+    assert layouts.degrees_text(runs[-1]) == "fsdp 2, ZeRO-1"
 
 
 def test_hybrids_of_other_axes_are_no_line():

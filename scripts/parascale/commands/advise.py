@@ -99,7 +99,9 @@ def line(advice, gpu="GPU"):
         degrees += f" micro_batches={layout.micro_batches}"
         degrees += f" schedule={layout.pipeline_schedule}" * (layout.pipeline_schedule != "1F1B")
     if (accumulate := advice.run.workload.training.accumulate) > 1:
-        degrees += f" accumulate={accumulate}" + f" reduce={layout.reduce}" * (layout.reduce != "part")
+        degrees += f" accumulate={accumulate}"
+    degrees += " reshard_after_forward=false" * (not layout.reshard_after_forward)
+    degrees += f" reduce={layout.reduce}" * (layout.reduce != "part")
     if layout.activation_checkpointing:
         degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"

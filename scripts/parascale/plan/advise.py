@@ -138,7 +138,11 @@ def reason(run, site, prediction, best=None):
         words.append(f"one {gpu} does all the work and waits for nobody")
     if layout.dp > 1 and layout.fsdp == 1:
         words.append(f"every {gpu} holds the full model and trains on its own samples; only gradients are exchanged")
-    if layout.fsdp > 1:
+    if layout.zero_1:
+        words.append(
+            f"optimizer state is sharded over {layout.fsdp} {gpus}, which gather all weights once a step (ZeRO-1)"
+        )
+    elif layout.fsdp > 1:
         words.append(
             f"weights, gradients and optimizer state are sharded over {layout.fsdp} {gpus}; weights are gathered when needed"
         )

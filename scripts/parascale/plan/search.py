@@ -3,6 +3,7 @@ makes a run fit."""
 
 import bisect
 import functools
+import itertools
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -42,7 +43,9 @@ def best_of(workload, layout, precision, site, estimate, measure):
     Another schedule is tried where less waiting would show. It saves no memory: what does not fit, however it is cut, fits with none.
     """
     if layout.pp == 1:
-        return min(_tried(workload, layout, precision, site, estimate), key=lambda pair: _quality(pair[1], measure))
+        ways = [layout, replace(layout, reshard_after_forward=False)][: 1 + (layout.fsdp > 1)]
+        tried = itertools.chain(*(_tried(workload, each, precision, site, estimate) for each in ways))
+        return min(tried, key=lambda pair: _quality(pair[1], measure))
     found, soonest = [], math.inf  # seconds of a step that would wait for no other stage
     for schedule in SIMPLER[:-1]:
         if found and schedule == "GPipe":
@@ -104,7 +107,8 @@ def _from_what_fits(counts, cut, estimate):
     def tried(count):
         run = cut(count)
         once = replace(run, layout=replace(run.layout, reduce="step"))
-        if run.layout.fsdp > 1 and run.layout.pp == 1 and run.workload.training.accumulate > 1:
+        several = run.workload.training.accumulate > 1 or not run.layout.reshard_after_forward
+        if run.layout.fsdp > 1 and run.layout.pp == 1 and several:
             predicted = estimate(once)  # fewer messages, if whole gradients fit
             if predicted.fits in FITTING:
                 return once, predicted

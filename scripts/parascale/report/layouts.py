@@ -17,6 +17,7 @@ WORDS = {
     "step": "gradients scattered once a step",
     "sync_batch_norm": "batch norm of each rank",
 }
+ZERO_1 = dict.fromkeys(("reshard_after_forward", "reduce"), "ZeRO-1")  # both together
 
 
 def degrees_text(run):
@@ -51,7 +52,9 @@ def switches(run):
         # All of them are on or off, or have a word; what nobody decided, as in a run that no table held, is off.
         *(
             (
-                WORDS.get(getattr(layout, name)) or WORDS.get(name, f"{name} {getattr(layout, name)}"),
+                (layout.pp == 1 and layout.zero_1 and ZERO_1.get(name))
+                or WORDS.get(getattr(layout, name))
+                or WORDS.get(name, f"{name} {getattr(layout, name)}"),
                 (getattr(layout, name) or False) != (setting.field.default or False),
             )
             for name, setting in known.items()

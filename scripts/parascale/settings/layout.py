@@ -53,12 +53,13 @@ class Layout:
     loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
     reshard_after_forward: bool = option(
         True,
-        "FSDP frees gathered parameters after the forward pass and gathers them again: less memory, more communication",
+        "FSDP frees gathered parameters after the forward pass and gathers them again (ZeRO-3): less memory, more communication; otherwise "
+        "it gathers once a step",
     )
     reduce: Literal["part", "step"] = option(
         "part",
         "FSDP scatters gradients after each accumulated `part`, or keeps whole ones and scatters them once a `step`: more memory, less "
-        "communication; replicas sum once a step anyway",
+        "communication; `step` with `reshard_after_forward: false` is ZeRO-1, as FSDP beside `pp` always is; replicas sum once a step anyway",
         before="part",
     )
     activation_checkpointing: Recomputation = option(
@@ -102,6 +103,11 @@ class Layout:
     def uses_fsdp(self):
         """Whether FSDP holds the parameters: with `fsdp`, and as plain replication inside hybrids."""
         return self.fsdp > 1 or (self.dp > 1 and len(self.dimensions) > 1)
+
+    @property
+    def zero_1(self):
+        """Whether whole parameters and gradients stay through a step, so that ranks of `fsdp` share the optimizer's state alone."""
+        return self.fsdp > 1 and (self.pp > 1 or (self.reduce == "step" and not self.reshard_after_forward))
 
     @property
     def one_stage_at_a_time(self):
