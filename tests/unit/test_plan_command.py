@@ -10,7 +10,10 @@ import click
 import pytest
 
 from parascale import cli
+from parascale.plan import ledger
 from parascale.plan.planner import Planner
+from parascale.settings import Site
+from parascale.settings.paths import Paths
 from parascale.store.reasons import Reason
 
 SITE = """
@@ -151,18 +154,16 @@ def test_every_run_is_described(write, call):
     assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), \d+\.\d\d core-h", text)
 
 
-def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):
-    write()
-    code, text = call("plan", "--actual", "none.csv")
-    assert (code, text) == (0, f"0 runs: {tmp_path}/none.csv\n")
+def test_what_was_charged_stands_beside_what_was_foretold(tmp_path):
+    paths, here = Paths(tmp_path), Site("here")
+    assert ledger.compare(paths, here) == []
     folder = tmp_path / "results/runs/single"
     folder.mkdir(parents=True)
     predicted = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
     site = {"name": "here", "device": "cuda", "cores_per_node": 128}
     (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": predicted}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
-    code, text = call("plan", "--actual", "actual.csv")
-    assert (code, text) == (0, f"1 run: {tmp_path}/actual.csv\n")
+    ledger.write_csv(ledger.compare(paths, here), tmp_path / "actual.csv")
     with open(tmp_path / "actual.csv", encoding="utf-8") as table:
         (row,) = csv.DictReader(table)
     assert (row["run"], row["basis"], row["core_hours_charged"], row["ratio"]) == ("single", "probe", "85.3", "1.2")

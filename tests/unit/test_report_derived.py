@@ -100,6 +100,9 @@ def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
     spread = member.spread(lambda record: record.summary.seconds)
     assert member.label == "ddp-1 (3 seeds)" and len(member.records) == 3
     assert spread.low < spread.mean < spread.high
+    base, time = report.experiments[0].members[0].time.mean, member.time
+    expected = base / time.mean, base / time.high, base / time.low
+    assert report.experiments[0].gain(member) == pytest.approx(expected), "where ranges of seconds are apart, these are"
 
 
 PAIRS = workload(task="summarisation")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from parascale.report import load_records
 from parascale.report.findings import findings
+from parascale.report.job import facts, load_job
 from parascale.report.records import Curve, Summary
 from parascale.report.summary import runs_table
 from parascale.report.timing import timing_of, unranked
@@ -174,6 +175,11 @@ def test_start_up_and_compilation_are_no_training(tmp_path):
     assert row["startup_seconds"] == pytest.approx(80 - row["seconds"] - 1.5)
     assert row["training_core_hours"] == pytest.approx(row["training_seconds"] * 8 / 3600)
     assert row["core_hours"] > 5 * row["training_core_hours"]
+    known = {
+        fact["case"]: fact.get("value")
+        for fact in facts(load_job(tmp_path / "slow/results", tmp_path / "slow/work", "ddp"))
+    }
+    assert known["training_seconds"] == row["training_seconds"], "a job's own page says the same"
 
 
 @pytest.mark.parametrize(

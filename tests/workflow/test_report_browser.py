@@ -211,6 +211,19 @@ def test_names_stay_while_a_table_scrolls_on_a_telephone(browser, pages):
     assert abs(moved) < 2
 
 
+def test_results_and_reasons_are_seen_on_a_telephone(browser, pages):
+    """Without scrolling sideways."""
+    browser.show(pages["report"], 390)
+    count, cut, names = browser.run(
+        """const table = document.getElementById('runs-lm-small'), edge = table.parentElement.getBoundingClientRect().right;
+           const tags = [...table.querySelectorAll('td:nth-child(4) .tag')], names = [...table.querySelectorAll('tbody th')];
+           const beyond = (elements) => elements.filter(each => each.getBoundingClientRect().right > edge).map(each => each.textContent);
+           return [tags.length, beyond([...tags, ...names]), names.map(each => each.textContent)]"""
+    )
+    assert count > 8 and cut == []
+    assert len([name for name in names if "not compared: local SGD is another method" in name]) == 1
+
+
 def test_a_report_of_ten_runs_opens_on_few_screens_and_is_printed_on_at_most_nine_pages(browser, tmp_path):
     """Three workloads on A4, as paper has it."""
     sums, images = (

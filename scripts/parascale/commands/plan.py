@@ -5,7 +5,7 @@ import math
 
 import click
 
-from parascale.cli import OutputFile, project_options, run_option
+from parascale.cli import project_options, run_option
 from parascale.data.named_files import missing_data
 from parascale.plan import budget, ledger, limits
 from parascale.plan.planner import Planner
@@ -28,17 +28,10 @@ BASES = {
     is_flag=True,
     help="Exit with 1 unless every run fits in memory and the machine's limits, and all together stay within the budget.",
 )
-@click.option(
-    "--actual",
-    "table",
-    type=OutputFile(),
-    metavar="CSV",
-    help="Write planned and charged figures of the runs that were charged.",
-)
 @click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
 @project_options
-def plan(find, name, check, table, explain):
-    """Plan the runs: memory, time, core-hours; and compare finished runs with their plans.
+def plan(find, name, check, explain):
+    """Plan the runs: memory, time, core-hours. `parascale report` writes what was charged beside it.
 
     The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do. The check counts what is left
     of the runs, and what was spent before.
@@ -46,17 +39,11 @@ def plan(find, name, check, table, explain):
     \b
     Example: parascale plan                        every run's prediction
     Example: parascale plan --check                exit code 1 if a run does not fit, or all together exceed the budget
-    Example: parascale plan --actual report.csv    runs that were charged: planned and actual
     Example: parascale plan --explain ddp          where its seconds and bytes come from
     """
-    if sum(map(bool, (explain, table, check))) > 1:
-        raise click.UsageError("give one of --explain, --actual and --check")
+    if explain and check:
+        raise click.UsageError("give one of --explain and --check")
     project = find()
-    if table:
-        rows = ledger.compare(project.paths, project.site)
-        ledger.write_csv(rows, table)
-        print(f"{plural(len(rows), 'run')}: {table}")
-        return 0
     planner, names = Planner(project), name or list(project.runs)
     if explain:
         print(explanation(explain, planner))

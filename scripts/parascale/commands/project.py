@@ -20,9 +20,8 @@ PAGE = PINS.parents[1] / "config/README.md"
 
 @click.command()
 @run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
-@click.option("--pins", type=InputFile(), default=PINS, show_default="envs/requirements.txt", help="The list of pins.")
 @with_project
-def check(project, name, pins):
+def check(project, name):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
     If Slurm answers, it also checks account and partition; `parascale plan --check` checks the budget. The workflow makes these checks
@@ -32,8 +31,8 @@ def check(project, name, pins):
     Example: parascale check --run ddp
     """
     runs = [named_run(project, each) for each in name]
-    check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
-    print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
+    check_environment(PINS, project.site, runs, in_job=slurm.job_id() is not None)
+    print(f"environment: {len(read_pins(PINS))} pinned versions as tested, device {project.site.device}")
     for workload in [run.workload for run in runs] or project.workloads.values():
         for folder, *parts in folders(workload.data, workload.model):
             folder.check(*parts)
