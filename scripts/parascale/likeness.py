@@ -1,0 +1,95 @@
+"""What a tensor, or a process's part of one, is like: which samples it holds, and how a wrong one came about."""
+
+import math
+
+import torch
+
+
+def looks_like(flat, shape, parts, wrong, tolerance):
+    """What a wrong tensor looks like, in words. flat, shape: the single process's. parts, wrong: (ranks, found, its elements), all, and those beyond."""
+
+    def near(found, expected):
+        return rms(found - expected) <= max(10 * tolerance, 1e-3) * rms(expected)
+
+    found, own = (torch.cat([part[at].flatten() for part in wrong]) for at in (1, 2))
+    expected = flat[own]
+    if not found.isfinite().all():
+        return "not a number"
+    if not found.any():
+        return "all zero: never reached, or masked"
+    (_, one, whole), (_, other, _) = parts[0], parts[-1]
+    if all(torch.equal(places, whole) for _, _, places in parts) and not near(one, other):
+        for word, by in (("mean", len(parts)), ("sum", 1)):
+            if near(sum(values for _, values, _ in parts) / by, flat[whole]):
+                return f"each process has its own part, and their {word} is right: never reduced"
+        return "processes hold different numbers where they should hold the same"
+    for ranks, values, places in wrong:
+        for others, _, at in parts:
+            if places.shape == at.shape and not torch.equal(places, at) and near(values, flat[at]):
+                return f"rank {ranks[0]} holds the part of rank {others[0]}: permuted, or another rank's"
+    factors = [((each * flat[at]).sum() / (flat[at].square().sum() or 1.0)).item() for _, each, at in wrong]
+    if all(near(each, factor * flat[at]) for factor, (_, each, at) in zip(factors, wrong, strict=True)):
+        text = " and ".join(dict.fromkeys(f"{factor:.4g}" for factor in factors)) + " times what it should be"
+        degree = max(abs(factors[0]), 1 / abs(factors[0]))
+        if max(factors) - min(factors) > 0.01 * max(factors):
+            return f"{text}: each process by a factor of its own, as clipped by its own norm"
+        if degree < 1.01:
+            return "nearly what it should be: as rounded to fewer digits"
+        word = "multiplied" if abs(factors[0]) > 1 else "divided"
+        whole = abs(degree - round(degree)) < 0.01 * degree
+        return f"{text}: {word} once too often by {degree:.0f}" if whole else text
+    if (masked := ((found == 0) != (expected == 0)).double().mean().item()) > 0.01:
+        return f"{100 * masked:.0f} % of its elements are 0 in one of the two alone: masked otherwise"
+    off = torch.unravel_index(own[(found - expected).abs() > 4 * tolerance * rms(flat)], shape)
+    where = [(dim, {*at.tolist()}) for dim, at in enumerate(off)]
+    only = [f"only at {spans(at)} of {shape[dim]} in dimension {dim}" for dim, at in where if len(at) < shape[dim]]
+    alike = (found @ expected / (found.norm() * expected.norm())).item()
+    text = f"{(found.norm() / expected.norm()).item():.3f} times as large, cosine {alike:.4f}"
+    guess = ["weighted otherwise, as by a mean of means or another mask"] if alike > 0.9 and not only else []
+    return "; ".join([text, *only, *guess])
+
+
+def of_samples(own, shape, part, count, places=1):
+    """Of the numbers of an output's elements, those of a process's samples and places (second, or first of what has no samples)."""
+    each = own.shape[0] // count
+    if each and shape[0] == each * len(part.rows) and own.shape[0] == each * count:
+        own = own.unflatten(0, (count, each))[part.rows].flatten(0, 1)
+    for dim in range(min(2, own.dim(), len(shape)) if part.columns else 0):
+        if shape[dim] == len(part.columns) < own.shape[dim] == places:
+            own = own.index_select(dim, torch.tensor(part.columns))
+    return own
+
+
+def match(found, whole, columns):
+    """(rows, columns) of `whole` that a process's inputs are, by their values; None: a row that is not there, or all columns."""
+    if columns is None and found.dim() > 1 and (size := found.shape[1]) < whole.shape[1]:
+        if len(found) == len(whole) and None not in (columns := rows_of(found.transpose(0, 1), whole.transpose(0, 1))):
+            return [*range(len(found))], columns
+        ways = ([*range(at, at + size)] for at in range(whole.shape[1] - size + 1))
+        columns = min(ways, key=lambda way: rows_of(found, whole[:, way]).count(None))
+    return rows_of(found, whole if columns is None else whole[:, columns]), columns
+
+
+def rows_of(found, whole, most=0.1):
+    """For each row, which row of `whole` is nearest; None beyond `most` of its size. Of equal ones, that after the last, or a new one."""
+    rows, whole = [], whole.reshape(len(whole), -1)
+    for away in torch.cdist(found.reshape(len(found), -1), whole):
+        least = away.min().item()
+        near = (away <= least * (1 + 1e-9)).nonzero().flatten().tolist()
+        near.sort(key=lambda at: (not rows or rows[-1] is None or at != rows[-1] + 1, at in rows))
+        rows.append(near[0] if least <= most * rms(whole) * math.sqrt(whole.shape[1]) else None)
+    return rows
+
+
+def rms(tensor):
+    """The root mean square of a tensor's elements, 0 without any."""
+    return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0
+
+
+def spans(numbers):
+    """Numbers in words: 0–3, 6."""
+    text, last = [], None
+    for number in sorted(numbers):
+        text[-1:] = [f"{text[-1].partition('–')[0]}–{number}"] if number - 1 == last else [*text[-1:], str(number)]
+        last = number
+    return ", ".join(text) or "none"
