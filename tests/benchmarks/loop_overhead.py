@@ -6,7 +6,8 @@ norm, phases, record), the bare one what every tutorial does (data, forward, los
 devices is off: a thread of the process, it would slow both loops alike.
 
 The variables of the example are those that the launcher sets on CPUs: without the two of malloc, page faults of whichever loop's
-memory happens to lie worse are measured.
+memory happens to lie worse are measured. `gpt2` is for a GPU: GPT-2's smallest size in bf16, compiled where there is one. `parascale check
+gpu` runs it.
 
 Example: OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 python tests/benchmarks/loop_overhead.py
 """
@@ -27,31 +28,33 @@ from parascale.data.sampler import Sampler
 from parascale.data.text import Tokens, Windows
 from parascale.families.build import build_model
 from parascale.files import sha256, write_json
-from parascale.settings import Layout, Model, Optim, Run, Site, Text, Workload, make
+from parascale.settings import Layout, Model, Optim, Run, Site, Text, Workload, load_workload, make
 from parascale.settings.workload import LanguageTraining
 from parascale.train import loop
 from parascale.train.job import Job
 from parascale.train.optim import make_optimizers
 
-SIZES = {
-    "small": (make(Model, dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
-    "tiny": (make(Model, dim=64, heads=4, layers=2, hidden=256), 32, 8),  # a real run has fewer steps a second
+SIZES = {  # model, window, batch, precision
+    "small": (make(Model, dim=128, heads=4, layers=4, hidden=512), 32, 32, "fp32"),  # lm-small of the default matrix
+    "tiny": (make(Model, dim=64, heads=4, layers=2, hidden=256), 32, 8, "fp32"),  # a real run has fewer steps a second
+    "gpt2": (load_workload(Path(__file__).parents[2] / "config/workloads", "gpt2-124m").model, 1024, 16, "bf16"),
 }
 VOCABULARY = 4000
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS = 100_000
 WARM_UP = 5
 
 
-def make_tokens(folder):
+def make_tokens(folder, vocabulary):
     """A dataset of random tokens, as `prepare` would leave it."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for split in ("train", "validation", "test"):
-        generator.integers(0, VOCABULARY, TOKENS).astype("<u2").tofile(folder / f"{split}.bin")
-    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(VOCABULARY - 2))])
+        generator.integers(0, vocabulary, TOKENS).astype("<u2").tofile(folder / f"{split}.bin")
+    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(vocabulary - 2))])
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in folder.iterdir()}
     counts = {"tokens": TOKENS, "words": TOKENS, "documents": 1, "unknown": 0}
-    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "source": "random", "files": files}
+    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": vocabulary, "source": "random", "files": files}
     settings = dataclasses.asdict(Text())
     write_json(
         folder / "manifest.json",
@@ -62,7 +65,7 @@ def make_tokens(folder):
 def job_of(folder, run):
     """The job of the loop under test."""
     places = {name: folder / name for name in ("data", "work", "output", "results", "store")}
-    site = Site("benchmark", cores_per_node=1)
+    site = Site("benchmark", cores_per_node=1, device=DEVICE)
     return Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places)
 
 
@@ -85,15 +88,19 @@ def bare_steps(folder, run, weights):
     tokens = Tokens(folder / "data")
     windows = Windows(tokens.split("train"), training.window)
     sampler = Sampler(len(windows), training.global_batch, run.seed)
-    model = build_model(run.workload.model, tokens.vocabulary_size, training.window)
+    model = build_model(run.workload.model, tokens.vocabulary_size, training.window).to(DEVICE)
     model.load_state_dict(weights)
+    for block in model.blocks.values() if run.layout.compile else ():
+        block.compile()
     (optimizer,) = make_optimizers(SimpleNamespace(parts=[model]), optim)  # no decay of norms and biases either
     numbers = iter(range(training.steps))
 
     def steps(count):
         for _ in range(count):
-            inputs, labels = map(torch.from_numpy, windows.batch(sampler.indices(next(numbers))))
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+            batch = windows.batch(sampler.indices(next(numbers)))
+            inputs, labels = (torch.from_numpy(part).to(DEVICE) for part in batch)
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=run.precision == "bf16"):
+                loss = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
             optimizer.step()
@@ -105,8 +112,11 @@ def bare_steps(folder, run, weights):
 
 def timed(steps, count):
     """(seconds, CPU seconds) of a step."""
+    finish = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
+    finish()
     wall, cpu = time.perf_counter(), time.process_time()
     steps(count)
+    finish()
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
@@ -115,15 +125,19 @@ def main():
     parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of each loop (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps a turn (default: %(default)s)")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="models (default: all)")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=["small", "tiny"], help="models (default: those of CPUs)"
+    )
     arguments = parser.parse_args()
-    for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
+    for name, (model, window, batch, precision) in ((name, SIZES[name]) for name in arguments.sizes):
         steps = WARM_UP + arguments.turns * arguments.steps + 1
         training = LanguageTraining(window=window, global_batch=batch, steps=steps, evaluate=False)
-        run = Run("overhead", make(Workload, name="overhead", model=model, optim=Optim(), training=training), Layout())
+        workload = make(Workload, name="overhead", model=model, optim=Optim(), training=training)
+        layout = Layout(compile=precision == "bf16" and DEVICE == "cuda")
+        run = Run("overhead", workload, layout, precision)
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            make_tokens(folder / "data")
+            make_tokens(folder / "data", 50257 if name == "gpt2" else VOCABULARY)
             turns = []
 
             def take_turns(session, folder=folder, run=run, turns=turns, name=name):

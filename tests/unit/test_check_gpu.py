@@ -1,19 +1,25 @@
 """`parascale check gpu` on CPUs: with four libraries alone, part by part whatever fails, and one page that needs no other file."""
 
+import gzip
+import json
 import math
 import os
+import pickle
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parascale import check
-from parascale.check import parts
-from parascale.check.layouts import layouts, products, tried, verdicts
-from parascale.files import read_json
+from parascale.check import parts, processes
+from parascale.check.processes import FailedError, Here
+from parascale.files import read_json, write_json, write_text
+
+from ..distributed.harness import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
 # What installs itself when Python starts, in the processes of parts too: packages that are installed here and not allowed are not
@@ -56,162 +62,221 @@ sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder()
 """
 
 
-TOGETHER = {"dp 2 × tp 2", "dp 2 × fsdp 2", "dp 2 × pp 2", "fsdp 2 × tp 2", "tp 2 × pp 2"}  # on four processes
-
-
 def checked(folder, *words):
-    """(what was printed, check.json) of the command in a Python that has little else."""
+    """(what was printed, rows by part) of the command in a Python that has little else."""
     (folder / "sitecustomize.py").write_text(BLOCKER)
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "CUDA_VISIBLE_DEVICES": ""}
     output = folder / "out"
-    command = [sys.executable, "-m", "parascale", "check", "gpu", "--output", output, *words]
+    command = [sys.executable, "-m", "parascale", "check", "gpu", "--output", output, "--seconds", "1800", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    logs = "".join(log.read_text() for log in sorted(output.glob("*/*.log")))
+    logs = "".join(log.read_text() for log in sorted(output.glob("*/*/*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + logs
-    return done.stdout, read_json(output / "check.json"), (output / "check.html").read_text()
+    found, page = read_json(output / "check.json"), (output / "check.html").read_text()
+    assert found["machine"]["tiny"] and {"psutil", "tqdm", "xxhash"} <= set(found["machine"]["not installed"])
+    assert all(name in page for name in found["parts"]) and "src=" not in page and "href=" not in page
+    return done.stdout, found["parts"]
 
 
 def test_four_libraries_are_enough(tmp_path):
-    """Neither the command's own library nor those of reports and data; on one process and on two."""
-    said, found, page = checked(tmp_path, "--part", "batch-norm", "--part", "sampler")
-    assert found["tiny"] and {name: part["status"] for name, part in found["parts"].items()} == {
-        "batch-norm": "passed",
-        "sampler": "skipped",
-    }
-    assert found["parts"]["batch-norm"]["ranks"] == 2 and len(found["parts"]["batch-norm"]["rows"]) == 4
-    assert "no GPU" in said and "no GPU" in page and "variance" in page
-    assert "src=" not in page and "href=" not in page
+    """Neither the command's own library nor those of reports, data and tests."""
+    said, found = checked(tmp_path, "--part", "tests")
+    assert found["tests"][0]["verdict"] == "passed" and "No module named pytest" in found["tests"][0]["value"]
+    assert "tests marked `gpu`: " in said
 
 
 @pytest.mark.slow
 def test_every_part_runs_at_tiny_sizes(tmp_path):
-    _, found, page = checked(tmp_path)
-    parts = found["parts"]
-    assert list(parts) == list(check.PARTS)
-    skipped = {name for name, part in parts.items() if part["status"] == "skipped"}
-    assert skipped == {"sampler", "tests"} and all(name in page for name in check.PARTS)
-    layouts = {row["run"]: row for row in parts["layouts"]["rows"]}
-    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp", *TOGETHER} <= set(layouts)
-    assert {row["training"].partition(":")[0] for row in layouts.values()} == {"baseline", "same"}
-    assert {row["memory"] for row in layouts.values()} == {"not measured: a CPU"}
-    assert all(row["predicted s"] > 0 for row in layouts.values())
-    ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
-    assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
-    ours = [row for row in parts["bare"]["rows"] if row["loop"] == "ours"]
-    assert len(ours) == 2 and all(row["predicted s"] > 0 and row["predicted GB"] > 0 for row in ours)
+    _, found = checked(tmp_path)
+    assert list(found) == list(parts.PARTS)
+    rows = {row["what"]: row for part in found.values() for row in part}
+    assert {row["verdict"] for row in rows.values()} == {"passed", "not measured"}
+    assert rows["step with which it continued"]["value"] == parts.SAVED + 1
+    assert {rows[f"bits of {which} training"]["value"] for which in ("the continued", "a repeated")} == {"same"}
+    verdicts = {
+        name: rows[name]["value"] for name in rows if rows[name]["value"] in ("baseline", "same") and "-" in name
+    }
+    assert {"single-fsdp2", "single-tp2", "single-pp2", "images-single-dp2", "summary-single-dp2"} <= set(verdicts)
+    assert rows["gpt2: graphs"]["value"] > 0 and rows["gpt2: graphs compiled after the second step"]["value"] == 0
+    assert rows["gpt2: attention"]["value"] == "flash" and rows["gpt2: MFU over the plan's"]["value"] > 0
+    assert rows["our step over a bare loop's"]["value"] > 0
+    rates = [row for row in found["collectives"] if "bus bandwidth" in row["what"]]
+    assert len(rates) == 10 and all(row["value"] > 0 for row in rates)
+
+
+FAULTS = {  # what is planted → the rows that fail
+    "": {"training": [], "speed": [], "collectives": []},
+    "went on": {"training": ["after a rank was killed"]},
+    "ended late": {"training": ["seconds from a killed rank to the end of all"]},
+    "began anew": {"training": ["step with which it continued"]},
+    "other bits when continued": {"training": ["bits of the continued training"]},
+    "other bits again": {"training": ["bits of a repeated training"]},
+    "slow": {"speed": ["gpt2: MFU over the plan's", "llama: MFU over the plan's"]},
+    "waits": {"speed": ["gpt2: where a step waits for the GPU", "llama: where a step waits for the GPU"]},
+    "slow beside bare": {"speed": ["our step over a bare loop's"]},
+    "graph break": {"speed": ["gpt2: graph breaks", "llama: graph breaks"]},
+    "compiled again": {"speed": [f"{name}: graphs compiled after the second step" for name in ("gpt2", "llama")]},
+    "not compiled": {"speed": [f"{name}: graphs" for name in ("gpt2", "llama")]},
+    "math": {"speed": ["gpt2: attention", "llama: attention"]},
+    "memory": {"speed": ["gpt2: peak memory over the plan's", "llama: peak memory over the plan's"]},
+    "slow link": {"collectives": ["all_reduce's bandwidth over the site's link"]},
+}
+
+
+def planted(fault):
+    """In the place of `launched`: what processes on H100s leave behind, with a fault in it."""
+
+    def launched(here, function, ranks, job=None, kill=None, quiet=False, **_):
+        if quiet and fault == "waits":
+            raise FailedError("RuntimeError: called a synchronizing CUDA operation")
+        if function == "benchmark":
+            return [
+                f"gpt2, seconds a step: ours 1 ms, bare 1 ms, ratio {1.05 if fault == 'slow beside bare' else 1.02}"
+            ]
+        if function == "collectives":
+            rate = 310.0 if fault == "slow link" else 320.0  # of 450
+            return [[{"operation": "all_reduce", "bytes": 2**28, "bus_gigabytes_per_second": rate}]] * ranks
+        if kill and fault != "went on":
+            write_text(job.results / "killed", str(time.time() - (31 if fault == "ended late" else 2)))
+            raise FailedError("error: rank 1 on here failed: ended by SIGKILL")
+        predicted = parts._predicted(here, job.run)
+        other = fault == "other bits again" and job.run.run == "again"
+        other = other or (fault == "other bits when continued" and job.run.run == "killed")
+        seconds = {"total": predicted.step_seconds * (1.2 if fault == "slow" else 1.15)}
+        lines = [
+            {"step": step, "loss": 3.0, "grad_norm": 1.0, "tokens": 4096, "seconds": seconds} for step in range(1, 17)
+        ]
+        lines[8] |= {"loss": 3.0000000000000004 if other else 3.0, "checkpoint_seconds": 0.5}
+        write_text(job.output / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_json(job.output / "run.json", {"attempts": [{"first_step": 1 if fault == "began anew" else 5}]})
+        summary = {"work_unit": "tokens", "seconds": 1.0, "phases": {"data": 0.01}}
+        write_json(job.output / "summary.json", summary | {"attention": "math" if fault == "math" else "cudnn"})
+        write_text(job.output / "checkpoint/shard", "x")
+        (job.output / "profile").mkdir(exist_ok=True)
+        with gzip.open(job.output / "profile/trace.json.gz", "wt") as trace:
+            json.dump({"traceEvents": []}, trace)
+        planned = sum(size for part, size in predicted.memory.items() if part not in ("libraries", "communicators"))
+        allocated = planned * (1.5 if fault == "memory" else 1.0)
+        graphs = {"compiled again": [0, 5, 5, 6], "not compiled": [0, 0, 0, 0]}.get(fault, [0, 5, 5, 5])
+        rank = {"allocated": allocated, "reserved": 1.1 * allocated, "graphs": graphs}
+        return [rank | {"breaks": int(fault == "graph break")}] * ranks
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Two H100s, as a machine with them is checked."""
+    return Here(tmp_path_factory.mktemp("gpus"), [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, False, [])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_fails_its_row(fault, here, monkeypatch):
+    monkeypatch.setattr(parts, "launched", planted(fault))
+    for part, expected in FAULTS[fault].items():
+        here.begin(part, math.inf)
+        rows = list(parts.PARTS[part][2](here))
+        assert [row["what"] for row in rows if row["verdict"] == "failed"] == expected
+        assert len(rows) > 1
+
+
+def test_rates_of_an_unknown_gpu_have_no_limit(tmp_path):
+    here = Here(tmp_path, [["NVIDIA B1000", 300e9]], False, [])
+    here.begin("speed", math.inf)
+    assert here.project.site.device == "cuda" and here.project.site.peak_tflops == {} and not here.judges
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        (1, set()),
-        (2, {"dp 2", "fsdp 2", "tp 2", "pp 2"}),
-        (3, {"dp 2", "fsdp 2", "tp 2", "pp 2"}),
-        (4, {"dp 4", "fsdp 4", *TOGETHER}),
-        (
-            8,
-            {
-                "dp 8",
-                "fsdp 8",
-                "dp 4 × tp 2",
-                "dp 4 × fsdp 2",
-                "dp 4 × pp 2",
-                "dp 2 × fsdp 2 × tp 2",
-                "dp 2 × tp 2 × pp 2",
-            },
-        ),
+        (1, []),
+        (2, ["dp2", "tp2", "fsdp2", "pp2"]),
+        (3, ["dp2", "tp2", "fsdp2", "pp2"]),
+        (4, ["dp4", "dp2 tp2", "dp2 fsdp2", "dp2 pp2", "fsdp2 tp2", "tp2 pp2", "fsdp4"]),
+        (8, ["dp8", "dp4 tp2", "dp4 fsdp2", "dp4 pp2", "dp2 fsdp2 tp2", "dp2 tp2 pp2", "fsdp8"]),
     ],
 )
-def test_strategies_are_tried_alone_and_together_on_all_gpus(gpus, expected):
-    """Each layout once, by its row of the run table where it has one."""
-    for tiny in (False, True):
-        groups, runs = layouts(tiny, gpus), tried(tiny, gpus)
-        spread = [run.layout.dimensions for run in map(runs.get, groups.get(min(8, 1 << gpus.bit_length() - 1), ()))]
-        assert set(products(tiny, gpus)) == expected
-        assert all(run.layout.dimensions in spread for run in products(tiny, gpus).values())
-        names = [name for group in groups.values() for name in group]
-        once = [(runs[name].workload.name, runs[name].layout, runs[name].precision) for name in names]
-        assert all(once.count(each) == 1 for each in once)
-        assert next(iter(groups)) == 1, "what layouts are compared with comes first"
-        compiled = {run.layout.compile for run in products(tiny, gpus).values()}
-        assert compiled <= {runs["single"].layout.compile} == {not tiny}
+def test_strategies_are_tried_alone_and_together_on_all_gpus(gpus, expected, here):
+    found = parts.products(gpus)
+    assert [" ".join(f"{axis}{n}" for axis, n in degrees.items() if n > 1) for degrees in found] == expected
+    here.begin("parity", math.inf)
+    for degrees in found:
+        job = parts._made(here, "single", "spread", degrees, kind="parity")
+        job.run.check()
+        assert job.run.layout.world_size == min(8, 1 << gpus.bit_length() - 1) and job.run.deterministic
 
 
-def test_rows_of_several_nodes_are_tried_on_one():
-    names = layouts(False, 8)[8]
-    assert {"ddp-8", "three-d-8", "llama-7b-fsdp-8", "llama-7b-three-d-8", "fsdp 8"} <= set(names)
-    assert "dp 8" not in names, "it is ddp-8"
-    assert {(run.layout.nodes, run.layout.gpus_per_node) for run in map(tried(False, 8).get, names)} == {(1, 8)}
-    assert max(layouts(False, 4)) == 4
+def test_time_in_which_nccl_alone_runs():
+    """Of 10: 2 that nothing covers; a copy is no kernel."""
+    events = [("kernel", "gemm", 0, 4), ("kernel", "ncclDevKernel_AllGather", 3, 3), ("kernel", "gemm", 7, 3)]
+    events += [("gpu_memcpy", "Memcpy HtoD", 4, 2), ("cpu_op", "nccl:all_gather", 0, 10)]
+    found = [{"cat": cat, "name": name, "ts": start, "dur": length} for cat, name, start, length in events]
+    assert parts.exposed(found) == pytest.approx(0.2)
+    assert parts.exposed([]) is None and parts.exposed(found[:1]) == 0
 
 
-def test_another_training_and_another_memory_than_planned_are_failures():
-    """Of a run on a GPU: the last norm is off as one is that misses a rank, and a peak leaves what the plan calls `fits`. An
-    evaluation may need less than its plan."""
-    steps = {"loss": 8.0, "norm": 0.6, "last loss": 7.5, "last norm": 2.0}
-    rows = [
-        {"run": "single"} | steps | memory_row(3.0, 2.9, 0.4, 1.9),
-        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001} | memory_row(1.0, 2.1, 2.5, 2.0),
-        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8} | memory_row(3.0, 2.0, 2.9, 2.0),
-        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan} | memory_row(2.5, 2.0, 2.5, 2.0),
-        {"run": "fsdp 2 × tp 2", "fits": "does not fit"},
-    ]
-    assert [wrong.partition(":")[0] for wrong in verdicts(rows, False, 4)] == [
-        "dp 2 × tp 2",
-        "tp 2 × pp 2",
-        "tp 2 × pp 2",
-        "tp 2 × pp 2",
-        "dp 2 × pp 2",
-    ]
-    assert [row.get("training", "")[:4] for row in rows] == ["base", "same", "diff", "diff", ""]
-    assert [row.get("memory", "")[:4] for row in rows] == ["as p", "diff", "diff", "as p", ""]
-    assert [row.get("evaluation memory", "")[:4] for row in rows] == ["as p", "as p", "diff", "as p", ""]
+def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
+    """Rows that were there stay; what a part of its own time did not end is a failure, what the whole time did not reach is none."""
 
+    def endless(here):
+        yield parts.row("first", 1.0)
+        subprocess.run(["sleep", "60"], timeout=here.left)
 
-def memory_row(used, planned, evaluating, planned_evaluating):
-    return {
-        "peak GB": used,
-        "predicted GB": planned,
-        "evaluation GB": evaluating,
-        "predicted evaluation GB": planned_evaluating,
+    def failing(here):
+        yield parts.row("second", 2.0, most=1.0)
+        raise FailedError("rank 1 failed")
+
+    found = {"short": ("ends late", 0.2, endless), "bad": ("fails", 60, failing), "long": ("cut", 60, endless)}
+    monkeypatch.setattr(parts, "PARTS", found | {"last": ("never begun", 60, endless)})
+    monkeypatch.setattr(check, "FACTS", 'print(\'["2.13", null, [["H100", 1]]]\')')
+    started = time.monotonic()
+    assert check.main(["--output", str(tmp_path), "--seconds", "2"]) == 1
+    assert time.monotonic() - started < 30
+    rows = read_json(tmp_path / "check.json")["parts"]
+    assert {name: [row["verdict"] for row in rows[name]] for name in rows} == {
+        "short": ["passed", "failed"],
+        "bad": ["failed", "failed"],
+        "long": ["passed", "not reached"],
+        "last": ["passed", "not reached"],
     }
+    assert "rank 1 failed" in capsys.readouterr().out
 
 
-def test_tests_that_are_marked_are_rows(tmp_path, monkeypatch):
-    """Each when it ends: a sign of life."""
-    for name, body in {"unit": "pass", "distributed": "assert 0, 'of NCCL'"}.items():
-        (tmp_path / "tests" / name).mkdir(parents=True)
-        text = f"import pytest\n@pytest.mark.gpu\ndef test_{name}():\n    {body}\ndef test_other():\n    assert 0\n"
-        (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
-    rows = []
-    monkeypatch.setattr(parts, "ROOT", tmp_path)
-    with pytest.raises(AssertionError, match="1 failed, 1 passed"):
-        parts.tests(SimpleNamespace(device=torch.device("cuda"), report=rows.append))
-    assert sorted(row["outcome"] for row in rows) == ["failed", "passed"]
+def test_a_process_that_fails_says_why(tmp_path):
+    """By the launcher's last line, which names the rank."""
+    here = Here(tmp_path, [], True, [])
+    here.begin("part", time.monotonic() + 600)
+    with pytest.raises(FailedError, match=r"1-unheard: error: rank 0 on .* failed: .*unheard"):
+        processes.launched(here, "unheard", 1)
 
 
-def test_a_part_that_fails_or_dies_ends_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(check.PARTS, "unheard", ("a part that is none", True))
-    words = ["--tiny", "--part", "unheard", "--part", "devices", "--output", str(tmp_path)]
-    assert check.main(words) == 1
-    parts = read_json(tmp_path / "check.json")["parts"]
-    assert parts["unheard"]["status"] == "failed" and "unheard" in parts["unheard"]["message"]
-    assert parts["devices"]["status"] == "passed"
+def train_with(fault, path):
+    """A training of the check with a fault planted into it."""
+    from parascale.check import ranks
+    from parascale.families.language import modules
+
+    ranks.make_tiny()
+    if fault == "graph break":
+        heads = modules.Attention._heads
+        modules.Attention._heads = lambda *each: torch._dynamo.graph_break() or heads(*each)
+    if fault == "chance":
+        rate = ranks.loop.learning_rate
+        ranks.loop.learning_rate = lambda *each: rate(*each) * (1 + 1e-9 * random.random())
+    return ranks.training(**pickle.loads(Path(path).read_bytes()))
 
 
-def test_a_layout_that_fails_costs_no_other(tmp_path, monkeypatch):
-    """New processes go on behind it; what was found before it stays."""
-    calls = []
-
-    def run(name, ranks, options, names):
-        calls.append(names)
-        rows = [{"run": each} for each in names]
-        bad = names.index("b") if "b" in names else len(names)
-        return {"status": "failed" if "b" in names else "passed", "message": "out of memory", "rows": rows[:bad]}
-
-    monkeypatch.setattr(check, "_run", run)
-    monkeypatch.setattr("parascale.check.layouts.layouts", lambda tiny, ranks: {1: ["a", "b", "c"], 2: ["d"]})
-    outcome = check._layouts(SimpleNamespace(tiny=True), 2)
-    assert calls == [["a", "b", "c"], ["c"], ["d"]] and outcome["status"] == "failed"
-    assert [row["run"] for row in outcome["rows"]] == ["a", "b", "c", "d"]
-    assert outcome["rows"][1]["failed"] == "out of memory"
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "chance", "graph break"])
+def test_planted_faults_are_found_in_real_trainings(fault, tmp_path):
+    here = Here(tmp_path, [], True, ["pynvml"])
+    here.begin("part", math.inf)
+    jobs = [parts._made(here, "gpt2-1", name, {"fsdp": 2}, 6, deterministic=True) for name in ("one", "other")]
+    for job in jobs:
+        (tmp_path / "task").write_bytes(pickle.dumps({"job": job}))
+        train = (train_with, 2, tmp_path / job.run.run, fault, str(tmp_path / "task"))
+        if fault == "graph break":
+            with pytest.raises(AssertionError, match="graph_break"):
+                run_on_ranks(*train)
+            return
+        run_on_ranks(*train)
+    row = parts.same("bits", *jobs)
+    assert (row["verdict"], row["value"]) == (("failed", "differ from step 2 on") if fault else ("passed", "same"))

@@ -1,220 +1,234 @@
-"""Parts of the check: each is a function of a Place that reports rows, raises AssertionError for a wrong figure, and may Skip."""
+"""The parts of a check, what tells most first: each yields rows of what was found, with a limit where there is one."""
 
-import os
+import gzip
+import json
+import math
 import re
-import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from unittest.mock import patch
+from statistics import median
 
-import torch
-import torch.distributed as dist
-from torch import nn
+from parascale.check.processes import BENCHMARKS, ROOT, TIMEOUT_SECONDS, FailedError, launched
+from parascale.files import read_json, read_json_lines, tree_bytes, write_json
+from parascale.plan.memory import FITS_BELOW
+from parascale.plan.predict import DataFacts, data_facts, predict
+from parascale.settings.layout import DEGREES
+from parascale.train.job import job_of
 
-from parascale import files
-from parascale.check.layouts import try_layouts
-from parascale.check.trainings import (
-    ROOT,
-    against_a_bare_loop,
-    compiled_against_eager,
-    our_step,
-    single,
-    training_of,
-)
-from parascale.launch import environment
-from parascale.parallel.batch_norm import prepare
-from parascale.parallel.communication import OPERATIONS, measure, operation
-from parascale.parallel.precision import number_type, set_arithmetic
-from parascale.settings.run import PRECISIONS
-
-# Precision → the largest relative error of a product of two matrices of 1,024, and of a first step's loss, against fp64.
-ERRORS = {
-    "fp64": (1e-13, 1e-12),
-    "fp32": (1e-5, 1e-5),
-    "tf32": (2e-3, 2e-3),
-    "bf16": (1e-2, 1e-2),
-    "fp16": (2e-3, 5e-3),
-}
-ROUNDED = 1e-5  # a product of fp32 with a larger error was rounded to TF32, and one of TF32 with a smaller was not
+# Strategies of the parity runs, alone and together. DDP replicates each product over the GPUs that are left.
+PRODUCTS = ({}, {"tp": 2}, {"fsdp": 2}, {"pp": 2}, {"fsdp": 2, "tp": 2}, {"tp": 2, "pp": 2})
+WARM_UP = 4  # steps before any is watched or timed
+STEPS, SAVED, KILLED = 12, 4, 6  # of the training that is killed: all, between two checkpoints, the one without end
+ABORTED = 30.0  # seconds from a killed rank to the end of all
+BARE, LINK, PLANNED = 1.03, 0.7, 0.85  # a step over a bare loop's; bandwidth over the site's link; MFU over the plan's
+# A peak above the plan by what `fits` leaves out makes that word wrong; a plan of twice the peak refuses a layout that fits.
+HIGHEST, LOWEST, WORKSPACES = 1 / FITS_BELOW, 0.5, 0.1e9  # cuBLAS's workspaces stand in no plan
 
 
-class Skip(Exception):
-    """There is nothing to check here; says why."""
+def row(what, value, least=-math.inf, most=math.inf, right=True):
+    """What was found. A value that is None was not measured, which is no failure."""
+    limit = " ".join([f"≥ {least:.3g}"] * (least > -math.inf) + [f"≤ {most:.3g}"] * (most < math.inf))
+    right = right and (not limit or value is None or least <= value <= most)
+    verdict = "failed" if not right else "not measured" if value is None else "passed"
+    return {"what": what, "value": value, "limit": limit, "verdict": verdict}
 
 
-def _relative(found, expected):
-    """Largest difference, relative to the largest value."""
-    expected = expected.double().cpu()
-    return ((found.double().cpu() - expected).abs().max() / expected.abs().max()).item()
-
-
-def devices(place):
-    """Each GPU by its name, and a product on it beside the CPU's."""
-    driver = environment.DRIVER.read_text().splitlines()[0] if environment.DRIVER.exists() else None
-    a, b = torch.rand(2, 256, 256, dtype=torch.float64)
-    for number in range(torch.cuda.device_count()):
-        found, product = torch.cuda.get_device_properties(number), a.to(number) @ b.to(number)
-        error = _relative(product, a @ b)
-        place.report(
-            {"gpu": number, "name": found.name, "capability": f"{found.major}.{found.minor}", "GB": found.total_memory / 1e9}
-            | {"multiprocessors": found.multi_processor_count, "error": error}
-        )  # fmt: skip
-        assert error < 1e-13, f"GPU {number} computes something else: {error}"
-    return driver or "no NVIDIA driver"
-
-
-def collectives(place):
-    """Right numbers, and the algorithm bandwidth, of the collectives that trainings use."""
-    if place.ranks == 1:
-        raise Skip("one device")
-    numbers, group = torch.arange(1.0, place.ranks + 1, device=place.device), dist.group.WORLD
-    before = numbers.roll(1)[place.rank]
-    expected = {"all_reduce": numbers.sum(), "reduce_scatter": numbers.sum(), "broadcast": 1.0, "send_receive": before}
-    for size in (2**10, 2**16) if place.tiny else (2**18, 2**26):
-        for row in measure({"all": group}, [4 * size], 5, place.device, place.ranks):
-            rate = row["algorithm_gigabytes_per_second"]
-            place.report({"collective": row["operation"], "MB": row["bytes"] / 1e6, "GB/s": rate})
-        elements = size // place.ranks * place.ranks
-        expected["all_gather"] = numbers.repeat_interleave(elements // place.ranks)
-        for name in OPERATIONS:
-            call, result = operation(name, elements, place.device, group, filled=place.rank + 1.0)
-            call()
-            assert (result == expected[name]).all(), f"{name} gives other numbers than it should"
-
-
-def precision(place):
-    """Errors against fp64, of a product and of a first step's loss."""
-    a, b = torch.rand(2, 1024, 1024, dtype=torch.float64, device=place.device, generator=_seeded(place)) - 0.5
-    run, losses = replace(single(replace(place, tiny=True), "gpt2"), deterministic=False), {}
-    for name in ("fp64", *(each for each in PRECISIONS if each != "fp64")):
-        set_arithmetic(replace(run, precision=name))
-        kind = number_type(name)
-        error = _relative(a.to(kind) @ b.to(kind), a @ b)
-        stepper, batches, _ = training_of(place, replace(run, precision=name))
-        losses[name] = our_step(stepper, batches)(1)[1]
-        of_loss = abs(losses[name] / losses["fp64"] - 1)
-        place.report({"precision": name, "error of a product": error, "error of a loss": of_loss})
-        largest, largest_of_loss = ERRORS[name]
-        assert error < largest and of_loss < largest_of_loss, f"{name}: errors {error:.1e} and {of_loss:.1e}"
-        ampere = place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0)
-        assert name != "tf32" or not ampere or error > ROUNDED, "tf32 was not rounded"
-
-
-def _seeded(place):
-    return torch.Generator(place.device).manual_seed(1)
-
-
-def resume(place):
-    """A checkpoint, saved in step and in the background, brings the same next step back."""
-    from parascale.checkpoint import manifest, store
-
-    run = single(place, "gpt2")
-    if place.ranks > 1:
-        run = replace(run, layout=replace(run.layout, gpus_per_node=place.ranks, fsdp=place.ranks))
-        batch = replace(run.workload.training, global_batch=4 * place.ranks)
-        run = replace(run, workload=replace(run.workload, training=batch))
-    # xxhash may not be installed; whether state survives does not depend on it.
-    with patch.multiple(manifest, checksum=files.sha256, _seal=lambda values: ""):
-        for asynchronous in (False, True):
-            stepper, batches, _ = training_of(place, run)
-            step = our_step(stepper, batches)
-            step(1), step(2)
-            saver, folder = store.Saver(stepper.mesh, asynchronous), place.folder / "step-000000002"
-            started = time.perf_counter()
-            saver.save(folder, stepper.model, stepper.optimizers, {"step": 2})
-            waited = time.perf_counter() - started
-            expected = step(3)  # while it is written
-            saver.wait()
-            written = time.perf_counter() - started
-            again, _, _ = training_of(place, replace(run, seed=run.seed + 1))
-            facts = store.load(folder, again.model, again.optimizers)
-            found = our_step(again, batches)(3)
-            error = max(abs(f / e - 1) for f, e in zip(found, expected, strict=True))
-            place.report({"asynchronous": asynchronous, "waited s": waited, "written s": written, "difference": error})
-            assert facts["step"] == 2 and error < 1e-3, f"norm, loss, targets: {found} instead of {expected}"
-            if place.rank == 0:
-                shutil.rmtree(folder)
-            del stepper, again, step, saver
-
-
-def batch_norm(place):
-    """Output, running statistics and gradient of this rank's samples, which are unequally many."""
-    generator = torch.Generator().manual_seed(1)
-    counts = [2 + rank % 2 for rank in range(place.ranks)]
-    images = torch.rand(sum(counts), 8, 6, 6, dtype=torch.float64, generator=generator) * 3 + 1
-    weights = torch.rand(images.shape, dtype=torch.float64, generator=generator)
-    own = slice(sum(counts[: place.rank]), sum(counts[: place.rank + 1]))
-    whole, norm = nn.BatchNorm2d(8).double(), nn.BatchNorm2d(8).to(place.device)
-    prepare(norm, dist.group.WORLD if place.ranks > 1 else None)
-    inputs = images.clone().requires_grad_(), images[own].float().to(place.device).requires_grad_()
-    outputs = whole(inputs[0]), norm(inputs[1])
-    (outputs[0] * weights).sum().backward()
-    (outputs[1] * weights[own].to(outputs[1])).sum().backward()
-    pairs = {
-        "output": (outputs[1], outputs[0][own]),
-        "gradient": (inputs[1].grad, inputs[0].grad[own]),
-        "mean": (norm.running_mean, whole.running_mean),
-        "variance": (norm.running_var, whole.running_var),
-    }
-    for name, (found, expected) in pairs.items():
-        error = _relative(found.detach(), expected.detach())
-        place.report({"of": name, "error": error})
-        assert error < 1e-4, f"{name}: error {error:.1e}"
-
-
-def sampler(place):
-    """What the monitor of a training reads of each GPU, after one of them was busy."""
-    if place.device.type != "cuda":
-        raise Skip("no GPU")
+def training(here):
+    """The same over all GPUs as it is shipped: whole, killed and continued, and again."""
+    jobs = {}
+    for name in ("whole", "killed", "again"):
+        saves = {"checkpoint_every": SAVED, "checkpoint_async": name == "again"}
+        jobs[name] = _made(here, "gpt2-1", name, {"fsdp": here.ranks}, STEPS, saves, deterministic=True)
+    launched(here, "training", here.ranks, job=jobs["whole"])
     try:
-        import pynvml
-
-        from parascale.train.gauges import Gpus
-    except ImportError as error:
-        raise Skip(f"{error}: pip install nvidia-ml-py psutil") from None
-    pynvml.nvmlInit()
-    count = torch.cuda.device_count()
-    gauge = Gpus(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), count, range(count))
-    matrix, end = torch.rand(4096, 4096, device=place.device), time.monotonic() + 2
-    list(gauge.read())  # energy counts from the first sample on
-    while time.monotonic() < end:
-        (matrix @ matrix).sum().item()
-    rows = list(gauge.read())
-    for row in rows:
-        place.report(row)
-    busiest = max(row.get("utilisation", 0) for row in rows)
-    assert len(rows) == count and busiest > 0.5, f"{len(rows)} of {count} GPUs, the busiest {busiest:.0%}"
-    assert all(row.get("memory_bytes") for row in rows), "no memory was told"
-
-
-def tests(place):
-    """Those that are marked `gpu`, where there is pytest."""
-    if place.device.type != "cuda":
-        raise Skip("no GPU")
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", ROOT / "tests/unit", ROOT / "tests/distributed"]
-    last = ""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as done:
-        for line in done.stdout:
-            last = line.strip(" =\n") or last
-            if found := re.match(r"(\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)", line):
-                place.report({"test": found[1], "outcome": found[2].lower()})
-    if "No module named pytest" in last:
-        raise Skip("pytest is not installed")
-    assert done.returncode in (0, 5), last  # 5: none was collected
-    return last
+        launched(here, "training", here.ranks, job=jobs["killed"], kill=KILLED)
+        yield row("after a rank was killed", "the others went on", right=False)
+    except FailedError as error:
+        seconds = time.time() - float((jobs["killed"].results / "killed").read_text())
+        yield row("after a rank was killed", str(error), right="SIGKILL" in str(error))
+        yield row("seconds from a killed rank to the end of all", seconds, most=ABORTED)
+    launched(here, "training", here.ranks, job=jobs["killed"])
+    step = read_json(jobs["killed"].output / "run.json")["attempts"][-1]["first_step"]
+    yield row("step with which it continued", step, SAVED + 1, SAVED + 1)
+    yield same("bits of the continued training", jobs["whole"], jobs["killed"])
+    launched(here, "training", here.ranks, job=jobs["again"])
+    yield same("bits of a repeated training", jobs["whole"], jobs["again"])
+    size = tree_bytes(jobs["whole"].output / "checkpoint") / 1e9
+    for name, way in (("whole", "written"), ("again", "copied, to be written in the background")):
+        seconds = [line["checkpoint_seconds"] for line in _lines(jobs[name]) if "checkpoint_seconds" in line]
+        yield row(f"checkpoint {way}, GB/s", size / median(seconds))
+    yield row("energy by NVML, J", read_json(jobs["whole"].output / "summary.json").get("energy_joules"))
 
 
-FUNCTIONS = {
-    "devices": devices,
-    "collectives": collectives,
-    "precision": precision,
-    "compile": compiled_against_eager,
-    "resume": resume,
-    "batch-norm": batch_norm,
-    "sampler": sampler,
-    "layouts": try_layouts,
-    "bare": against_a_bare_loop,
-    "tests": tests,
+def _lines(job):
+    return read_json_lines(job.output / "steps.jsonl")
+
+
+def same(what, *jobs):
+    """A row that compares losses and gradient norms, in which any other weight shows."""
+    one, other = ([(line["step"], line["loss"], line["grad_norm"]) for line in _lines(job)] for job in jobs)
+    differs = next((f"differ from step {a[0]} on" for a, b in zip(one, other, strict=True) if a != b), None)
+    return row(what, differs or "same", right=not differs)
+
+
+def speed(here):
+    """A small model on one GPU, our loop in turns with a bare one, and a larger model over all GPUs with a profile."""
+    yield from _watched(here, _made(here, "gpt2-1", "gpt2", {}, 4 * WARM_UP, {"global_batch": 16}))
+    words = [str(BENCHMARKS / "loop_overhead.py"), "--turns", "5", "--sizes", "tiny" if here.tiny else "gpt2"]
+    [said] = launched(here, "benchmark", 1, words=words)
+    ratio = float(re.search(r", seconds a step: .* ratio ([\d.]+)", said)[1])
+    yield row("our step over a bare loop's", ratio, most=math.inf if here.tiny else BARE)
+    job = _made(
+        here, "llama-1b-fsdp-4", "llama", {"fsdp": here.ranks}, 4 * WARM_UP, profile=f"{3 * WARM_UP}-{3 * WARM_UP + 2}"
+    )
+    yield from _watched(here, job)
+    with gzip.open(job.output / "profile/trace.json.gz", "rt") as trace:
+        yield row("llama: part of the time in which NCCL alone runs", exposed(json.load(trace)["traceEvents"]))
+
+
+def _watched(here, job):
+    """Rows of a training by what it recorded. Where its step waits for a GPU, it is made once more without that being an error."""
+    try:
+        found = launched(here, "training", job.run.layout.world_size, job=job, quiet=True)
+        yield row(f"{job.run.run}: where a step waits for the GPU", "nowhere" if here.gpus else None)
+    except FailedError as error:
+        yield row(f"{job.run.run}: where a step waits for the GPU", str(error), right=False)
+        found = launched(here, "training", job.run.layout.world_size, job=job)
+    yield from speeds(here, job, found)
+
+
+def speeds(here, job, found):
+    """Rows of a training by what it recorded. found: what each rank did."""
+    run, summary, lines = job.run, read_json(job.output / "summary.json"), _lines(job)
+    seconds = median(line["seconds"]["total"] for line in lines[WARM_UP : 3 * WARM_UP - 1])
+    predicted, peak = _predicted(here, run), here.project.site.peak_tflops.get(run.precision)
+    planned, rank = predicted.step_seconds, max(found, key=lambda each: each["reserved"] or 0)
+    graphs, kernel = rank["graphs"], summary.get("attention")  # none beside a profile
+    flops = (predicted.flops_per_token or 0) * lines[-1][summary["work_unit"]] / seconds / run.layout.world_size
+    yield row(f"{run.run}: MFU", peak and flops / peak / 1e12)
+    yield row(f"{run.run}: MFU over the plan's", planned and planned / seconds, PLANNED if here.judges else -math.inf)
+    yield row(f"{run.run}: attention", kernel, right=not here.gpus or kernel not in ("", "math"))
+    yield row(f"{run.run}: graphs", graphs[-1], least=1)
+    yield row(f"{run.run}: graphs compiled after the second step", graphs[-1] - graphs[1], most=0)
+    yield row(f"{run.run}: graph breaks", rank["breaks"], most=0)
+    yield row(f"{run.run}: part of a step that waits for data", summary["phases"]["data"] / summary["seconds"])
+    yield row(f"{run.run}: memory reserved over allocated", rank["reserved"] and rank["reserved"] / rank["allocated"])
+    yield _memory(here, run, found)
+
+
+def _memory(here, run, found):
+    """The highest peak beside the plan's: of what torch allocates, without what libraries hold beside it."""
+    parts = (_predicted(here, run).memory or {}).items()
+    planned = sum(size for part, size in parts if part not in ("libraries", "communicators"))
+    used = max(rank["allocated"] or 0 for rank in found)
+    ratio = (used - WORKSPACES) / planned if used and planned else None
+    return row(f"{run.run}: peak memory over the plan's", ratio, LOWEST, HIGHEST)
+
+
+def exposed(events):
+    """The part of the time from the first kernel to the last of a trace in which nothing but NCCL's run; None without kernels."""
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    others = [event for event in kernels if "nccl" not in event["name"].lower()]
+    covered = []
+    for chosen in (kernels, others):
+        end = total = 0.0
+        for start, stop in sorted((event["ts"], event["ts"] + event["dur"]) for event in chosen):
+            total, end = total + max(0.0, stop - max(end, start)), max(end, stop)
+        covered.append(total)
+    whole = max(each["ts"] + each["dur"] for each in kernels) - min(each["ts"] for each in kernels) if kernels else None
+    return whole and (covered[0] - covered[1]) / whole
+
+
+def parity(here):
+    """Parity runs as they are shipped, in each layout against one process: of text in all, of images and pairs by DDP."""
+    from parascale.train.parity import compare
+
+    cases = [("single", {}), *(("single", degrees) for degrees in products(here.ranks))]
+    for base in ("images-single", "summary-single") if here.tiny else ("imagewoof-single", "xsum-single"):
+        cases += [(base, {}), *[(base, {"dp": here.ranks})] * (here.ranks > 1)]
+    for base, degrees in cases:
+        name = "-".join([base, *(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1)])
+        job = _made(here, base, name, degrees, kind="parity")
+        try:
+            found = launched(here, "training", job.run.layout.world_size, job=job)
+            folders = job.output, job.output.with_name(base)
+            verdict = compare(job.run, replace(job.run, run=base), *folders)["verdict"]
+            yield row(name, verdict, right=verdict in ("baseline", "same"))
+            yield _memory(here, job.run, found)
+        except (FailedError, OSError) as error:
+            yield row(name, str(error), right=False)
+
+
+def products(ranks):
+    """Degrees of each of PRODUCTS, and sharded, on as many of the GPUs as are 8, 4 or 2."""
+    size, found = min(8, 1 << ranks.bit_length() - 1), []
+    for product in (*PRODUCTS, {"fsdp": size}):
+        degrees = {"dp": size // math.prod(product.values())} | product
+        if size > 1 and math.prod(degrees.values()) == size and degrees not in found:
+            found.append(degrees)
+    return found
+
+
+def collectives(here):
+    """Bandwidths between all GPUs."""
+    sizes, best = [2**18, 2**20] if here.tiny else [2**20, 2**28], 0.0
+    for found in launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else ():
+        rate = found["bus_gigabytes_per_second"]
+        yield row(f"{found['operation']} of {found['bytes'] / 1e6:,.1f} MB: bus bandwidth, GB/s", rate)
+        best = max(best, rate if found["operation"] == "all_reduce" else 0.0)
+    link = best / here.project.site.node_link.gigabytes_per_second or None
+    yield row("all_reduce's bandwidth over the site's link", link, LINK if here.judges else -math.inf)
+
+
+def tests(here):
+    """Those that are marked `gpu`, DALI's among them, where there is pytest."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/unit", "tests/distributed"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=here.left)
+    last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+    for failed in re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE):
+        yield row(failed, None, right=False)
+    right = done.returncode in (0, 5) or "No module named pytest" in last  # 5: none
+    yield row("tests marked `gpu`", last, right=right)
+
+
+def _made(here, base, name, degrees, steps=0, training=(), kind="run", **keys):
+    """The Job of a run of the table with other degrees; of its parity run; of a short one, compiled, of four samples a process."""
+    project = here.project
+    run, degrees = project.runs["single" if here.tiny and steps else base], dict.fromkeys(DEGREES, 1) | degrees
+    size, workload = math.prod(degrees.values()), run.workload
+    layout = replace(run.layout, nodes=1, gpus_per_node=size, idle_gpus=0, micro_batches=degrees["pp"], **degrees)
+    if steps:
+        changed = {"global_batch": 4 * size, "accumulate": 1, **dict(training)}
+        few = replace(workload.training.short(steps), **changed)
+        workload = replace(workload, training=few, optim=replace(workload.optim, warmup_steps=1))
+        layout = replace(layout, compile=True)
+    run = replace(run, run=name, baseline=base, layout=layout, workload=workload, **keys)
+    if kind == "parity":
+        run = run.parity(project.config.parity.steps, project.config.parity.precision)
+    job = job_of(project, run, kind)
+    write_json(job.data / "manifest.json", {})  # of data that nobody reads
+    monitor = None if here.missing else job.monitor
+    # A store for each: equal trainings are trained once in one.
+    return replace(job, timeout_seconds=TIMEOUT_SECONDS, store=here.root / "store" / name, monitor=monitor)
+
+
+def facts_of(run):
+    """What a plan must know of the data: what the workload expects, or something."""
+    facts = data_facts(run)
+    return DataFacts(facts.vocabulary or 4000, facts.train_samples or 10_000, facts.validation_samples or 1_000)
+
+
+def _predicted(here, run):
+    return predict(run, here.project.site, facts=facts_of(run), remedy=False)
+
+
+# Name → (what it shows, seconds at most, function), what tells most first.
+PARTS = {
+    "training": ("the training as it is, with a killed rank, continued, and repeated bit for bit", 200, training),
+    "speed": ("our step against a bare loop's and the plan's, compiled, without waiting for the GPU", 240, speed),
+    "parity": ("the same training in every layout, in the memory of its plan", 300, parity),
+    "collectives": ("rates of NCCL's collectives", 60, collectives),
+    "tests": ("the tests that are marked `gpu`", 120, tests),
 }

@@ -25,7 +25,7 @@ def check(project, name):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
     If Slurm answers, it also checks account and partition; `parascale plan --check` checks the budget. The workflow makes these checks
-    before its first job. `parascale check gpu` tries this machine's GPUs, part by part.
+    before its first job. `parascale check gpu` tries this machine's GPUs, in ten minutes at most.
 
     \b
     Example: parascale check --run ddp
