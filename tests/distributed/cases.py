@@ -48,14 +48,13 @@ CASES = {
     "ddp 2 compile": Case({"dp": 2, "compile": True}, bf16=True),
     "ddp 2 checkpointing compile": Case({"dp": 2, "activation_checkpointing": True, "compile": True}, bf16=True),
     "ddp 2 selective compile": Case({"dp": 2, **SELECTIVE, "compile": True}, bf16=True),
-    "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
+    "ddp 2 sgd uneven accumulated": Case({"dp": 2}, PUBLISHED, {**UNEVEN, "accumulate": 2}, {"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
     "fsdp 2 sgd": Case({"fsdp": 2}, optim={"name": "sgd", "lr": 0.1}),
-    "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
     "fsdp 2 kept gathered": Case({"fsdp": 2, "reshard_after_forward": False}),
-    "fsdp 2 uneven accumulated": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "fsdp 2 uneven accumulated in two cycles": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}, optim=CYCLES),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
     "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True),
@@ -139,17 +138,10 @@ def axes_of(layout):
     return {axis for axis in DEGREES if layout.get(axis, 1) > 1}
 
 
-# One case a mechanism, in fp64, is quick; all others are slow.
+# Each mechanism is in one of these, which are quick in fp64; all others are slow.
 QUICK = (
-    *(
-        "ddp 2 uneven accumulated",
-        "ddp 2 sgd",
-        "fsdp 2 in two cycles",
-        "fsdp 2 uneven accumulated",
-        "hsdp 2x2 selective",
-    ),
-    *("fsdp 2 ZeRO-1", "dp 2 x tp 2 accumulated"),
-    *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2", "dp 2 x pp 2"),
+    *("ddp 2 sgd uneven accumulated", "fsdp 2 uneven accumulated in two cycles", "fsdp 2 ZeRO-1", "hsdp 2x2 selective"),
+    *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2"),
 )
 
 

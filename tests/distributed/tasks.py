@@ -125,5 +125,5 @@ CLASSIFICATION_CASES = {
 QUICK = (
     *("fsdp 2 tied uneven", "tp 2 llama"),
     "bart fsdp 2",
-    *("ddp 2 uneven smoothed", "fsdp 2", "fsdp 2 group norm checkpointing"),
+    *("ddp 2 uneven smoothed", "fsdp 2 uneven", "fsdp 2 group norm checkpointing"),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .cases import ranks_of
+from .cases import but_slow, ranks_of
 from .expected import Expected
 from .faults import train_with
 from .harness import run_on_ranks
@@ -30,7 +30,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# One fault a strategy; one that only the first loss, the weights or the schedule shows.
+QUICK = {
+    *("ddp: another batch", "fsdp: a mean of means", "tp: partial gradients of norms", "pp: tied gradients not summed"),
+    "ddp: one per cent more learning rate",
+}
+
+
+@pytest.mark.parametrize("name", but_slow(FAULTS, {*FAULTS} - QUICK))
 def test_the_comparison_refuses(name, make_settings, single, tmp_path):
     fault, layout, model = FAULTS[name]
     settings = make_settings("case", layout, model, parity=True)
@@ -42,7 +49,10 @@ def test_the_comparison_refuses(name, make_settings, single, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "seen"),
-    [("a_block_kept_whole", r"blocks\.0\."), ("nothing_but_the_root_sharded", "number of sharded units")],
+    [
+        pytest.param("a_block_kept_whole", r"blocks\.0\.", marks=pytest.mark.slow),
+        ("nothing_but_the_root_sharded", "number of sharded units"),
+    ],
 )
 def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settings, single, tmp_path):
     """The numbers are right in both, so comparing them alone would not see it."""

@@ -105,7 +105,7 @@ def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, 
     assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2}, {"fsdp": 2}], ids=str)
+@pytest.mark.parametrize("layout", [{"dp": 2}, pytest.param({"fsdp": 2}, marks=pytest.mark.slow)], ids=str)
 def test_ranks_with_their_own_batch_norm_evaluate_what_is_saved(layout, images, make_settings, tmp_path):
     """Statistics of the first rank: at every evaluation, on all ranks, and in the checkpoint."""
     keys = {"task": "classification", "data": str(images), **tasks.CLASSIFICATION}

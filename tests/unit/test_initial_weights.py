@@ -16,7 +16,7 @@ from parascale.settings import strict
 from parascale.settings.run import Run
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
-from tests.distributed.cases import ranks_of
+from tests.distributed.cases import but_slow, ranks_of
 from tests.forks import FORKS
 
 LANGUAGE = {"dim": 12, "heads": 6, "kv_heads": 3, "layers": 3, "hidden": 42, "activation": "swiglu", "tied": True}
@@ -87,7 +87,7 @@ def drawn_in(work):
     return sum(sizes)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {*LAYOUTS} - {"fsdp", "3d"}))
 def test_a_rank_draws_its_own_shard_of_the_same_weights(layout):
     """Sizes that do not divide, so that some ranks hold less than others, or nothing. torch remembers a process's rank, so each
     rank is a process."""
