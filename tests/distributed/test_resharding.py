@@ -1,5 +1,6 @@
 """A checkpoint goes anywhere: any layout → one file → any layout, to the bit, with the state of the optimizer."""
 
+import functools
 import shutil
 
 import pytest
@@ -26,6 +27,11 @@ LAYOUTS = {
     "3d": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
 }
 FORMS = ("safetensors", "pt")
+QUICK = (
+    "fsdp",
+    "tp",
+    "pp",
+)  # one of each kind of parts: shards of rows, shards of columns, and stages; all others are slow
 MODEL = {"layers": 2, "tied": True}
 TRAINING = {"steps": 4, "evaluate": False}
 
@@ -66,36 +72,38 @@ def differing(ours, theirs):
 
 @pytest.fixture(scope="module")
 def trained(settings_below, tmp_path_factory):
-    """Layout → (job settings, folder of the published checkpoint), each trained by itself for a few steps."""
+    """A function from a layout to (job settings, folder of the published checkpoint); each is trained once, for a few steps."""
     root = tmp_path_factory.mktemp("resharding")
-    made = {}
-    for name, layout in LAYOUTS.items():
-        settings = settings_below(root, name, layout, MODEL, training=TRAINING)
+
+    def make(name):
+        settings = settings_below(root, name, LAYOUTS[name], MODEL, training=TRAINING)
         run_on_ranks(train_settings, ranks_of(settings), root / f"ranks-{name}", settings)
-        made[name] = (settings, root / "results" / name / "checkpoint")
-    return made
+        return settings, root / "results" / name / "checkpoint"
+
+    return functools.cache(make)
 
 
 @pytest.fixture(scope="module")
 def travelled(trained, tmp_path_factory):
-    """(layout, form) → folder of the sharded checkpoint that came back from a single file."""
+    """A function from a layout to {form: folder of its sharded checkpoint that came back from a single file}."""
     root = tmp_path_factory.mktemp("travelled")
     settings = Checkpoints(memory_mb=1, file_mb=1)
-    folders = {}
-    for name, (_, checkpoint) in trained.items():
-        convert(checkpoint, root / name, settings, FORMS)
+
+    def travel(name):
+        convert(trained(name)[1], root / name, settings, FORMS)
         for form in FORMS:
-            folders[name, form] = root / f"{name}-{form}"
-            convert(root / name, folders[name, form], settings, ["sharded"], form)
-    return folders
+            convert(root / name, root / f"{name}-{form}", settings, ["sharded"], form)
+        return {form: root / f"{name}-{form}" for form in FORMS}
+
+    return functools.cache(travel)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {*LAYOUTS} - {*QUICK}))
 def test_checkpoints_are_worth_moving(name, trained):
     """What the matrix below moves was really trained, and really sharded."""
     from parascale.checkpoint.metadata import read_index
 
-    _, folder = trained[name]
+    _, folder = trained(name)
     held = read.read(folder)
     moments = [tensor for key, tensor in held.items() if key.endswith(("exp_avg", "exp_avg_sq"))]
     assert len(moments) == 2 * sum(key.startswith("model.") for key in held)
@@ -105,14 +113,18 @@ def test_checkpoints_are_worth_moving(name, trained):
     assert (shards > 1) == (name in ("fsdp", "hsdp", "ZeRO-1", "tp", "3d"))
 
 
-@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"single", "ddp", "fsdp", "hsdp", "ZeRO-1", "tp", "3d"}))
-def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, trained, travelled, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "sources"),
+    [("pp", QUICK), *(pytest.param(target, tuple(LAYOUTS), marks=pytest.mark.slow) for target in LAYOUTS)],
+)
+def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, sources, trained, travelled, tmp_path):
     """All of {layout} → {safetensors, pt} → this layout: weights and optimizer state equal the source's to the bit."""
-    settings, _ = trained[target]
-    pairs = [(str(folder), str(tmp_path / f"{name}-{form}")) for (name, form), folder in travelled.items()]
+    settings, _ = trained(target)
+    folders = {(name, form): folder for name in sources for form, folder in travelled(name).items()}
+    pairs = [(str(folder), str(tmp_path / f"{name}-{form}")) for (name, form), folder in folders.items()]
     run_on_ranks(load_and_save_again, ranks_of(settings), tmp_path / "ranks", settings, pairs, seconds=240)
-    for name, form in travelled:
-        found = differing(read.read(tmp_path / f"{name}-{form}"), read.read(trained[name][1]))
+    for name, form in folders:
+        found = differing(read.read(tmp_path / f"{name}-{form}"), read.read(trained(name)[1]))
         assert not found, f"{name} → {form} → {target}: {found}"
 
 
@@ -120,7 +132,7 @@ def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, traine
     "first, second",
     [
         ("fsdp", "pp"),
-        ("tp", "single"),
+        pytest.param("tp", "single", marks=pytest.mark.slow),
         pytest.param("pp", "hsdp", marks=pytest.mark.slow),
         pytest.param("single", "3d", marks=pytest.mark.slow),
     ],
