@@ -47,13 +47,16 @@ SMALLER = {
         "train: 2000, validation: 400, test: 400, size: 64": "train: 40, validation: 20, test: 20, size: 32",
     },
 }
-# What a reader has done before; those that the documents have are run this once.
+# What a reader has done before; those that the documents have are run this once. What follows is for commands that are slow.
 BEFORE = [
     "parascale data download --workload lm-small",
     "parascale data prepare --workload lm-small",
     "parascale train --run single",
     "torchrun --nproc-per-node 2 -m -- parascale train --run ddp",
     "parascale launch --run fsdp",
+    "parascale checkpoint convert --run fsdp",
+]
+BEFORE_SLOW = [
     "parascale data download --workload summary-small",
     "parascale data prepare --workload summary-small",
     "parascale train --run summary-single",
@@ -61,7 +64,6 @@ BEFORE = [
     "parascale data index --dataset shapes",
     "parascale data convert --dataset shapes --format arrow",
     "parascale checkpoint convert --run single",
-    "parascale checkpoint convert --run fsdp",
     "parascale checkpoint convert results/runs/fsdp/best converted/fsdp --to safetensors --to pt",
 ]
 INTERNET, CHANGES = "needs the Internet", "changes this environment, from the Internet"
@@ -225,10 +227,11 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory):
+def reader(tmp_path_factory, request):
     """A Reader who has trained, converted and drawn what the commands of the documents work on."""
     somebody = Reader(tmp_path_factory.mktemp("reader"))
-    for line in BEFORE:
+    here = [item for item in request.session.items if item.path == request.path]
+    for line in BEFORE + BEFORE_SLOW * any(item.get_closest_marker("slow") for item in here):
         code, printed = somebody.types(tuple(shlex.split(line)))
         assert code == 0, (line, printed)
     for name in Planner(load_project_file(somebody.folder / "config/config.yaml")).probes:
