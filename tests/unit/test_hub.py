@@ -101,59 +101,19 @@ def test_splits_without_a_card(site, tmp_path, files, settings):
     assert texts_of(raw) == {"train": ["a"], "validation": ["b"]}
 
 
-TREE = [
-    *(
-        "data/train-0.parquet",
-        "data/old/train-0.parquet",
-        "train-1.parquet",
-        "data/.hidden.parquet",
-        ".cache/train-2.parquet",
-    ),
-    *(
-        "__special__/train-3.parquet",
-        "data/[x]/train-4.parquet",
-        "data/README.md",
-        "dataset_info.json",
-        "a/b/c/train-5.txt",
-        "data/x",
-    ),
-]
-PATTERNS = [
-    *(
-        "data/*train*",
-        "**/train-*",
-        "**",
-        "*",
-        "data/**",
-        "./data/*",
-        "data/train-?.parquet",
-        "data/train-[!1].parquet",
-        "**/*.md",
-    ),
-    *(
-        ".cache/*",
-        ".*/**",
-        "__special__/*",
-        "__*/*",
-        "**/.hidden*",
-        "data/README.md",
-        "**/README.md",
-        "data/[[]x]/*",
-        "data",
-        "data/",
-    ),
-    *(
-        "**/**/train*",
-        "a/**/train-5.txt",
-        "a/*/train-5.txt",
-        "gone/*",
-        "TRAIN*",
-        "dataset_info.json",
-        "*.json",
-        "[.]cache/*",
-        "**/*",
-    ),
-]
+def words(text):
+    return text.split()
+
+
+TREE = words("""
+data/train-0.parquet data/old/train-0.parquet train-1.parquet data/.hidden.parquet .cache/train-2.parquet
+__special__/train-3.parquet data/[x]/train-4.parquet data/README.md dataset_info.json a/b/c/train-5.txt data/x
+""")
+PATTERNS = words("""
+data/*train* **/train-* ** * data/** ./data/* data/train-?.parquet data/train-[!1].parquet **/*.md .cache/*
+.*/** __special__/* __*/* **/.hidden* data/README.md **/README.md data/[[]x]/* data data/ **/**/train*
+a/**/train-5.txt a/*/train-5.txt gone/* TRAIN* dataset_info.json *.json [.]cache/* **/*
+""")
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
