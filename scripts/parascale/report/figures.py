@@ -211,10 +211,8 @@ def cost(report):
     """Planned core-hours beside those that were charged, the dearest run first."""
     pairs = sorted(planned_and_charged(report), key=lambda pair: -pair[2])
     off = [charged / planned for _, planned, charged in pairs] or [1.0]
-    middle, worst = (
-        _against_plan(statistics.median(off)),
-        _against_plan(max(off, key=lambda ratio: abs(math.log(ratio)))),
-    )
+    worst = max(off, key=lambda ratio: abs(math.log(ratio)))
+    middle, worst = map(_against_plan, (statistics.median(off), worst))
     title = f"Jobs cost {middle}" + (f", at worst {worst}" if worst != middle else "")
     caption, shown = "Of all runs; each plan was made before its run started.", [("", pairs[:MOST])] if pairs else []
 

@@ -17,7 +17,6 @@ from parascale.report.plans import advice_table, next_steps
 from parascale.report.summary import runs_table
 from parascale.report.verdict import lines, verdicts
 
-LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
 TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.csv")  # beside the page
 NOTHING = (
@@ -53,12 +52,8 @@ def render(template, **values):
 
 
 def _quoted(text):
-    """Escaped text in which `names` between backticks are marked as code, which breaks into lines where it is long alone."""
-
-    def code(found):
-        return f"<code{' class=long' if len(found[1]) > LONG else ''}>{found[1]}</code>"
-
-    return Markup(QUOTED.sub(code, str(escape(text))))
+    """Escaped text in which `names` between backticks are marked as code."""
+    return Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def write_report(report, output):

@@ -166,9 +166,7 @@ COPIES = (
 def formats(report):
     """How fast each format of a dataset is read, what it costs to write, and which to take."""
     known = [each for each in report.readings if each.frame is not None]
-    words = tuple(
-        f"`{each.name}`: {each.advice} Measured on {each.machine.get('cpu', 'an unknown processor')}." for each in known
-    )
+    words = tuple(f"`{each.name}`: {each.advice} Measured on {each.machine.get('cpu')}." for each in known)
     notes = tuple(each.note for each in report.readings if each.note)
     return Part("formats", "Which data format", words, tables=tuple(map(_formats_table, known)), notes=notes)
 
