@@ -90,28 +90,23 @@ def speed(here):
 
 def _watched(here, job):
     """Rows of a training by what it recorded. Where its step waits for a GPU, it is made once more without that being an error."""
+    run, ranks = job.run, job.run.layout.world_size
     try:
-        found = launched(here, "training", job.run.layout.world_size, job=job, quiet=True)
-        yield row(f"{job.run.run}: where a step waits for the GPU", "nowhere" if here.gpus else None)
+        found = launched(here, "training", ranks, job=job, quiet=True)
+        yield row(f"{run.run}: where a step waits for the GPU", "nowhere" if here.gpus else None)
     except FailedError as error:
-        yield row(f"{job.run.run}: where a step waits for the GPU", str(error), right=False)
-        found = launched(here, "training", job.run.layout.world_size, job=job)
-    yield from speeds(here, job, found)
-
-
-def speeds(here, job, found):
-    """Rows of a training by what it recorded. found: what each rank did."""
-    run, summary, lines = job.run, read_json(job.output / "summary.json"), _lines(job)
+        yield row(f"{run.run}: where a step waits for the GPU", str(error), right=False)
+        found = launched(here, "training", ranks, job=job)
+    summary, lines, predicted = read_json(job.output / "summary.json"), _lines(job), _predicted(here, run)
     seconds = median(line["seconds"]["total"] for line in lines[WARM_UP : 3 * WARM_UP - 1])
-    predicted, peak = _predicted(here, run), here.project.site.peak_tflops.get(run.precision)
-    planned, rank = predicted.step_seconds, max(found, key=lambda each: each["reserved"] or 0)
-    graphs, kernel = rank["graphs"], summary.get("attention")  # none beside a profile
-    flops = (predicted.flops_per_token or 0) * lines[-1][summary["work_unit"]] / seconds / run.layout.world_size
+    planned, peak = predicted.step_seconds, here.project.site.peak_tflops.get(run.precision)
+    flops = (predicted.flops_per_token or 0) * lines[-1][summary["work_unit"]] / seconds / ranks
+    rank, kernel = max(found, key=lambda each: each["reserved"] or 0), summary.get("attention")  # none beside a profile
     yield row(f"{run.run}: MFU", peak and flops / peak / 1e12)
     yield row(f"{run.run}: MFU over the plan's", planned and planned / seconds, PLANNED if here.judges else -math.inf)
     yield row(f"{run.run}: attention", kernel, right=not here.gpus or kernel not in ("", "math"))
-    yield row(f"{run.run}: graphs", graphs[-1], least=1)
-    yield row(f"{run.run}: graphs compiled after the second step", graphs[-1] - graphs[1], most=0)
+    yield row(f"{run.run}: graphs", rank["graphs"][-1], least=1)
+    yield row(f"{run.run}: graphs compiled after the second step", rank["graphs"][-1] - rank["graphs"][1], most=0)
     yield row(f"{run.run}: graph breaks", rank["breaks"], most=0)
     yield row(f"{run.run}: part of a step that waits for data", summary["phases"]["data"] / summary["seconds"])
     yield row(f"{run.run}: memory reserved over allocated", rank["reserved"] and rank["reserved"] / rank["allocated"])
@@ -129,16 +124,14 @@ def _memory(here, run, found):
 
 def exposed(events):
     """The part of the time from the first kernel to the last of a trace in which nothing but NCCL's run; None without kernels."""
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    others = [event for event in kernels if "nccl" not in event["name"].lower()]
+    kernels = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e.get("cat") == "kernel")
     covered = []
-    for chosen in (kernels, others):
+    for chosen in (kernels, [kernel for kernel in kernels if "nccl" not in kernel[2].lower()]):
         end = total = 0.0
-        for start, stop in sorted((event["ts"], event["ts"] + event["dur"]) for event in chosen):
+        for start, stop, _ in chosen:
             total, end = total + max(0.0, stop - max(end, start)), max(end, stop)
         covered.append(total)
-    whole = max(each["ts"] + each["dur"] for each in kernels) - min(each["ts"] for each in kernels) if kernels else None
-    return whole and (covered[0] - covered[1]) / whole
+    return (covered[0] - covered[1]) / (max(stop for _, stop, _ in kernels) - kernels[0][0]) if kernels else None
 
 
 def parity(here):
@@ -173,13 +166,13 @@ def products(ranks):
 
 def collectives(here):
     """Bandwidths between all GPUs."""
-    sizes, best = [2**18, 2**20] if here.tiny else [2**20, 2**28], 0.0
-    for found in launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else ():
-        rate = found["bus_gigabytes_per_second"]
-        yield row(f"{found['operation']} of {found['bytes'] / 1e6:,.1f} MB: bus bandwidth, GB/s", rate)
-        best = max(best, rate if found["operation"] == "all_reduce" else 0.0)
-    link = best / here.project.site.node_link.gigabytes_per_second or None
-    yield row("all_reduce's bandwidth over the site's link", link, LINK if here.judges else -math.inf)
+    sizes, link = [2**18, 2**20] if here.tiny else [2**20, 2**28], here.project.site.node_link.gigabytes_per_second
+    rows = launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else []
+    rates = [(each["operation"], each["bytes"] / 1e6, each["bus_gigabytes_per_second"]) for each in rows]
+    for name, size, rate in rates:
+        yield row(f"{name} of {size:,.1f} MB: bus bandwidth, GB/s", rate)
+    best = max((rate / link for name, _, rate in rates if name == "all_reduce"), default=None)
+    yield row("all_reduce's bandwidth over the site's link", best, LINK if here.judges else -math.inf)
 
 
 def tests(here):

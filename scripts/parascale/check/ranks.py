@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,11 +38,12 @@ def collectives(sizes):
     return rows
 
 
+@dataclass
 class MadeUp:
     """Samples of random numbers, each by its own number. empty: function that makes so many in their shapes and types."""
 
-    def __init__(self, empty, outputs):
-        self.empty, self.outputs = empty, outputs
+    empty: object
+    outputs: int
 
     def __len__(self):
         return SAMPLES
