@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import random
 import subprocess
 import sys
 import time
@@ -253,14 +252,15 @@ def train_with(fault, path):
     """A training of the check with a fault planted into it."""
     from parascale.check import ranks
     from parascale.families.language import modules
+    from parascale.train import loop
 
     ranks.make_tiny()
     if fault == "graph break":
         heads = modules.Attention._heads
         modules.Attention._heads = lambda *each: torch._dynamo.graph_break() or heads(*each)
     if fault == "chance":
-        rate = ranks.loop.learning_rate
-        ranks.loop.learning_rate = lambda *each: rate(*each) * (1 + 1e-9 * random.random())
+        rate = loop.learning_rate
+        loop.learning_rate = lambda *each: rate(*each) * (1 + 1e-3 * os.urandom(1)[0])
     return ranks.training(**pickle.loads(Path(path).read_bytes()))
 
 
