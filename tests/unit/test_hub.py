@@ -5,7 +5,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -13,9 +15,12 @@ from datasets.data_files import resolve_pattern
 
 from parascale.data.image_download import download_images, images_root
 from parascale.data.named_files import matches, meant_by
+from parascale.data.own_tokens import prepare_tokens
 from parascale.data.sources import download, transfer
+from parascale.data.text import Tokens
 from parascale.errors import ConfigError, DataError, DownloadError
-from parascale.settings import Source
+from parascale.settings import Source, Text
+from parascale.settings.data import ExpectedText
 from parascale.settings.formats import Images
 from tests.unit.http_server import Site, serve
 from tests.unit.image_sets import index_of, jpeg
@@ -223,6 +228,18 @@ def test_files_of_the_hub_are_paths(site, tmp_path, files, message):
 def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, content):
     publish(site, {f"train.{ending}": content})
     assert texts_of(download(source_of(site), tmp_path / "raw")) == {"train": ["one", "NA", "007"]}
+
+
+def test_tokens_come_from_the_hub_as_well_and_outlive_the_download(site, tmp_path):
+    parts = {
+        split: np.arange(number, number + 9, dtype=np.uint16) for number, split in enumerate(("train", "val", "test"))
+    }
+    publish(site, {f"birds_{split}_000000.bin": part.tobytes() for split, part in parts.items()})
+    raw = download(source_of(site), tmp_path / "raw")
+    assert raw.holds_tokens()
+    prepare_tokens(raw, Text(max_vocabulary=11), ExpectedText(), tmp_path / "flat")
+    shutil.rmtree(tmp_path / "raw")
+    assert Tokens(tmp_path / "flat").split("validation").tolist() == parts["val"].tolist()
 
 
 @pytest.mark.parametrize(

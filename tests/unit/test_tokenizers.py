@@ -12,8 +12,8 @@ from parascale.checkpoint import export
 from parascale.data.text import Tokens, prepare
 from parascale.errors import DataError
 from parascale.files import write_json
-from parascale.settings import Text
-from parascale.settings.data import ExpectedText
+from parascale.settings import Text, make
+from parascale.settings.data import ExpectedText, TextData
 from parascale.settings.pretrained import Pretrained
 from tests.unit.test_checkpoint_export import make_run
 from tests.unit.test_text import raw_of
@@ -175,3 +175,12 @@ def test_a_tokenizer_needs_neither_weights_nor_a_config(tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"tokenizer\.json: no such file"):
         Pretrained(str(folder)).check(weights=False)
+
+
+def test_a_plan_knows_the_vocabulary_before_the_data_is_there(tmp_path):
+    data = make(TextData, text=Text(tokenizer="pretrained", pretrained=str(tmp_path / "model")))
+    assert data.expected_outputs is None
+    for kind in ("with_a_gap", "unigram"):
+        tokenizer, beside, _ = KINDS[kind]()
+        saved(tmp_path / "model", tokenizer, beside)
+        assert data.expected_outputs == 1 + max(tokenizer.get_vocab().values())

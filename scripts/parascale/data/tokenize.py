@@ -42,7 +42,7 @@ def learn(documents, settings, renumbered=True):
     if not renumbered:
         return KeptTokenizer.read(pretrained.tokenizer_file)
     tokenizer = _read_tokenizer(pretrained.tokenizer_file)
-    return PretrainedTokenizer(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
+    return PretrainedTokenizer(tokenizer, pretrained.order)
 
 
 def load(folder, settings):
@@ -57,7 +57,7 @@ def load(folder, settings):
     tokenizer = _read_tokenizer(Path(folder) / SUBWORD_FILE)
     if settings["tokenizer"] == "subword":
         return SubwordTokenizer(tokenizer)
-    return PretrainedTokenizer(tokenizer, vocabulary)
+    return PretrainedTokenizer(tokenizer, [tokenizer.token_to_id(entry) for entry in vocabulary])
 
 
 def _write_vocabulary(folder, vocabulary):
@@ -190,38 +190,36 @@ class SubwordTokenizer(_LibraryTokenizer):
 class PretrainedTokenizer(_LibraryTokenizer):
     """The tokenizer of a pretrained model, its vocabulary renumbered so that `<unk>` is 0 and its end mark 1.
 
-    tokenizer: a `tokenizers.Tokenizer`. vocabulary: its entries in our order, which is the renumbering.
+    tokenizer: a `tokenizers.Tokenizer`. order: its number of each of our entries, which is the renumbering.
     What it puts before a text (BART's `<s>`) stays, and is left out when numbers are decoded.
     """
 
-    def __init__(self, tokenizer, vocabulary):
-        super().__init__(tokenizer, vocabulary)
-        self._theirs = np.array([tokenizer.token_to_id(entry) for entry in vocabulary], dtype=np.int64)
-        self._ours = np.full(tokenizer.get_vocab_size(), UNKNOWN_ID)  # an entry that the model lacks is unknown to it
-        self._ours[self._theirs] = np.arange(len(vocabulary))
+    def __init__(self, tokenizer, order, unknown=UNKNOWN_ID, end=END_ID):
+        super().__init__(tokenizer, [tokenizer.id_to_token(number) for number in order], unknown, end)
+        self._theirs = np.array(order, dtype=np.int64)
+        # An entry that the model lacks is unknown to it.
+        self._ours = np.full(1 + max(tokenizer.get_vocab().values()), UNKNOWN_ID)
+        self._ours[self._theirs] = np.arange(len(order))
 
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
-        return numbers[numbers != END_ID].tolist()
+        return numbers[numbers != self.end].tolist()
 
     def _text(self, line):
         return self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True)
 
 
-class KeptTokenizer(_LibraryTokenizer):
-    """Any tokenizer of the library, with the numbers that it has. Numbers that no entry has are None in `vocabulary`.
+class KeptTokenizer(PretrainedTokenizer):
+    """Any tokenizer of the library, with the numbers that it has; those that no entry has are None in `vocabulary`.
 
-    What it puts before a text (Llama's `<s>`) stays, as for a PretrainedTokenizer. end: the entry that ends a text.
+    end: the entry that ends a text.
     """
 
     def __init__(self, tokenizer, end):
-        numbers = tokenizer.get_vocab()
-        vocabulary = [None] * (1 + max(numbers.values()))
-        for entry, number in numbers.items():
-            vocabulary[number] = entry
-        model = json.loads(tokenizer.to_str())["model"]
+        numbers, model = tokenizer.get_vocab(), json.loads(tokenizer.to_str())["model"]
         unknown = numbers.get(model.get("unk_token"), model.get("unk_id"))
-        super().__init__(tokenizer, vocabulary, None if unknown == numbers[end] else unknown, numbers[end])
+        unknown = None if unknown == numbers[end] else unknown
+        super().__init__(tokenizer, range(1 + max(numbers.values())), unknown, numbers[end])
 
     @classmethod
     def read(cls, path):
@@ -233,12 +231,6 @@ class KeptTokenizer(_LibraryTokenizer):
         """As the others, and beside them what ends a text, in Hugging Face's form."""
         super().save(folder)
         write_json(Path(folder) / TOKENIZER_CONFIG, {"eos_token": self.vocabulary[self.end]})
-
-    def _numbers(self, encoding):
-        return [number for number in encoding.ids if number != self.end]
-
-    def _text(self, line):
-        return self._tokenizer.decode(line.tolist(), skip_special_tokens=True)
 
 
 def _end_of(folder, tokenizer):

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from parascale.errors import ConfigError
 from parascale.settings.formats import ImageFormat, Images, ReadCalls
 from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
+from parascale.settings.pretrained import Pretrained
 from parascale.settings.strict import nearest
 
 Split = Literal["train", "validation", "test"]
@@ -199,7 +200,8 @@ class TextData(Data):
     @property
     def expected_outputs(self):
         """Entries of the vocabulary. A capped one is at most, and for any larger text exactly, as large as its cap."""
-        return self.expected.vocabulary or self.text.max_vocabulary
+        known = self.expected.vocabulary or self.text.max_vocabulary
+        return known or (Pretrained(self.text.pretrained).size if self.text.pretrained else None)
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""

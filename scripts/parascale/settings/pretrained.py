@@ -6,6 +6,7 @@ Reading JSON only: neither torch nor `transformers` nor `tokenizers` is loaded.
 import functools
 import hashlib
 import json
+import math
 from pathlib import Path
 
 from parascale.errors import DataError
@@ -88,15 +89,21 @@ class Pretrained:
         """Names of the files that the index of the weights speaks of."""
         return sorted(set(self._json(WEIGHTS_INDEX).get("weight_map", {}).values()))
 
-    def _numbers(self):
-        """Entry → its number in the folder, without the special ones that the model has no row for."""
+    @property
+    def size(self):
+        """One more than the highest number of an entry; None where no tokenizer is there."""
+        path = self.folder / TOKENIZER
+        return _size_of(str(self.folder), path.stat().st_mtime_ns) if path.is_file() else None
+
+    def _numbers(self, rows=None):
+        """Entry → its number in the folder, without the special ones that the model has no row for. rows: default: as it says."""
         tokenizer = self._json(TOKENIZER)
         try:
             entries = tokenizer["model"]["vocab"]
             if isinstance(entries, list):  # a unigram model: pieces with their scores
                 entries = {piece: number for number, (piece, _) in enumerate(entries)}
             special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-            rows = self.config["vocab_size"]
+            rows = rows or self.config["vocab_size"]
             return {entry: n for entry, n in (entries | special).items() if n < rows or entry not in special}
         except (KeyError, TypeError, ValueError):
             raise DataError(
@@ -144,3 +151,9 @@ def folders(data, model=None):
     if model and model.folder:
         found.append((Pretrained(model.folder, "model.folder"), False, begun is not None))
     return found
+
+
+@functools.cache
+def _size_of(location, modified):
+    """`Pretrained.size`, once for each state of a file that may be large: plans ask often."""
+    return 1 + max(Pretrained(location)._numbers(math.inf).values())
