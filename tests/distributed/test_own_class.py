@@ -85,6 +85,26 @@ def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settin
     assert verdict["verdict"] == "same", verdict
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [{"tp": 2}, pytest.param({"fsdp": 2, "activation_checkpointing": True}, marks=pytest.mark.slow)],
+    ids=["tp", "fsdp"],
+)
+def test_a_class_needs_few_lines_for_tensor_parallelism_and_none_for_fsdp(
+    layout, file, make_settings, single, tmp_path
+):
+    """FSDP's units are the children of a container; what a `tensor_plan` does not name is whole on every rank."""
+    file = file.with_name("bare.py")
+    lines = CLASS.replace(
+        'shard_units = ("blocks.*",)', 'tensor_plan = {"blocks.*.layer": "columns", "blocks.*.back": "rows"}'
+    )
+    lines = lines.replace("self.layer(hidden_BTD).tanh()", "self.back(self.layer(self.norm(hidden_BTD)).tanh())")
+    made = "self.norm, self.back = nn.LayerNorm(settings.dim), nn.Linear(settings.dim, settings.dim)"
+    file.write_text(lines.replace('settings.options["drops"]', f'settings.options["drops"]\n        {made}'))
+    verdict = verdict_of(layout, keys_of(file), make_settings, single, tmp_path)
+    assert verdict["verdict"] == "same", verdict
+
+
 @pytest.mark.parametrize("drops", ["function", "positions first"])
 def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settings, single, tmp_path):
     verdict = verdict_of({"dp": 2}, keys_of(file, drops), make_settings, single, tmp_path)

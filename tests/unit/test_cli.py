@@ -12,6 +12,8 @@ from parascale import cli
 from parascale.errors import ConfigError, ParascaleError
 from tests.command import COMMAND, parascale
 
+# `prove` compares what scripts outside a project recorded, and a model is looked at without one.
+OUTSIDE = (("prove",), ("check", "model"))
 CONFIG = "title: A title\nparity: {steps: 7, precision: fp64}\n"
 
 
@@ -21,7 +23,8 @@ def verbs(command=cli.parascale, words=()):
         return [(words, command)]
     context = click.Context(command)
     below = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-    return [found for name, each in below for found in verbs(each, (*words, name))]
+    own = [(words, command)] if command.invoke_without_command else []
+    return own + [found for name, each in below for found in verbs(each, (*words, name))]
 
 
 @pytest.mark.parametrize(("words", "verb"), verbs(), ids=lambda value: "-".join(value) if type(value) is tuple else "")
@@ -30,7 +33,7 @@ def test_each_verb_explains_itself_and_takes_a_project(words, verb):
     told = verb.get_help(context)
     assert re.search(rf"Example: (torchrun .* -- )?parascale {' '.join(words)}\b|Example: parascale launch", told)
     for option in ("--configfile FILE", "--config KEY=VALUE", "--root DIR"):
-        assert (option in told) == (words != ("prove",))  # which compares what scripts outside a project recorded
+        assert (option in told) == (words not in OUTSIDE)
     assert [each.name for each in verb.params if isinstance(each, click.Option) and not each.help] == []
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from parascale.checkpoint.convert import convert
+from parascale.commands.project import check
 from parascale.errors import ConfigError, DataError
 from parascale.families.build import build_model, initialise
 from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
@@ -140,3 +142,38 @@ def test_bad_folders_are_named(folder, tmp_path):
     edit_config(tmp_path / "bart", model_type="none")
     with pytest.raises(DataError, match=r"the installed `transformers` has no `model_type` = none"):
         build(tmp_path / "bart")
+
+
+UNUSED = """
+from torch import nn
+
+
+class Unused(nn.Module):
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(settings.dim, settings.dim) for _ in range(settings.layers))
+        self.embedding, self.spare = nn.Embedding(vocabulary, settings.dim), nn.Linear(2, 2)
+
+    def forward(self, tokens_BT):
+        hidden_BTD = self.embedding(tokens_BT)
+        for layer in self.layers:
+            hidden_BTD = layer(hidden_BTD)
+        return hidden_BTD @ self.embedding.weight.T
+"""
+
+
+def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
+    (tmp_path / "unused.py").write_text(UNUSED)
+    done = CliRunner().invoke(
+        check, ["model", f"{tmp_path}/unused.py:Unused", "--vocabulary", "50"], catch_exceptions=False
+    )
+    assert done.output.splitlines() == [
+        "39,430 parameters: 0.000631 GB of weights, gradients and AdamW's states in fp32",
+        "offers single, ddp, fsdp; units of FSDP and recomputation: layers.*",
+        "not tp: it offers no `tensor_plan`",
+        "not pp: it offers no `pipeline_plan`",
+        "no gradient for spare.weight, spare.bias: `ddp` refuses this model",
+    ]
+    done = CliRunner().invoke(check, ["model", str(folder), "--window", "16"], catch_exceptions=False)
+    assert ("offers single, ddp, fsdp, tp, pp;" in done.output) == ("converts to fp32" in done.output)
+    assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in done.output

@@ -6,30 +6,36 @@ from pathlib import Path
 import click
 
 from parascale import slurm
-from parascale.cli import InputFile, named_run, project_options, run_option, with_project
+from parascale.cli import COUNT, InputFile, named_run, project_options, run_option
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
-from parascale.settings.pretrained import folders
+from parascale.settings import Layout, Run, Workload, strict
+from parascale.settings.pretrained import Pretrained, folders
 from parascale.settings.reference import fill, schemas
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
 PAGE = PINS.parents[1] / "config/README.md"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
-@with_project
-def check(project, name):
+@project_options
+@click.pass_context
+def check(context, find, name):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
     If Slurm answers, it also checks account and partition; `parascale plan --check` checks the budget. The workflow makes these checks
-    before its first job. `parascale check gpu` tries this machine's GPUs, in ten minutes at most.
+    before its first job. `parascale check gpu` tries this machine's GPUs, in ten minutes at most; `parascale check model` looks at a model
+    of yours.
 
     \b
     Example: parascale check --run ddp
     """
+    if context.invoked_subcommand:
+        return
+    project = find()
     runs = [named_run(project, each) for each in name]
     check_environment(PINS, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(PINS))} pinned versions as tested, device {project.site.device}")
@@ -43,6 +49,32 @@ def check(project, name):
         print(f"Slurm: {project.site.name} takes jobs")
     for warning in storage_warnings(project.site, project.root):
         print(f"warning: {warning}")
+
+
+@check.command()
+@click.argument("target")
+@click.option("--window", type=COUNT, default=64, show_default=True, help="Tokens of a sample.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary; default: the folder's, or 1,000.")
+def model(target, window, vocabulary):
+    """Say which layouts a language model of yours offers, why not the others, and which parameters get no gradient.
+
+    TARGET is a class of your own, which gets the default settings, or a folder of `transformers`. Nothing is trained.
+
+    \b
+    Example: parascale check model poems.py:Recurrent
+    Example: parascale check model models/smollm --window 512
+    """
+    from parascale.train.graph import described  # torch loads slowly
+
+    named = {"kind": target} if ":" in target else {"kind": "transformers", "folder": target}
+    values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
+    workload = strict.load(Workload, values, f"model {target}")
+    Run("checked", workload, Layout()).check()
+    if vocabulary is None:
+        vocabulary = (
+            1000 if workload.model.folder is None else Pretrained(target, "TARGET").config.get("vocab_size", 1000)
+        )
+    print("\n".join(described(workload, vocabulary)))
 
 
 @click.command()

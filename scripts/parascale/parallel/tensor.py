@@ -17,7 +17,7 @@ A model's `tensor_plan` says how each submodule takes part:
     drops_of_sequence       likewise on its part of the sequence, with `sequence_parallel`
     gather_after            likewise, for an output that several modules take: the memory of a decoder
     columns_gathered        columns, whose result every rank gets whole; `rows_of_whole` takes such a one
-    alike                   any module with parameters: each rank holds them whole and computes the same
+    alike                   what a plan does not name: each rank holds its parameters whole and computes the same
     on_heads                likewise, on the rank's own heads: their gradients are added up
 
 The sequence is split only by a plan that says where.
@@ -50,6 +50,8 @@ def split_tensors(model, mesh, sequence_parallel):
         for pattern, role in model.tensor_plan.items():
             if matches(name, pattern) and styles[role] is not None and not isinstance(module, Passed):
                 plan[name] = styles[role]()
+        if module._parameters and not any(matches(name, pattern) for pattern in model.tensor_plan):
+            plan[name] = styles["alike"]()
     parallelize_module(model, mesh, plan)
 
 

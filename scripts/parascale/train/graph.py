@@ -4,11 +4,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from parascale.errors import few
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
+from parascale.parallel.parallelize import PLANS, offered, why_not
 
 SAMPLES = 2
+STATES = 16  # bytes of a parameter: its weight, its gradient and two moments
 
 
 class _Types(TorchFunctionMode):
@@ -31,9 +34,33 @@ def narrowest_type(workload, outputs):
 
     Several models of `transformers` convert what enters a norm to fp32, whatever they are told to compute in.
     """
-    with torch.device("meta"):
+    return _tried(workload, outputs, "meta")[1]
+
+
+def described(workload, outputs):
+    """Lines that say what a model is before it trains: parameters, layouts, and what will be refused."""
+    model, narrowest = _tried(workload, outputs, "cpu" if ":" in workload.model.kind else "meta")
+    parameters = dict(model.named_parameters())
+    count = sum(each.numel() for each in parameters.values())
+    yield f"{count:,} parameters: {STATES * count / 1e9:.3g} GB of weights, gradients and AdamW's states in fp32"
+    units = getattr(model, "shard_units", ())
+    yield f"offers {', '.join(offered(model))}" + (
+        f"; units of FSDP and recomputation: {', '.join(units)}" if units else ""
+    )
+    yield from (f"not {axis}: {why_not(model, axis)}" for axis, plan in PLANS.items() if not hasattr(model, plan))
+    unused = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
+    if unused:
+        yield f"no gradient for {few(unused, 5)}: `ddp` refuses this model"
+    if narrowest == "fp32":
+        yield "converts to fp32 on the way, even in fp64: parity is judged by the tolerance of fp32"
+
+
+def _tried(workload, outputs, device):
+    """(model in fp64, its narrowest type) after a forward and a backward pass of a few samples on a device."""
+    with torch.device(device):
         model = build_model(workload.model, outputs, *workload.sizes).double()
-    *inputs, labels = (torch.from_numpy(each).to("meta") for each in empty_batch(workload, SAMPLES))
+    *inputs, labels = (torch.from_numpy(each).to(device) for each in empty_batch(workload, SAMPLES))
     with _Types() as types:
-        summed_loss(model(*inputs), labels)
-    return "fp32" if min(kind.itemsize for kind in types.seen) < 8 else "fp64"
+        loss = summed_loss(model(*inputs), labels)
+    loss.backward()
+    return model, "fp32" if min(kind.itemsize for kind in types.seen) < 8 else "fp64"

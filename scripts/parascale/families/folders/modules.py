@@ -12,7 +12,7 @@ from torch import nn
 
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.families.foreign import Passed, StoredWeights, repeated
-from parascale.families.kind import PipelinePlan, matches
+from parascale.families.kind import PipelinePlan
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 NETWORK = "network."
@@ -127,7 +127,7 @@ def _network(pretrained, window):
 
 
 def tensor_plan(network):
-    """Submodule → role, of all that hold parameters. What the library does not split computes the same on all ranks."""
+    """Pattern of submodules → role. What the library does not split computes the same on all ranks."""
     if not (declared := network.tp_plan):
         raise Underivable(f"transformers declares no `base_model_tp_plan` for {type(network).__name__}")
     if unknown := sorted(set(declared.values()) - ROLES.keys()):
@@ -135,9 +135,6 @@ def tensor_plan(network):
     config, plan = network.config, {NETWORK + name: ROLES[way] for name, way in declared.items()}
     if getattr(config, "tie_word_embeddings", False):  # one matrix, split in one way
         plan[NETWORK + _name_of(network, network.get_input_embeddings())] = "vocabulary"
-    for name, module in network.named_modules():
-        if module._parameters and not any(matches(NETWORK + name, pattern) for pattern in plan):
-            plan[NETWORK + name] = "alike"
     return plan
 
 
