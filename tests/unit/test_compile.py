@@ -14,7 +14,7 @@ from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
 
-UNLIKE = 10  # blocks of the model
+UNLIKE = 4  # blocks of the model
 BATCH = 4
 
 
