@@ -1,5 +1,7 @@
 """A copy of the project with a workload so small that its whole chain runs in well under a minute."""
 
+import csv
+import json
 import os
 import random
 import shutil
@@ -45,6 +47,13 @@ def write_texts(folder):
     for split, lines in (("train", 400), ("validation", 30), ("test", 30)):
         text = "\n".join(" ".join(f"w{words.randrange(50)}" for _ in range(12)) for _ in range(lines))
         (folder / f"{split}.txt").write_text(text + "\n")
+
+
+def readings(project, dataset):
+    """(rows of a benchmark of readers, its advice)."""
+    place = project.folder / f"results/loaders/{dataset}"
+    rows = list(csv.DictReader(place.with_suffix(".csv").open()))
+    return rows, json.loads(place.with_suffix(".json").read_text())["advice"]
 
 
 class SmallProject:

@@ -15,7 +15,7 @@ from parascale.telemetry import read_samples
 from tests.command import call
 from tests.pace import within
 
-from .small_project import SmallProject
+from .small_project import SmallProject, readings
 
 CONVERSION = {"convert_checkpoint", "verify_checkpoint", "comparison_report", "all"}
 TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "job_report", *CONVERSION}
@@ -40,6 +40,12 @@ def test_the_chain_ends_with_a_report_of_every_run(finished):
     assert all(float(row["test_loss"]) > 0 and int(row["work"]) == 30 * 8 * 8 for row in rows)
     assert json.loads((results / "runs/ddp/run.json").read_text())["prediction"]["seconds"] > 0
     assert not list((finished.folder / "work/runs").iterdir())
+
+
+def test_text_is_measured_in_each_format_and_advice_is_given(finished):
+    rows, advice = readings(finished, "tiny")
+    assert {row["format"] for row in rows} == {"flat", "arrow"}
+    assert all(float(row["samples_per_second"]) > 0 for row in rows) and advice.startswith("Take ")
 
 
 def test_the_report_has_a_converted_checkpoint(finished):

@@ -1,6 +1,5 @@
 """Formats and loaders as targets: images are drawn, converted in shards, proven, measured; what is broken is made again."""
 
-import csv
 import json
 import shutil
 
@@ -8,41 +7,33 @@ import pytest
 
 from tests.unit.image_sets import image_folder
 
-from .small_project import SmallProject
+from .small_project import SmallProject, readings
 
 WORKLOAD = """
 task: classification
 data: {dataset: drawn, source: {kind: builtin}, images: {train: 40, validation: 10, test: 10, size: 16}}
 training: {steps: 1}
 """
+MEASURED = ("results/loaders/drawn.csv", "formats")  # `test_chain.py` measures a text
 SETTINGS = "formats: {tokens: [arrow], images: [files, hdf5], shards: 2}\n"
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A project whose target `loaders` is done."""
+    """A project that has its formats, and whose images are measured."""
     project = SmallProject(tmp_path_factory.mktemp("formats"))
     (project.folder / "config/workloads/drawn.yaml").write_text(WORKLOAD)
     project.edit("config/config.yaml", "formats: {tokens: [arrow]}\n", SETTINGS)
     project.edit("config/config.yaml", "loaders: {", "loaders: {workloads: [drawn], ")
-    project.snakemake("loaders")
+    project.snakemake(*MEASURED)
     return project
 
 
-def rows(project, dataset):
-    """The rows of a benchmark."""
-    return list(csv.DictReader((project.folder / f"results/loaders/{dataset}.csv").open()))
-
-
-def test_images_and_text_are_measured_and_advice_is_given(measured):
-    assert {row["format"] for row in rows(measured, "drawn")} == {"files", "hdf5"}
-    assert {row["format"] for row in rows(measured, "tiny")} == {"flat", "arrow"}
-    assert {row["workers"] for row in rows(measured, "drawn")} == {"0", "2"}
-    for dataset in ("drawn", "tiny"):
-        assert all(float(row["samples_per_second"]) > 0 for row in rows(measured, dataset))
-        assert json.loads((measured.folder / f"results/loaders/{dataset}.json").read_text())["advice"].startswith(
-            "Take "
-        )
+def test_images_are_measured_and_advice_is_given(measured):
+    rows, advice = readings(measured, "drawn")
+    assert {row["format"] for row in rows} == {"files", "hdf5"}
+    assert {row["workers"] for row in rows} == {"0", "2"}
+    assert all(float(row["samples_per_second"]) > 0 for row in rows) and advice.startswith("Take ")
 
 
 def test_every_format_is_proven_before_it_is_measured(measured):
@@ -54,7 +45,8 @@ def test_every_format_is_proven_before_it_is_measured(measured):
 
 
 def test_a_second_run_has_nothing_to_do(measured):
-    assert "Nothing to be done" in measured.snakemake("loaders", "formats")
+    assert "Nothing to be done" in measured.snakemake(*MEASURED)
+    assert measured.planned("loaders") == {"benchmark_loaders": 1, "loaders": 1}  # of the text
 
 
 def test_a_damaged_shard_is_named_and_made_again_as_the_message_says(measured):
@@ -76,6 +68,7 @@ def test_a_damaged_shard_is_named_and_made_again_as_the_message_says(measured):
     assert (shard / "train.h5").read_bytes() == good
 
 
+@pytest.mark.slow  # unit tests read bad samples, and test_reruns.py edits this setting
 def test_a_bad_sample_stops_the_manifest_and_skipping_it_converts_nothing_again(measured):
     mine = image_folder(measured.folder / "mine")
     (mine / "train/cat/3.jpg").write_bytes(b"")

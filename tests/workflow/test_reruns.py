@@ -271,7 +271,19 @@ def rows_that_rerun(project, rows):
     return found or {" + ".join(name for name, _ in rows): jobs}
 
 
-@pytest.mark.parametrize("name", DECIDES)
+# One of each kind of job and of each way to depend; all others are slow.
+QUICK = {
+    *("title of the configuration", "shards", "bad samples", "another format of tokens", "forms of conversions"),
+    *("beams", "steps of parity runs", "cores of a process", "learning rate", "window", "a user's text"),
+    *("drawn images", "seed of the row that another begins with", "switch of a row's layout", "engine of a row"),
+    *("new row", "baseline of a row", "numerics of images", "numerics of Lightning", "verdicts", "export"),
+    *("calibration", "style of the report", "reader of a format", "measurement of communication"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in DECIDES]
+)
 def test_what_decides_makes_exactly_its_jobs_stale(project, name):
     edit, expected, *following = DECIDES[name]
     with edit.in_place(project):
