@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 from parascale.files import write_json, write_text
 from parascale.likeness import looks_like, match, of_samples, rms, rows_of, spans
 
@@ -59,9 +59,8 @@ class Part:
         held = [self.file.get_tensor(name) for name in keys]
         facts = dict(self.about["facts"].get(keys[0], {})) if keys else {}
         if len(keys) > 1:
-            sizes = [
-                (self.about["facts"].get(k) or {"whole": t.shape})["whole"][0] for k, t in zip(keys, held, strict=True)
-            ]
+            wholes = [self.about["facts"].get(name, {}).get("whole") for name in keys]
+            sizes = [(whole or each.shape)[0] for whole, each in zip(wholes, held, strict=True)]
             each = each or sizes[0] // self.about["samples"][0]
             if sizes == [each * count for count in self.about["samples"]]:
                 return torch.cat(held).double(), facts and facts | {"whole": [sum(sizes), *facts["whole"][1:]]}
@@ -90,10 +89,11 @@ def compare(single, parallel):
     if len(one[0]) != 1:
         raise DataError(f"{single}: recorded by {len(one[0])} processes; name the single process's recording first")
     told = ("world", "layout", "torch", "python", "system", "tf32")
-    card = {
-        name: {key: steps[0][0].about[key] for key in told} for name, steps in (("single", one), ("parallel", many))
+    card = {"schema_version": 1, "verdict": "same", "steps": min(len(one), len(many)), "first": None, "passes": []}
+    card |= {
+        "single": {key: one[0][0].about[key] for key in told},
+        "parallel": {key: many[0][0].about[key] for key in told},
     }
-    card |= {"schema_version": 1, "verdict": "same", "steps": min(len(one), len(many)), "first": None, "passes": []}
     card |= {"margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     step = None
     for number, ((whole,), parts) in enumerate(zip(one, many, strict=False)):
@@ -106,7 +106,9 @@ def compare(single, parallel):
             card["passes"].append(counted | {"worst": worst})
             if outside:
                 return card | {"verdict": "different", "first": counted | outside[0]}
-    return card | {"not_compared": sorted(step.skipped)}
+    return card | {
+        "not_compared": sorted(step.skipped)
+    }  # outputs of the last step that fit nothing, or that no process has
 
 
 def row(module, tensor, difference, tolerance, looks_like="", ranks=()):
@@ -126,6 +128,7 @@ class Step:
         self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1)
         self.inputs = table(single.value(INPUT)) if INPUT in single.micros else None
         self.drift = before.drift_after() if before else {}
+        self.skipped |= {name for part in parts for name in part.names("weight")} - {*single.names("weight")}
 
     def rounding(self, terms, module=None):
         drift = max(self.drift.get(None, 0.0), self.drift.get(module, 0.0))
@@ -236,7 +239,7 @@ class Step:
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
                     filled[turn] = (filled[turn] + size) % whole.shape[dim]
             if [*own.shape] != shape:
-                self.skipped.add(key)
+                self.skipped.add(name_of(key))
                 continue
             for dim, begin in enumerate(facts["offset"] if facts else ()):
                 own = own.narrow(dim, begin, found.shape[dim])
@@ -251,7 +254,7 @@ class Step:
         for _, _, own in parts:
             held[own] = True
         if kind == "output" and not parts:
-            self.skipped.add(key)
+            self.skipped.add(name_of(key))
             return None
         if kind != "output" and not held.all():
             text = f"{(~held).sum()} of {len(held)} elements are on no process: a part is missing"
@@ -276,6 +279,10 @@ def table(values):
     return values if values.dim() > 1 else values[:, None]
 
 
+def name_of(key):
+    return key.split("|")[1] or "the model"
+
+
 def home(weight):
     return weight.rpartition(".")[0]
 
@@ -297,7 +304,10 @@ def as_text(card):
         ranks = f", ranks {spans(first['ranks'])}" if first["ranks"] else ""
         lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
         lines.append(f"  looks like: {first['looks_like']}")
-    return "\n".join(lines if first else [*lines, f"same: {card['steps']} steps"]) + "\n"
+    else:
+        left = f"; not compared: {few(card['not_compared'])}" if card["not_compared"] else ""
+        lines.append(f"same: {card['steps']} steps{left}")
+    return "\n".join([*lines, ""])
 
 
 def write_card(single, parallel):

@@ -33,7 +33,7 @@ class Dropout(nn.Module):
 
 
 class Gathered(torch.autograd.Function):
-    """The parts of all ranks along a dimension. (`torch.distributed.nn.functional.all_gather` with gloo loses parts of gradients.)"""
+    """The parts of all ranks along a dimension."""
 
     @staticmethod
     def forward(context, x, dim):

@@ -217,7 +217,7 @@ LOOKS = {
     "no all-reduce": "their mean is right: never reduced",
     "sum instead of mean": "2 times .* multiplied",
     "averaged twice": "0.5 times .* divided",
-    "same samples on all ranks": "samples 1, 3, 5, 7 of .* missing",
+    "same samples on all ranks": "samples 1, 3, 5, 7 are missing",
     "masks by local row": "masked otherwise",
     "another rank's shard": "permuted",
     "stale weights": "cosine",
