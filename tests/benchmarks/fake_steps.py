@@ -106,7 +106,7 @@ def measure(run, vocabulary, rank=0):
     that the next must not meet.
     """
     storages = LiveStorages()
-    with _processes(run.layout.world_size, rank), _stand_ins(storages):
+    with _processes(run.layout.world_size, rank), _stand_ins(storages, run.workload.training.accumulate):
         mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)  # reads rank numbers, so not under fake mode
         with FakeTensorMode(allow_non_fake_inputs=True):
             return _measure_steps(run, vocabulary, mesh, storages, shapes_known=True)
@@ -137,7 +137,7 @@ def _measure_steps(run, vocabulary, mesh, storages, shapes_known):
 
 
 @contextmanager
-def _stand_ins(storages):
+def _stand_ins(storages, parts=1):
     """What cannot run without data is replaced: functions that read rank numbers from tensors, gloo's group, DDP's C++ reducer, and
     compiling, which a mode that counts would prevent."""
     with (
@@ -145,7 +145,7 @@ def _stand_ins(storages):
         patch.object(DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
         patch.object(Mesh, "new_host_group", lambda mesh: dist.group.WORLD),
         patch.object(pipeline, "ends_group", _outside(pipeline.ends_group)),
-        patch.object(ddp, "replicate", lambda model, *how: BucketsOfDDP(model)),
+        patch.object(ddp, "replicate", lambda model, *how: BucketsOfDDP(model, parts)),
         patch.object(nn.Module, "compile", lambda module, **_: None),
         patch.object(torch, "compile", lambda function, **_: function),
     ):
@@ -175,20 +175,23 @@ def _outside(function):
 
 
 class BucketsOfDDP(nn.Module):
-    """Holds what DistributedDataParallel holds, whose C++ reducer wants data: each gradient is copied to a bucket that stays."""
+    """Holds what DistributedDataParallel holds, whose C++ reducer wants data: each gradient of the last of a step's parts is copied to a
+    bucket that stays."""
 
-    def __init__(self, module):
+    def __init__(self, module, parts):
         super().__init__()
-        self.module = module
+        self.module, self.parts, self.passes = module, parts, 0
         self.views = {}
         for parameter in module.parameters():
             self.views[parameter] = torch.empty_like(parameter, requires_grad=False)
             parameter.register_post_accumulate_grad_hook(self._into_bucket)
 
     def _into_bucket(self, parameter):
-        parameter.grad = self.views[parameter].copy_(parameter.grad)
+        if self.passes % self.parts == 0:
+            parameter.grad = self.views[parameter].copy_(parameter.grad)
 
     def forward(self, *inputs):
+        self.passes += self.training
         return self.module(*inputs)
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from parascale.settings import run_from_dict
-from tests.distributed.cases import but_slow
+from tests.distributed.cases import ZERO_1, but_slow
 from tests.distributed.harness import run_on_ranks
 from tests.forks import FORKS
 from tests.unit.test_plan_memory import GPT, LLAMA, VOCABULARY, make_run, measured
@@ -18,6 +18,9 @@ LAYOUTS = {
     "tp": make_run(GPT, tp=2),
     "pp": make_run(GPT, pp=2, micro_batches=4),
     "fsdp × tp": make_run(GPT, fsdp=2, tp=2),
+    "ZeRO-1": make_run(LLAMA, fsdp=2, accumulate=4, **ZERO_1),
+    "ddp, accumulated": make_run(GPT, dp=2, accumulate=4),
+    "ddp, accumulated bf16": make_run(GPT, "bf16", dp=2, accumulate=4),
 }
 
 

@@ -124,6 +124,7 @@ SLOW = {
     "ZeRO-1, tp": (GPT, {"window": 64, "fsdp": 2, "tp": 2, "accumulate": 2, **ZERO_1}, 0.03),
     "fsdp × pp, accumulate": (GPT, {"fsdp": 2, "pp": 2, "micro_batches": 4, "accumulate": 2}, 0.03),
     "accumulate": (GPT, {"accumulate": 4}, 0.05),
+    "ddp, accumulate": (GPT, {"dp": 4, "accumulate": 4}, 0.03),
     "llama, bf16": (LLAMA, {"precision": "bf16"}, 0.05),
     "fsdp × tp × pp": (GPT, {"fsdp": 2, "tp": 2, "pp": 2, "micro_batches": 4}, 0.05),
     "dropout, tp": (DROPS_GPT, {"window": 256, "tp": 4}, 0.05),
@@ -392,6 +393,8 @@ DOMINATED = {
     "words, bf16, whole gradients": (make_run(WORDY, "bf16", accumulate=4, fsdp=4, **ONCE), 20_001, 0.005),
     "words, bf16, ZeRO-1": (make_run(WORDY, "bf16", accumulate=4, fsdp=4, **ZERO_1), 20_001, 0.005),
     "words, bf16": (make_run(WORDY, "bf16"), 20_001, 0.005),
+    "words, bf16, parts": (make_run(WORDY, "bf16", window=8, batch=4, accumulate=4), 20_001, 0.005),
+    "words, bf16, ddp, parts": (make_run(WORDY, "bf16", dp=4, accumulate=4), 20_001, 0.005),
     "words, bf16, several chunks": (make_run(WORDY, "bf16", window=256, batch=64), 20_001, 0.005),
     "masks of attention, bf16": (make_run(LONG, "bf16", window=512, batch=8), VOCABULARY, 0.02),
 }

@@ -186,12 +186,13 @@ class RankMemory:
         return self._parts(self._activations(), logits=logits, buffers=self._gathered_between())
 
     def _output(self):
-        # A new gradient meets the sum of the earlier ones.
+        # A new gradient meets the sum of the earlier ones; in half precision as it is, outside of pipelines.
         copy = self.head * self.batch.compute if self.batch.copies else 0
-        gradient = self._gradients_stay() + self._head_gradient() + copy
+        meets = copy and not self.pipeline and self.run.workload.training.accumulate > 1
+        gradient = self._gradients_stay() + (0 if meets else self._head_gradient()) + copy
         buffers = self._gathered_between()
         if self.loss:
-            made = self.loss.scaled if self.loss.scaled != self._head_gradient() else 0
+            made = 0 if meets or self.loss.scaled == self._head_gradient() else self.loss.scaled
             logits = (1 + self._waiting()) * self.loss.kept + made + self.loss.hidden
             return self._parts(self._activations(), logits=logits, gradients=gradient, buffers=buffers)
         copies = self._logit_copies() - 2 if self.pipeline else 1
@@ -283,7 +284,7 @@ class RankMemory:
     def _gradients_stay(self):
         """Bytes of gradients that are there all through the forward pass.
 
-        DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones.
+        DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones, which are in no bucket before the last.
         """
         if self.pipeline:
             most = max(stage.in_flight for stage in self.stages)
@@ -291,7 +292,8 @@ class RankMemory:
                 return 0
             return self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
         kept = self.elements if self.layout.reduce == "step" else self.sharded
-        return kept * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
+        several = self.run.workload.training.accumulate > 1
+        return self._buckets() + (kept * self.batch.parameter if several else 0)
 
     def _buckets(self):
         held = self.layout.dp > 1 and not self.fsdp and not self.run.average_every
