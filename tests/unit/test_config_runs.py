@@ -130,7 +130,10 @@ LAYOUTS = [
             "window = 18 to be a multiple of tp = 4",
         ),
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
-        ({"model": {"kind": "transformer_l"}}, "model.kind = `transformer_l` is not known.*did you mean `transformer_lm`"),
+        (
+            {"model": {"kind": "transformer_l"}},
+            "model.kind = `transformer_l` is not known.*did you mean `transformer_lm`",
+        ),
         ({"model": {"kind": "encoder_decoder"}}, "is for the task summarisation, not language_model"),
         ({"model": {"kind": "nowhere/mine.py:Mine"}}, "no such file `nowhere/mine.py`"),
         (
