@@ -229,6 +229,12 @@ def edit_index(place, value):
             "or holds string: no tokens",
         ),
         (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, but 0"),
+        (
+            nanogpt,
+            lambda path: nanogpt(path, np.uint32),
+            r"a\.bin: looks like numbers of 4 or 8 bytes without a header",
+        ),
+        (nanogpt, lambda path: nanogpt(path, np.int64), r"a\.bin: looks like numbers of 4 or 8 bytes without a header"),
     ],
 )
 def test_what_is_damaged_or_of_another_kind_is_named(write, damage, message, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 from parascale.errors import DataError
 
 BLOCK_TOKENS = 1 << 22
+LOOKED_AT = 1 << 20  # numbers of a `.bin` by which its width is told
 HEADER_BYTES = 1024  # of llm.c
 HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic → version, type: of GPT-2, of Llama 3
 INDEX_MAGIC, INDEX_BYTES = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little"), 34
@@ -76,6 +77,12 @@ def _of_binary(path, size):
         other = "LitData"
     if other:
         raise DataError(f"{path}: a file of {other}. Read are {READ}")
+    head = np.fromfile(path, "<u2", LOOKED_AT)
+    if len(head) >= 64 and head[::2].max() >= 16 > head[1::2].max():  # the upper halves of wider numbers
+        raise DataError(
+            f"{path}: looks like numbers of 4 or 8 bytes without a header or `.idx`, not nanoGPT's uint16: put Megatron's `.idx` beside it, "
+            "or save it as `.npy`"
+        )
     return Flat(path, np.dtype("<u2"), 0, size // 2)
 
 
