@@ -85,6 +85,15 @@ def arrow(path):
     return lambda: np.concatenate(pa.ipc.open_file(str(path)).read_all()["input_ids"].to_numpy())
 
 
+def padded(path):
+    """As `tokenizer(…, padding=True)` of transformers gives rows."""
+    longest = max(map(len, ROWS))
+    ids = [row + [0] * (longest - len(row)) for row in ROWS]
+    masks = [[1] * len(row) + [0] * (longest - len(row)) for row in ROWS]
+    pa.parquet.write_table(pa.table({"input_ids": ids, "attention_mask": masks}), path, row_group_size=2)
+    return lambda: np.array(ids)[np.array(masks) == 1]
+
+
 def datasets_saved(path):
     import datasets
 
@@ -100,7 +109,7 @@ FLAT = {
     megatron_short: "a.bin",
     numpy_wide: "a.npy",
 }
-COPIED = {numpy_other_end: "a.npy", parquet: "a.parquet", arrow: "a.arrow", datasets_saved: "a"}
+COPIED = {numpy_other_end: "a.npy", parquet: "a.parquet", arrow: "a.arrow", padded: "a.parquet", datasets_saved: "a"}
 
 
 def raw_of(folder, files, **source):
@@ -228,6 +237,11 @@ def edit_index(place, value):
             lambda path: pa.parquet.write_table(pa.table({"input_ids": [["a"]]}), path),
             "or holds string: no tokens",
         ),
+        (
+            parquet,
+            lambda path: pa.parquet.write_table(pa.table({"input_ids": [[1, 2]], "attention_mask": [[1]]}), path),
+            "`attention_mask` is not as long as `input_ids`",
+        ),
         (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, but 0"),
         (
             nanogpt,
@@ -254,6 +268,13 @@ def test_tokens_need_a_size_or_a_tokenizer_and_no_text_beside_them(tmp_path):
         raw_of(tmp_path, {"train": "a.bin", "validation": "b.jsonl", "test": "b.jsonl"}).holds_tokens()
     with pytest.raises(DataError, match="tokens have no columns document, summary"):
         list(raw_of(tmp_path, {"train": "a.bin"}).pairs("train"))
+
+
+def test_a_later_file_without_the_tokens_is_named(tmp_path):
+    parquet(tmp_path / "a.parquet")
+    pa.parquet.write_table(pa.table({"ids": ROWS}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: no column `input_ids` \(it has ids\)"):
+        prepared(tmp_path, {"train": ["a.parquet", "b.parquet"], "validation": "a.parquet", "test": "a.parquet"})
 
 
 def test_a_table_with_texts_is_text_whatever_else_it_has(tmp_path):

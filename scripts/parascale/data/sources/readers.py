@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pyarrow
+import pyarrow.compute
 
 from parascale.data.named_files import COMPRESSED
 from parascale.data.sources.flat import flat
@@ -28,6 +29,7 @@ TABLES = (PARQUET, ARROW)
 WHOLE = (*TABLES, TOKENS)  # are not read in a compressed file
 
 BLOCK_BYTES = 1 << 20
+MASK = "attention_mask"  # column that is 1 where `input_ids` are tokens, and 0 where they are padding
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -209,20 +211,37 @@ def holds_tokens(path, columns):
         return kind_of(path) == TOKENS
     there = {field.name: field.type for field in open_table(path).schema_arrow}
     kind = there.get(columns.get("input_ids", "input_ids"))
-    of_lists = kind is not None and (pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind))
-    return of_lists and columns.get("text", "text") not in there
+    return kind is not None and _of_lists(kind) and columns.get("text", "text") not in there
+
+
+def _of_lists(kind):
+    return pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
 
 
 def token_rows(path, column, first=0, last=None):
-    """Yield the numbers of rows `first` … `last − 1` of a table, one list after the other, as arrays. Raises DataError for what is no number."""
-    rows = _part(path, batches_of(path, [column]), 0, None)
+    """Yield the numbers of rows `first` … `last − 1` of a table, one list after the other, as arrays. Raises DataError for what is no number.
+
+    Of padded rows, which have a column `attention_mask`, only the numbers whose mask is 1.
+    """
+    schema = open_table(path).schema_arrow
+    require_columns(path, schema.names, [column], "input_ids")
+    columns = [column, MASK] if MASK in schema.names and _of_lists(schema.field(MASK).type) else [column]
     number = 0
-    for batch in rows:
-        some = batch.column(column)[max(0, first - number) : None if last is None else max(0, last - number)]
+    for batch in _part(path, batches_of(path, columns), 0, None):
+        some = batch.slice(max(0, first - number), None if last is None else max(0, last - max(first, number)))
         number += batch.num_rows
-        numbers = some.flatten()
-        if some.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
+        rows = some.column(column)
+        numbers = rows.flatten()
+        if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
             raise DataError(
                 f"{path}, before row {number:,}: `{column}` lacks numbers, or holds {numbers.type}: no tokens"
             )
+        if MASK in columns:
+            kept = some.column(MASK)
+            lengths = [pyarrow.compute.list_value_length(each).cast("int64") for each in (kept, rows)]
+            if not lengths[0].equals(lengths[1]) or kept.flatten().null_count:
+                raise DataError(
+                    f"{path}, before row {number:,}: `{MASK}` is not as long as `{column}`, or lacks numbers"
+                )
+            numbers = numbers.filter(kept.flatten().cast("bool"))
         yield numbers.to_numpy()
