@@ -88,15 +88,17 @@ def compare(single, parallel):
     one, many = recording(single), recording(parallel)
     if len(one[0]) != 1:
         raise DataError(f"{single}: recorded by {len(one[0])} processes; name the single process's recording first")
+    if len(one) != len(many):
+        raise DataError(f"{single} has {len(one)} steps, but {parallel} {len(many)}; record the same steps of both")
     told = ("world", "layout", "torch", "python", "system", "tf32")
-    card = {"schema_version": 1, "verdict": "same", "steps": min(len(one), len(many)), "first": None, "passes": []}
+    card = {"schema_version": 1, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     card |= {
         "single": {key: one[0][0].about[key] for key in told},
         "parallel": {key: many[0][0].about[key] for key in told},
     }
     card |= {"margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     step = None
-    for number, ((whole,), parts) in enumerate(zip(one, many, strict=False)):
+    for number, ((whole,), parts) in enumerate(zip(one, many, strict=True)):
         step = Step(whole, parts, step)
         for name, rows in step.passes():
             rows = [each for each in rows if each]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
@@ -275,3 +276,20 @@ def test_recordings_that_are_no_pair_are_refused_with_the_remedy(scripts, tmp_pa
     other.write_bytes(b"cut short")
     with pytest.raises(DataError, match="damaged"):
         proof.compare(folder, folder)
+
+
+def step_of(model, folder, loss=None, steps=1):
+    """Record steps of a small model on one process, as of rank 0 of 1."""
+    for _ in range(steps):
+        with prove.recording(model, folder) as record:
+            model(torch.ones(2, 3)).sum().backward()
+            if loss is not None:
+                record.loss(torch.tensor(loss))
+
+
+def test_recordings_of_other_numbers_of_steps_are_refused(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    step_of(model, tmp_path / "one", steps=2)
+    step_of(model, tmp_path / "other", steps=1)
+    with pytest.raises(DataError, match=r"one has 2 steps, but .*other 1"):
+        proof.compare(tmp_path / "one", tmp_path / "other")
