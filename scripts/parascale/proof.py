@@ -190,7 +190,8 @@ class Step:
         ways = max(abs(each - one) for each in losses), abs(sum(losses) / len(losses) - one), abs(sum(losses) - one)
         told = ", ".join(f"{loss:.6g}" for loss in losses)
         text = f"{one:.6g} in the single process, {told} in the others; neither mean nor sum fits"
-        return row("the loss", "loss", min(ways) / (abs(one) or 1.0), tolerance, text)
+        apart = min(ways) / (abs(one) or 1.0) if all(map(math.isfinite, [one, *losses])) else sys.float_info.max
+        return row("the loss", "loss", apart, tolerance, text)
 
     def find_samples(self):
         """Find each process's rows of the batch and its places in the sequence, by its inputs; returns a row for what is missing."""

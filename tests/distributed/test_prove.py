@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
@@ -293,3 +294,14 @@ def test_recordings_of_other_numbers_of_steps_are_refused(tmp_path):
     step_of(model, tmp_path / "other", steps=1)
     with pytest.raises(DataError, match=r"one has 2 steps, but .*other 1"):
         proof.compare(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize("losses", [(1.0, math.nan), (math.nan, 1.0), (1.0, math.inf), (math.inf, math.inf)])
+def test_a_loss_that_is_no_number_is_different(losses, tmp_path):
+    model = torch.nn.Linear(3, 2)
+    for name, loss in zip("ab", losses, strict=True):
+        step_of(model, tmp_path / name, loss)
+        model.zero_grad()
+    proof.write_card(tmp_path / "a", tmp_path / "b")
+    card = json.loads((tmp_path / "b/proof.json").read_text())
+    assert (card["verdict"], card["first"]["module"]) == ("different", "the loss")
