@@ -30,12 +30,14 @@ def looks_like(flat, shape, parts, wrong, tolerance):
     factors = [((each * flat[at]).sum() / (flat[at].square().sum() or 1.0)).item() for _, each, at in wrong]
     if all(near(each, factor * flat[at]) for factor, (_, each, at) in zip(factors, wrong, strict=True)):
         text = " and ".join(dict.fromkeys(f"{factor:.4g}" for factor in factors)) + " times what it should be"
-        degree = max(abs(factors[0]), 1 / abs(factors[0]))
-        if max(factors) - min(factors) > 0.01 * max(factors):
+        if max(factors) - min(factors) > 0.01 * max(map(abs, factors)):
             return f"{text}: each process by a factor of its own, as clipped by its own norm"
+        if factors[0] < 0:
+            return f"{text}: of the other sign"
+        degree = max(factors[0], 1 / factors[0])
         if degree < 1.01:
             return "nearly what it should be: as rounded to fewer digits"
-        word = "multiplied" if abs(factors[0]) > 1 else "divided"
+        word = "multiplied" if factors[0] > 1 else "divided"
         whole = abs(degree - round(degree)) < 0.01 * degree
         return f"{text}: {word} once too often by {degree:.0f}" if whole else text
     if (masked := ((found == 0) != (expected == 0)).double().mean().item()) > 0.01:

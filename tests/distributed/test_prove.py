@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from parascale import cli, proof, prove
 from parascale.errors import DataError
+from parascale.likeness import looks_like
 
 from .harness import run_on_ranks
 from .proof_scripts import Case, data_parallel, single
@@ -305,3 +306,18 @@ def test_a_loss_that_is_no_number_is_different(losses, tmp_path):
     proof.write_card(tmp_path / "a", tmp_path / "b")
     card = json.loads((tmp_path / "b/proof.json").read_text())
     assert (card["verdict"], card["first"]["module"]) == ("different", "the loss")
+
+
+@pytest.mark.parametrize(
+    ("factors", "text"),
+    [
+        ((0.0, 2.0), "0 and 2 times what it should be: each process by a factor of its own"),
+        ((-1.0, -1.0), "-1 times what it should be: of the other sign"),
+        ((0.5, 0.5), "0.5 times what it should be: divided once too often by 2"),
+    ],
+)
+def test_what_is_a_multiple_is_called_so(factors, text):
+    whole = torch.arange(1.0, 9.0)
+    halves = [torch.arange(4), torch.arange(4, 8)]
+    parts = [([rank], factor * whole[own], own) for rank, (factor, own) in enumerate(zip(factors, halves, strict=True))]
+    assert looks_like(whole, whole.shape, parts, parts, 1e-6).startswith(text)
