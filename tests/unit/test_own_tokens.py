@@ -94,6 +94,13 @@ def padded(path):
     return lambda: np.array(ids)[np.array(masks) == 1]
 
 
+def blocks(path):
+    """Rows of one length, as a type."""
+    rows = pa.array(np.array(TOKENS).reshape(-1, 2).tolist(), pa.list_(pa.int32(), 2))
+    pa.parquet.write_table(pa.table({"input_ids": rows, "attention_mask": [[1, 1]] * len(rows)}), path)
+    return lambda: np.concatenate(pa.parquet.read_table(path)["input_ids"].to_numpy())
+
+
 def datasets_saved(path):
     import datasets
 
@@ -109,7 +116,14 @@ FLAT = {
     megatron_short: "a.bin",
     numpy_wide: "a.npy",
 }
-COPIED = {numpy_other_end: "a.npy", parquet: "a.parquet", arrow: "a.arrow", padded: "a.parquet", datasets_saved: "a"}
+COPIED = {
+    numpy_other_end: "a.npy",
+    parquet: "a.parquet",
+    arrow: "a.arrow",
+    padded: "a.parquet",
+    blocks: "a.parquet",
+    datasets_saved: "a",
+}
 
 
 def raw_of(folder, files, **source):
@@ -281,3 +295,4 @@ def test_a_table_with_texts_is_text_whatever_else_it_has(tmp_path):
     pa.parquet.write_table(pa.table({"text": ["a"], "input_ids": [[1]]}), tmp_path / "a.parquet")
     assert not raw_of(tmp_path, {"train": "a.parquet"}).holds_tokens()
     assert raw_of(tmp_path, {"train": "a.parquet"}, columns={"text": "body"}).holds_tokens()
+    assert raw_of(tmp_path, {"train": "a.parquet"}, columns={"input_ids": "input_ids"}).holds_tokens()

@@ -206,16 +206,19 @@ ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: _csv_rows, PARQUET: _tabl
 
 
 def holds_tokens(path, columns):
-    """Whether a file holds tokens: flat ones, or a table with lists of numbers (`input_ids`) and no text. columns: role → name."""
+    """Whether a file holds tokens: flat ones, or a table with lists of numbers (`input_ids`), named or without a text.
+
+    columns: role → name, of those that the settings name.
+    """
     if kind_of(path) not in TABLES:
         return kind_of(path) == TOKENS
     there = {field.name: field.type for field in open_table(path).schema_arrow}
     kind = there.get(columns.get("input_ids", "input_ids"))
-    return kind is not None and _of_lists(kind) and columns.get("text", "text") not in there
+    return kind is not None and _of_lists(kind) and ("input_ids" in columns or columns.get("text", "text") not in there)
 
 
 def _of_lists(kind):
-    return pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    return pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
 
 
 def token_rows(path, column, first=0, last=None):
