@@ -183,6 +183,13 @@ def twice(root):
             bundle.writestr("train/cat/0.jpg", jpeg())
 
 
+def like_splits(root):
+    with zipfile.ZipFile(root / "birds.zip", "w") as bundle:
+        for split in SPLITS:
+            for number in range(2):
+                bundle.writestr(f"birds/images-{split}/cat/{number}.jpg", jpeg())
+
+
 def changed_byte(root):
     zipped(root)
     content = bytearray((root / "birds.zip").read_bytes())
@@ -196,6 +203,7 @@ def changed_byte(root):
         (wrong_sample, r"train\.tar: the sample `0` is not one image with a `\.cls`: it has \.cls, \.txt"),
         (uneven, r"a\.h5, `train`: 2 images, but 1 targets"),
         (twice, r"a\.zip, `train` and .*b\.zip, `train` may both be the train split"),
+        (like_splits, r"birds\.zip: its folders images-train, images-val sound like train and validation"),
         (changed_byte, r"birds\.zip, `train`: not a whole zip file \(Bad CRC-32"),
     ],
 )

@@ -6,13 +6,14 @@ HDF5 is as the courses of Jülich write it: a group a split with encoded images 
 import itertools
 import tarfile
 import zipfile
+from collections import defaultdict
 from pathlib import PurePosixPath
 
 import h5py
 import pyarrow as pa
 
 from parascale.data.imagenet import opened_tar, tar_members
-from parascale.data.named_files import SPLIT_NAMES, is_foreign
+from parascale.data.named_files import SPLIT_NAMES, is_foreign, require_no_names_of_splits
 from parascale.data.sources.tables import Table
 from parascale.errors import DataError
 
@@ -125,7 +126,14 @@ def parts_of(path):
                 found = [name for name, group in file.items() if isinstance(group, h5py.Group) and "images" in group]
             return {name: Hdf5Samples(path, name) for name in found}
         with zipfile.ZipFile(path) as bundle:
-            places = dict.fromkeys(map(_place, bundle.namelist()))
+            placed = {name: _place(name) for name in bundle.namelist()}
+        beside = defaultdict(dict)  # folder → those in it, where no folder is called as a split is
+        for name in (name for name, (split, label) in placed.items() if label and not split):
+            for folder in [*PurePosixPath(name).parents][:-1]:
+                beside[folder.parent][folder.name] = None
+        for names in beside.values():
+            require_no_names_of_splits(path, [*names])
+        places = dict.fromkeys(placed.values())
         return {split: ZipSamples(path, split) for split, label in places if label}
     except DAMAGED as error:
         raise DataError(f"{path}: not a whole file of its kind ({error}); fetch it again") from None

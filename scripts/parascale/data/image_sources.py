@@ -7,7 +7,6 @@ where they lie, or else folders of classes directly below the root are one set, 
 """
 
 import os
-import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from parascale.data.imagenet import (
     kaggle_validation,
 )
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign
+from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign, require_no_names_of_splits
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
@@ -114,16 +113,6 @@ def _require_classes(root, classes):
         )
 
 
-def _require_no_names_of_splits(root, classes):
-    """Raise DataError where folders beside each other are called like splits (`images-train`, `images-val`): no classes."""
-    words = {word for name in classes for word in re.split("[^a-z]+", os.fsdecode(name).lower())}
-    found = [split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)]
-    if len(found) > 1:
-        raise DataError(
-            f"{root}: its folders {few(map(_shown, classes))} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
-        )
-
-
 def _require_no_splits(folder, folders, files):
     """Raise DataError for a folder below a class's that holds splits: they would become one class."""
     there = {os.fsdecode(name).lower() for name in folders}
@@ -167,7 +156,7 @@ def scan_folders(folders, root, notes):
                 f"{folder}: no folders of classes here; each class needs one, with its images inside. {FORMS}"
             )
         if folder == root:
-            _require_no_names_of_splits(root, found)
+            require_no_names_of_splits(root, [*map(_shown, found)])
         classes = classes or found
         require_distinct(folder, [_shown(name) for name in dict.fromkeys([*classes, *found])])
         unknown = sorted(set(found) - set(classes))

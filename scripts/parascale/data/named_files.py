@@ -220,6 +220,16 @@ def sliced(pattern):
     return pattern, None, None
 
 
+def require_no_names_of_splits(place, names):
+    """Raise DataError where folders beside each other are called like splits (`images-train`, `images-val`): no classes."""
+    words = {word for name in names for word in re.split("[^a-z]+", name.lower())}
+    found = [split for split, others in SPLIT_NAMES.items() if not words.isdisjoint(others)]
+    if len(found) > 1:
+        raise DataError(
+            f"{place}: its folders {few(names)} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
+        )
+
+
 def require_one_set(split, found):
     """Raise DataError where files may be a split twice, or not whole: by different names of the split, by the same name with different
     endings, or with another part of `…-00000-of-00002`. found: path → the names of the split that are in it.
