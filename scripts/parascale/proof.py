@@ -205,7 +205,11 @@ class Step:
                     text = f"{lost} samples are not in the single process's batch"
                     return [row("the samples", "inputs", 1.0, 0.5, text, [part.about["rank"]])]
             if part.rows is not None:
-                held[torch.tensor(part.rows)[:, None], slice(None) if part.columns is None else part.columns] = True
+                places = slice(None) if part.columns is None else part.columns
+                _, kind = self.inputs[:, places].unique(
+                    dim=0, return_inverse=True
+                )  # of equal samples, one stands for all
+                held[torch.isin(kind, kind[part.rows]).nonzero(), places] = True
         lost = [number for number, seen in enumerate(held.flatten(1).all(1).tolist()) if not seen]
         own = [f"rank {part.about['rank']}: {spans(part.rows)}" for part in self.parts if part.rows is not None]
         text = f"samples {spans(lost)} are missing, in part or whole; {'; '.join(own)}"

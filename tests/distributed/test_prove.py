@@ -321,3 +321,19 @@ def test_what_is_a_multiple_is_called_so(factors, text):
     halves = [torch.arange(4), torch.arange(4, 8)]
     parts = [([rank], factor * whole[own], own) for rank, (factor, own) in enumerate(zip(factors, halves, strict=True))]
     assert looks_like(whole, whole.shape, parts, parts, 1e-6).startswith(text)
+
+
+@pytest.mark.parametrize(("shares", "verdict"), [(((0, 2), (1, 3)), "same"), (((0, 2), (1, 2)), "different")])
+def test_equal_samples_on_two_ranks_are_both_there(shares, verdict, tmp_path, monkeypatch):
+    model, batch = torch.nn.Linear(3, 2), torch.tensor([[1.0] * 3, [1.0] * 3, [2.0] * 3, [3.0] * 3])
+    with prove.recording(model, tmp_path / "single"):
+        model(batch).sum().backward()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for rank, share in enumerate(shares):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        vars(model).pop(prove.COUNTER)
+        with prove.recording(model, tmp_path / "ranks"):  # its gradients are the single process's: reduced
+            model(batch[list(share)])
+    card = proof.compare(tmp_path / "single", tmp_path / "ranks")
+    assert card["verdict"] == verdict and (verdict == "same" or card["first"]["pass"] == "samples")
