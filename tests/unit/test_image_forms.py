@@ -177,6 +177,16 @@ def uneven(root):
         file["train/images"], file["train/targets"] = np.zeros((2, 3), np.uint8), [1]
 
 
+def unlabelled(root):
+    with h5py.File(root / "a.h5", "w") as file:
+        file["train/images"] = np.zeros((2, 3), np.uint8)
+
+
+def pixels(root):
+    with h5py.File(root / "a.h5", "w") as file:
+        file["train/images"], file["train/targets"] = np.zeros((2, 8, 8, 3), np.uint8), [0, 1]
+
+
 def twice(root):
     for name in ("a.zip", "b.zip"):
         with zipfile.ZipFile(root / name, "w") as bundle:
@@ -202,6 +212,8 @@ def changed_byte(root):
     [
         (wrong_sample, r"train\.tar: the sample `0` is not one image with a `\.cls`: it has \.cls, \.txt"),
         (uneven, r"a\.h5, `train`: 2 images, but 1 targets"),
+        (unlabelled, r"a\.h5, `train`: `images`, but no `targets`"),
+        (pixels, r"a\.h5, `train`: `images` are uint8 of the shape \(2, 8, 8, 3\): pixels"),
         (twice, r"a\.zip, `train` and .*b\.zip, `train` may both be the train split"),
         (like_splits, r"birds\.zip: its folders images-train, images-val sound like train and validation"),
         (changed_byte, r"birds\.zip, `train`: not a whole zip file \(Bad CRC-32"),

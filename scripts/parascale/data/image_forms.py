@@ -101,9 +101,15 @@ class Hdf5Samples(Samples):
 
     def _samples(self, images):
         with h5py.File(self.path) as file:
+            if "targets" not in file[self.part]:
+                raise DataError(f"{self}: `images`, but no `targets` with the class of each")
             rows, labels = file[self.part]["images"], file[self.part]["targets"]
             if len(rows) != len(labels):
                 raise DataError(f"{self}: {len(rows):,} images, but {len(labels):,} targets")
+            if h5py.check_vlen_dtype(rows.dtype) is None:
+                raise DataError(
+                    f"{self}: `images` are {rows.dtype} of the shape {rows.shape}: pixels, not encoded images (JPEG, PNG) of variable length"
+                )
             for row in range(len(rows)):
                 yield rows[row].tobytes() if images else None, str(labels[row])
 
