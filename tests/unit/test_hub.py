@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -83,6 +84,16 @@ def test_a_configuration_of_the_card_is_fetched_and_kept_as_it_is(site, tmp_path
     asked = len(site.requests)
     download(source_of(site, config="small"), tmp_path / "raw")
     assert len(site.requests) == asked  # whole and of these settings: nothing is asked
+
+
+@pytest.mark.parametrize("settings", [{}, {"files": {"train": "train/*", "test": "test/*"}}])
+def test_what_save_to_disk_wrote_is_fetched_without_its_state(site, tmp_path, settings):
+    splits = {split: datasets.Dataset.from_dict({"text": [split, "more"]}) for split in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    paths = [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    publish(site, {str(path.relative_to(tmp_path / "saved")): path.read_bytes() for path in paths})
+    raw = download(source_of(site, **settings), tmp_path / "raw")
+    assert texts_of(raw) == {"train": ["train", "more"], "test": ["test", "more"]}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ COMPRESSED = {
 }  # ending of a text that is read as it is unpacked → its codec
 PACKED = (".csv", ".parquet", ".arrow", ".tar", ".zip", ".h5", ".hdf5")  # beside or instead of folders of images
 SAVED = "state.json"  # in a folder of `datasets.save_to_disk`, which says which files there are the data
+SAVED_INFO = "dataset_info.json"  # beside it
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 # Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).

@@ -8,7 +8,16 @@ import glob
 import posixpath
 import shutil
 
-from parascale.data.named_files import SPLIT_NAMES, as_list, meant_by, require_one_set, sliced
+from parascale.data.named_files import (
+    DESCRIPTION,
+    SAVED,
+    SAVED_INFO,
+    SPLIT_NAMES,
+    as_list,
+    meant_by,
+    require_one_set,
+    sliced,
+)
 from parascale.data.sources import builtin, readers
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import describe, write_manifest
@@ -85,7 +94,12 @@ def _ask(api, source, page):
 def _files_of_splits(source, info, paths, notes):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
-    readable = [path for path in paths if readers.known_kind(path) and readers.ending(path) != ".md"]
+    states = {
+        posixpath.join(posixpath.dirname(path), SAVED) for path in paths if posixpath.basename(path) == SAVED_INFO
+    }
+    readable = [
+        path for path in paths if readers.known_kind(path) and readers.ending(path) != ".md" and path not in states
+    ]
 
     def named(pattern):
         path, first, _ = sliced(pattern)
@@ -106,7 +120,11 @@ def _files_of_splits(source, info, paths, notes):
             split: [path for each in as_list(wanted) for path in some(named(each), f"that match `{each}`")]
             for split, wanted in patterns.items()
         }
-    below = [path for path in readable if path.startswith(folder and f"{folder}/")]
+    below = [
+        path
+        for path in readable
+        if path.startswith(folder and f"{folder}/") and not DESCRIPTION.fullmatch(posixpath.basename(path))
+    ]
     inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or below]
     by_split = some(paths_by_split(inside, notes), f"of the splits {', '.join(SPLITS)}")
     return {split: [posixpath.join(folder, path) for path in found] for split, found in by_split.items()}
