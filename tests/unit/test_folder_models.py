@@ -21,7 +21,7 @@ from parascale.store.keys import modules_of_run
 from parascale.train.graph import narrowest_type
 
 from .checkpoints import save_run
-from .folder_models import FAMILIES, PLACES, VOCABULARY, make_folder
+from .folder_models import FAMILIES, LLAMA, PLACES, VOCABULARY, make_folder
 from .pretrained_folders import edit_config, make_bart
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +98,17 @@ def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
     reason = "tp = 2: transformers declares no `base_model_tp_plan` for GPT2LMHeadModel. It can be trained as: single, ddp, fsdp"
     with pytest.raises(ConfigError, match=reason):
         check_plans(model, Layout(gpus_per_node=2, tp=2))
+
+
+def test_parameters_on_split_heads_that_the_library_does_not_declare_are_refused():
+    from transformers import PhiConfig, PhiForCausalLM
+
+    sizes = LLAMA | {"vocab_size": VOCABULARY}
+    with torch.device("meta"):
+        assert tensor_plan(PhiForCausalLM(PhiConfig(**sizes)))
+        network = PhiForCausalLM(PhiConfig(**sizes, qk_layernorm=True))
+    with pytest.raises(Underivable, match=r"does not say what becomes of `model\.layers\.0\.self_attn\.q_layernorm`"):
+        tensor_plan(network)
 
 
 def test_degrees_must_fit_what_the_folder_says(folder):

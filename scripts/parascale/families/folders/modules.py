@@ -12,7 +12,7 @@ from torch import nn
 
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.families.foreign import Passed, StoredWeights, repeated
-from parascale.families.kind import PipelinePlan
+from parascale.families.kind import PipelinePlan, matches
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 NETWORK = "network."
@@ -132,10 +132,25 @@ def tensor_plan(network):
         raise Underivable(f"transformers declares no `base_model_tp_plan` for {type(network).__name__}")
     if unknown := sorted(set(declared.values()) - ROLES.keys()):
         raise Underivable(f"transformers splits it by `{unknown[0]}`, which has no equal here")
+    _refuse_unsaid(network, declared)
     config, plan = network.config, {NETWORK + name: ROLES[way] for name, way in declared.items()}
     if getattr(config, "tie_word_embeddings", False):  # one matrix, split in one way
         plan[NETWORK + _name_of(network, network.get_input_embeddings())] = "vocabulary"
     return plan
+
+
+def _refuse_unsaid(network, declared):
+    """Raise Underivable for parameters that may meet split heads without the plan saying so: each rank would have part of the gradient."""
+    named = {
+        name: [way for pattern, way in declared.items() if matches(name, pattern)]
+        for name, _ in network.named_modules()
+    }
+    split = {name.rpartition(".")[0] for name, ways in named.items() if "colwise" in ways}
+    for name, module in network.named_modules():
+        own = any(each is not None for each in module._parameters.values())
+        inside = name.rpartition(".")[0] in split or any(True for _ in module.children())
+        if own and inside and not named[name]:
+            raise Underivable(f"`base_model_tp_plan` does not say what becomes of `{name}`")
 
 
 def pipeline_plan(network):
