@@ -38,6 +38,7 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name)
     positions: the same for places in the sequence (dimension 1), where processes share one.
     names: a function from a module's or weight's name here to its name in the single process.
     """
+    rows, positions = (None if each is None else [int(number) for number in each] for each in (rows, positions))
     models = list(model) if isinstance(model, list | tuple | torch.nn.ModuleList) else [model]
     folder, counts = Path(folder).resolve(), vars(models[0]).setdefault(COUNTER, Counter())
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -337,3 +337,11 @@ def test_equal_samples_on_two_ranks_are_both_there(shares, verdict, tmp_path, mo
             model(batch[list(share)])
     card = proof.compare(tmp_path / "single", tmp_path / "ranks")
     assert card["verdict"] == verdict and (verdict == "same" or card["first"]["pass"] == "samples")
+
+
+def test_numbers_of_rows_may_be_any_that_can_be_counted(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    with prove.recording(model, tmp_path, rows=range(2), positions=torch.arange(3)):
+        model(torch.ones(2, 3)).sum().backward()
+    ((part,),) = proof.recording(tmp_path)
+    assert (part.rows, part.columns) == ([0, 1], [0, 1, 2])
