@@ -155,6 +155,16 @@ def test_bad_folders_are_named(folder, tmp_path):
         build(tmp_path / "bart")
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    edit_config(tmp_path / "copy", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(
+        DataError, match=r"config\.json: its weights are quantized; take the folder of the model before"
+    ):
+        build(tmp_path / "copy", weights=weights)
+
+
 UNUSED = """
 from torch import nn
 

@@ -102,6 +102,8 @@ def _network(pretrained, window):
             "model.kind = `transformers` needs the package `transformers`: see envs/requirements.txt"
         ) from None
     place, values = pretrained.folder / CONFIG, dict(pretrained.config)
+    if values.get("quantization_config"):
+        raise DataError(f"{place}: its weights are quantized; take the folder of the model before that")
     kind = values.pop("model_type", None)
     try:
         theirs = CONFIG_MAPPING[kind].from_dict(values)
