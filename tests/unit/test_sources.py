@@ -206,6 +206,15 @@ def test_texts_as_people_write_them_are_read_or_said_to_be_wrong_where(tmp_path,
             read(tmp_path, tmp_path / "raw", {"train": name})
 
 
+def test_a_list_of_json_that_memory_may_not_hold_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_LIST", 20, raising=False)
+    for name, content in (("a.json", '[{"text": "a"}, {"text": "b"}]'), ("b.json", '{"text": "a"}\n{"text": "b"}')):
+        (tmp_path / name).write_text(content)
+    assert read(tmp_path, tmp_path / "raw", {"train": "b.json"}) == {"train": ["a", "b"]}
+    with pytest.raises(DataError, match=r"a\.json: a JSON list of .* GiB.*make lines of it: `jq -c"):
+        read(tmp_path, tmp_path / "raw", {"train": "a.json"})
+
+
 FORMS = {
     "a.jsonl": b'{"text": "one"}\n{"text": "NA"}\n\n{"text": "007"}\n',
     "a.json": b'\xef\xbb\xbf [{"text": "one"}, {"text": "NA"},\n{"text": "007"}]',

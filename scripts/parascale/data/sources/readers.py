@@ -29,6 +29,7 @@ TABLES = (PARQUET, ARROW)
 WHOLE = (*TABLES, TOKENS)  # are not read in a compressed file
 
 BLOCK_BYTES = 1 << 20
+LARGEST_LIST = 2 << 30  # bytes of a file of JSON that is a list, which memory holds as a whole
 MASK = "attention_mask"  # column that is 1 where `input_ids` are tokens, and 0 where they are padding
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -162,6 +163,11 @@ def _json_values(path):
     if kind_of(path) == JSON:
         with _opened(path) as handle:
             if handle.peek(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+                if (size := Path(path).stat().st_size) > LARGEST_LIST:
+                    raise DataError(
+                        f"{path}: a JSON list of {size / 2**30:.1f} GiB, which is read as a whole: make lines of it: "
+                        "`jq -c '.[]' in.json > out.jsonl`"
+                    )
                 try:
                     yield from enumerate(json.load(io.TextIOWrapper(handle, "utf-8-sig")), 1)
                 except (ValueError, RecursionError) as error:
