@@ -46,6 +46,18 @@ def test_what_does_not_fit_is_refused_with_both_sizes(job, monkeypatch):
     assert list(ram.RAM.iterdir()) == []
 
 
+def test_a_file_that_several_links_lead_to_is_copied_and_counted_once(job, tmp_path, monkeypatch):
+    (job.data / "train.bin").rename(tmp_path / "all.bin")
+    for split in ("train", "validation", "test"):
+        (job.data / f"{split}.bin").symlink_to(tmp_path / "all.bin")
+    monkeypatch.setattr(ram, "free_bytes", lambda: 6000)
+    with ram.data_folder(job) as folder:
+        copies = list(folder.iterdir())
+        assert len(copies) == 3 and len({path.stat().st_ino for path in copies}) == 1
+        assert not any(path.is_symlink() for path in copies)
+        assert copies[0].read_bytes() == (tmp_path / "all.bin").read_bytes()
+
+
 def test_what_a_killed_attempt_left_is_replaced(job):
     copy = ram.place_in_ram(job.work, first_rank=0)
     copy.mkdir()

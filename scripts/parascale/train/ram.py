@@ -11,7 +11,7 @@ import psutil
 import torch.distributed as dist
 
 from parascale.errors import FullDiskError
-from parascale.files import atomic_path, tree_bytes
+from parascale.files import atomic_path
 from parascale.train.process import place
 
 RAM = Path("/dev/shm")
@@ -48,16 +48,31 @@ def _copy(folder, copy):
     """Copy a dataset into memory, whole or not at all. FullDiskError where it does not fit."""
     for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
         shutil.rmtree(left, ignore_errors=True)
-    needed, free = tree_bytes(folder), free_bytes()
+    needed, free = _bytes_once(folder), free_bytes()
     if needed > free:
         raise FullDiskError(
             f"{folder} takes {needed / 2**20:,.0f} MiB, but {RAM} of {os.uname().nodename} has room for {free / 2**20:,.0f} MiB: "
             "leave out `data.stage: ram`, or train on nodes with more memory"
         )
-    started = time.monotonic()
+    started, copied = time.monotonic(), {}
+
+    def copy_once(source, target):
+        first = copied.setdefault(_identity(os.stat(source)), target)
+        os.link(first, target) if first != target else shutil.copy2(source, target)
+
     with atomic_path(copy) as partial:
-        shutil.copytree(folder, partial)
+        shutil.copytree(folder, partial, copy_function=copy_once)
     print(f"staged {needed / 2**20:,.1f} MiB into {RAM} in {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _bytes_once(folder):
+    """The bytes of all files below a folder; one that several names or links lead to, as splits of tokens may, counts once."""
+    found = (path.stat() for path in Path(folder).rglob("*") if path.is_file())
+    return sum({_identity(status): status.st_size for status in found}.values())
+
+
+def _identity(status):
+    return status.st_dev, status.st_ino
 
 
 def free_bytes():
