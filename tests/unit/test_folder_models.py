@@ -165,6 +165,14 @@ def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
         build(tmp_path / "copy", weights=weights)
 
 
+def test_a_model_of_images_and_text_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": LLAMA | {"vocab_size": VOCABULARY}})
+    )
+    with torch.device("meta"), pytest.raises(DataError, match=r"gemma3 is no causal language model"):
+        build(tmp_path)
+
+
 UNUSED = """
 from torch import nn
 

@@ -111,7 +111,9 @@ def _network(pretrained, window):
         raise DataError(f"{place}: the installed `transformers` has no `model_type` = {kind}") from None
     except Exception as error:  # its checks raise errors of several kinds
         raise DataError(f"{place}: `transformers` does not take it: {error}") from None
-    if type(theirs) not in MODEL_FOR_CAUSAL_LM_MAPPING or theirs.is_encoder_decoder:
+    # Models of images and text too have their vocabulary in a part of the config.
+    causal = type(theirs) in MODEL_FOR_CAUSAL_LM_MAPPING and hasattr(theirs, "vocab_size")
+    if not causal or theirs.is_encoder_decoder:
         raise DataError(
             f"{place}: {kind} is no causal language model. T5 and BART summarise: model.kind = `pretrained`"
         )
