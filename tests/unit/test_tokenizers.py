@@ -12,7 +12,7 @@ from parascale.checkpoint import export
 from parascale.data.text import Tokens, prepare
 from parascale.errors import DataError
 from parascale.files import write_json
-from parascale.settings import Text, make
+from parascale.settings import Layout, Run, Text, Workload, make
 from parascale.settings.data import ExpectedText, TextData
 from parascale.settings.pretrained import Pretrained
 from tests.unit.test_checkpoint_export import make_run
@@ -184,3 +184,18 @@ def test_a_plan_knows_the_vocabulary_before_the_data_is_there(tmp_path):
         tokenizer, beside, _ = KINDS[kind]()
         saved(tmp_path / "model", tokenizer, beside)
         assert data.expected_outputs == 1 + max(tokenizer.get_vocab().values())
+    (tmp_path / "model/tokenizer.json").write_text("{")
+    assert data.expected_outputs is None
+
+
+def test_a_plan_can_do_without_variables_of_another_machine(monkeypatch):
+    monkeypatch.delenv("SOME_MODELS", raising=False)
+    place = "$SOME_MODELS/model"
+    settings = {
+        "data": {"text": {"tokenizer": "pretrained", "pretrained": place}},
+        "model": {"kind": "transformers", "folder": place},
+        "training": {"window": 8, "steps": 2},
+    }
+    workload = make(Workload, name="x", **settings)
+    assert workload.data.expected_outputs is None
+    Run("x", workload, Layout()).check()

@@ -1,9 +1,10 @@
 """Where data comes from and how text is prepared."""
 
 import re
+from contextlib import suppress
 from typing import ClassVar, Literal
 
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, DataError
 from parascale.settings.formats import ImageFormat, Images, ReadCalls
 from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
 from parascale.settings.pretrained import Pretrained
@@ -200,8 +201,11 @@ class TextData(Data):
     @property
     def expected_outputs(self):
         """Entries of the vocabulary. A capped one is at most, and for any larger text exactly, as large as its cap."""
-        known = self.expected.vocabulary or self.text.max_vocabulary
-        return known or (Pretrained(self.text.pretrained).size if self.text.pretrained else None)
+        if known := self.expected.vocabulary or self.text.max_vocabulary:
+            return known
+        with suppress(ConfigError, DataError):  # the folder may be on another machine, and its variables set there
+            return Pretrained(self.text.pretrained).size if self.text.pretrained else None
+        return None
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""

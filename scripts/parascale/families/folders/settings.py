@@ -1,7 +1,5 @@
 """Settings of a language model that a folder in Hugging Face's form describes."""
 
-from contextlib import suppress
-
 from parascale.errors import ConfigError, DataError
 from parascale.settings.options import RECIPE, option, settings
 from parascale.settings.pretrained import Pretrained
@@ -34,8 +32,11 @@ class Folder(Model):
         """Raise ConfigError without a folder, or where its weights would meet another vocabulary's numbers."""
         if self.folder is None:
             raise ConfigError("model.kind = `transformers` needs model.folder, a folder with the model's config.json")
-        with suppress(DataError):  # the folder may be on another machine
-            self._check_layout(run.layout, Pretrained(self.folder, "model.folder").config)
+        try:
+            described = Pretrained(self.folder, "model.folder").config
+        except (ConfigError, DataError):  # the folder may be on another machine, and its variables set there
+            described = {}
+        self._check_layout(run.layout, described)
         tokens = run.workload.data.pretrained
         if self.weights and tokens != self.folder:
             raise ConfigError(
