@@ -111,6 +111,20 @@ def test_parameters_on_split_heads_that_the_library_does_not_declare_are_refused
         tensor_plan(network)
 
 
+def test_a_pipeline_has_the_order_that_the_library_declares_and_something_at_both_ends():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        network = LlamaForCausalLM(LlamaConfig(**LLAMA, vocab_size=VOCABULARY))
+    heads = [f"head{number}" for number in range(9)]
+    network.pp_plan.update(dict.fromkeys(heads))
+    last = ("model.norm", "lm_head", *heads)
+    assert pipeline_plan(network).last == tuple(f"network.{name}" for name in last)
+    network.pp_plan["model.embed_tokens"] = network.pp_plan.pop("model.embed_tokens")
+    with pytest.raises(Underivable, match=r"names nothing before the repeated layers"):
+        pipeline_plan(network)
+
+
 def test_degrees_must_fit_what_the_folder_says(folder):
     def check(weights=False, **layout):
         model = {"kind": "transformers", "folder": str(folder), "weights": weights}

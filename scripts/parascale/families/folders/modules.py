@@ -162,7 +162,8 @@ def pipeline_plan(network):
     if not (declared := network.pp_plan):
         raise Underivable(f"transformers declares no `base_model_pp_plan` for {type(network).__name__}")
     base = [name for name in declared if name.startswith(f"{network.base_model_prefix}.")]
-    names, units = [NETWORK + name for name in (*base, *declared.keys() - base)], repeated(network)
+    names = [NETWORK + name for name in (*base, *(name for name in declared if name not in base))]
+    units = repeated(network)
     blocks = [name for name in names if f"{name.removeprefix(NETWORK)}.*" in units]
     if len(blocks) != 1:
         raise Underivable(f"of its repeated layers `base_model_pp_plan` names {', '.join(blocks) or 'none'}")
@@ -170,6 +171,8 @@ def pipeline_plan(network):
         if not any(f"{NETWORK}{name}".startswith(f"{place}.") for place in names):
             raise Underivable(f"`base_model_pp_plan` has no place for `{name}`")
     cut = names.index(blocks[0])
+    if cut in (0, len(names) - 1):
+        raise Underivable(f"`base_model_pp_plan` names nothing {'after' if cut else 'before'} the repeated layers")
     return PipelinePlan(tuple(names[:cut]), blocks[0], tuple(names[cut + 1 :]), leaves_places=True)
 
 
