@@ -17,6 +17,7 @@ from parascale.parallel import check_plans, tying
 from parascale.parallel.parallelize import offered
 from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.settings.config import Checkpoints
+from parascale.settings.pretrained import Pretrained
 from parascale.store.keys import modules_of_run
 from parascale.train.graph import narrowest_type
 
@@ -153,6 +154,18 @@ def test_another_folder_is_another_training(folder, tmp_path):
     assert {name for name in before if name.startswith("model/")} == {"model/config.json", "model/model.safetensors"}
     edit_config(copy, vocab_size=102)
     assert {name for name, digest in key().items() if before[name] != digest} == {"model/config.json"}
+
+
+def test_weights_that_differ_in_their_middle_are_others(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(10 << 20))
+    before = Pretrained(str(tmp_path)).digests(True)
+    with weights.open("r+b") as file:
+        file.seek(4 << 20)
+        file.write(b"x" * (4 << 20))
+    after = Pretrained(str(tmp_path)).digests(True)
+    assert {name for name, digest in after.items() if before[name] != digest} == {"model/model.safetensors"}
 
 
 def test_bad_folders_are_named(folder, tmp_path):

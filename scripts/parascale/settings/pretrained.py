@@ -14,7 +14,7 @@ from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-END_BYTES = 1 << 20
+END_BYTES, SAMPLE_BYTES, SAMPLES_APART = 1 << 20, 4096, 4 << 20
 UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
 
 
@@ -75,14 +75,11 @@ class Pretrained:
         return [self.folder / name for name in names if (self.folder / name).is_file()]
 
     def digests(self, weights):
-        """File → sha256 of what a training knows of a model by: of weights their ends and their size, since they may be large."""
+        """File → sha256 of what a training knows of a model by: of large weights their ends, samples between, and their size."""
         found = {}
         for path in self.found_files(False, weights):
-            with path.open("rb") as file:
-                ends = file.read(END_BYTES)
-                file.seek(max(len(ends), path.stat().st_size - END_BYTES))
-                ends += file.read() + str(path.stat().st_size).encode()
-            found[f"model/{path.name}"] = hashlib.sha256(ends).hexdigest()
+            state = path.stat()
+            found[f"model/{path.name}"] = _digest_of(path, state.st_size, state.st_mtime_ns)
         return found
 
     def _parts(self):
@@ -157,3 +154,16 @@ def folders(data, model=None):
 def _size_of(location, modified):
     """`Pretrained.size`, once for each state of a file that may be large: plans ask often."""
     return 1 + max(Pretrained(location)._numbers(math.inf).values())
+
+
+@functools.cache
+def _digest_of(path, size, modified):
+    """What `Pretrained.digests` says of a file, once for each state of it: plans ask often."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END_BYTES))
+        for place in range(SAMPLES_APART, size - END_BYTES, SAMPLES_APART):
+            file.seek(place)
+            digest.update(file.read(SAMPLE_BYTES))
+        file.seek(max(min(size, END_BYTES), size - END_BYTES))
+        digest.update(file.read() + str(size).encode())
+    return digest.hexdigest()
