@@ -192,6 +192,15 @@ def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
         build(tmp_path / "copy", weights=weights)
 
 
+def test_weights_under_other_names_than_the_modules_have_are_refused(tmp_path):
+    model = build(make_folder(tmp_path, "GPT-NeoX"), weights=True)
+    name = "network.lm_head.weight"
+    with pytest.raises(
+        DataError, match=r"lack `lm_head\.weight`; fetch the folder again, or its weights are stored under"
+    ):
+        model.initialise_parameter(name, model.get_parameter(name).data)
+
+
 def test_a_model_of_images_and_text_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gemma3", "text_config": LLAMA | {"vocab_size": VOCABULARY}})

@@ -54,7 +54,10 @@ class StoredWeights:
     def fill(self, name, shard, stored):
         """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks or does not fit."""
         if stored is None:
-            raise DataError(f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again")
+            raise DataError(
+                f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again, or its weights are stored under other "
+                "names than its modules have"
+            )
         if stored.shape != shard.shape:
             raise DataError(
                 f"{self.pretrained.folder}: `{name}` is {list(stored.shape)}, but after its config.json {list(shard.shape)}"
