@@ -201,6 +201,15 @@ def test_weights_under_other_names_than_the_modules_have_are_refused(tmp_path):
         model.initialise_parameter(name, model.get_parameter(name).data)
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
+def test_a_quantized_tensor_is_named(kind, folder):
+    model, name = build(folder, weights=True), next(iter(build(folder).state_dict()))
+    shard = model.get_parameter(name).data
+    with pytest.raises(DataError, match=rf"`\S+\.weight` is stored as {kind}, as quantized"):
+        model._stored.fill(name.removeprefix("network."), shard, shard.to(getattr(torch, kind)))
+    model._stored.fill(name, shard, shard.bfloat16())
+
+
 def test_a_model_of_images_and_text_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gemma3", "text_config": LLAMA | {"vocab_size": VOCABULARY}})

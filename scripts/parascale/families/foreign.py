@@ -52,7 +52,7 @@ class StoredWeights:
         return None
 
     def fill(self, name, shard, stored):
-        """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks or does not fit."""
+        """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks, is quantized or does not fit."""
         if stored is None:
             raise DataError(
                 f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again, or its weights are stored under other "
@@ -62,6 +62,9 @@ class StoredWeights:
             raise DataError(
                 f"{self.pretrained.folder}: `{name}` is {list(stored.shape)}, but after its config.json {list(shard.shape)}"
             )
+        if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise DataError(f"{self.pretrained.folder}: `{name}` is stored as {kind}, as quantized weights are")
         shard.copy_(stored)
 
     @functools.cached_property
