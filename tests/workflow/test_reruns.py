@@ -107,7 +107,9 @@ def row(name, seed):
 
 def version(part):
     """The raised version of a part's numerics."""
-    return text(f"{CODE}/numerics.json", f'"{part}": {{\n   "version": 1', f'"{part}": {{\n   "version": 2')
+    declared = json.loads((REPOSITORY / CODE / "numerics.json").read_text(encoding="utf-8"))["declared"]
+    now, raised = (f'"{part}": {{\n   "version": {declared[part]["version"] + by}' for by in (0, 1))
+    return text(f"{CODE}/numerics.json", now, raised)
 
 
 # What is edited: (the edit, what runs again[, trainings that run again because something before them does]).

@@ -64,9 +64,11 @@ def model(target, window, vocabulary):
     Example: parascale check model poems.py:Recurrent
     Example: parascale check model models/smollm --window 512
     """
+    from parascale.families.folders import KINDS
     from parascale.train.graph import described  # torch loads slowly
 
-    named = {"kind": target} if ":" in target else {"kind": "transformers", "folder": target}
+    [of_folders] = KINDS
+    named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
     values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
     workload = strict.load(Workload, values, f"model {target}")
     Run("checked", workload, Layout()).check()
