@@ -4,14 +4,15 @@ HDF5 is as the courses of Jülich write it: a group a split with encoded images 
 """
 
 import itertools
-import tarfile
 import zipfile
+import zlib
 from collections import defaultdict
 from pathlib import PurePosixPath
 
 import h5py
 import pyarrow as pa
 
+from parascale.data import imagenet
 from parascale.data.imagenet import opened_tar, tar_members
 from parascale.data.named_files import SPLIT_NAMES, is_foreign, require_no_names_of_splits
 from parascale.data.sources.tables import Table
@@ -19,15 +20,8 @@ from parascale.errors import DataError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 HDF5_ENDINGS = (".h5", ".hdf5")
-DAMAGED = (
-    OSError,
-    EOFError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zipfile.zlib.error,
-    NotImplementedError,
-    RuntimeError,
-)
+# As of tars; and what `zipfile` raises for a way to pack that it lacks (NotImplementedError), or a password (RuntimeError).
+DAMAGED = (*imagenet.DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 class Samples(Table):
