@@ -25,6 +25,7 @@ from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.layout import DEGREES
 from parascale.settings.workload import LanguageTraining
+from tests.published import exam
 
 RUNS, MACHINES = (Path(__file__).with_name(f"{name}.csv") for name in ("runs", "machines"))
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
@@ -44,7 +45,6 @@ STACKS = {
     "caraml": "megatron",
     "maxtext": "maxtext",
 }
-ALIKE = ("torch", "megatron", "deepspeed-2021")
 # What the code of a source does where its table says nothing. Megatron-LM drops 0.1 of the attention weights and of what layers give
 # (`--attention-dropout`, `--hidden-dropout`): FlashAttention came a year after its paper of 2021.
 # Sequence parallelism came to Megatron-LM after the code of BigScience and LUMI had left it.
@@ -72,6 +72,7 @@ OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
 class Scored:
     """A row: tokens a second and GPU. published: None of a run that ran out of memory, or states no rate. utilisation: of the peak rate.
 
+    groups: what it is scored by, {name: group}.
     predicted: None where the machine's data sheet says nothing of the row's precision. ran: it did not run out of memory.
     """
 
@@ -82,7 +83,6 @@ class Scored:
     ratio: float | None
     fits: str
     ran: bool = True
-    stack: str = "torch"
     utilisation: float | None = None
     groups: dict = field(default_factory=dict)
     cells: dict = field(default_factory=dict)
@@ -238,16 +238,10 @@ def score_row(cells, sites, where):
         ratio=predicted / published if predicted and published else None,
         fits=verdict(used, capacity_bytes(row.run, row.site)),
         ran=has_run(cells),
-        stack=row.stack,
         utilisation=row.utilisation,
         groups=groups_of(row),
         cells=cells,
     )
-
-
-def apart(cells):
-    """nanotron's pipelines, and what it ran on two nodes (see README.md beside the table)."""
-    return cells.get("source") == "nanotron" and (cells["pp"] != "1" or cells["gpus"] != cells["gpus_per_node"])
 
 
 def groups_of(row):
@@ -320,8 +314,6 @@ def main():
     parser.add_argument("--machines", type=Path, default=MACHINES, help="CSV of the machines that the table names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    from tests.published import exam  # which asks this module
-
     scored = score(options.table, options.machines)
     if options.json:
         values = {"rows": [asdict(row) for row in scored], "errors": errors(scored), "memory": memory(scored)}
