@@ -162,9 +162,8 @@ def _rounded_to(run, folder):
         return run.precision
     try:
         return narrowest_type(run.workload, read_json(Path(folder) / "run.json")["vocabulary"])
-    except (
-        Exception
-    ):  # a user's class may look at numbers, and fails where there are none: it is held to the run's precision
+    # A user's class may look at numbers, and fails in its own way where there are none: the stricter tolerance holds.
+    except Exception:
         return run.precision
 
 
