@@ -119,7 +119,7 @@ def test_plan_and_report_hold_all_three_trainings(cluster, finished):
         assert all(0 <= judged[writer][score] <= 1 for writer in ("beam", "greedy") for score in judged["lead"])
     for name in ("pictures", "pictures-ddp", "pictures-two-nodes"):
         assert 0 <= read_json(finished.run(name).target)["test_accuracy"] <= 1
-    assert "Summaries of the test split" in page and "Accuracy of the classifiers" in page
+    assert "Summaries of the test split" in page and "Losses and accuracies" in page
 
 
 def granted(cluster, workflow, name):
