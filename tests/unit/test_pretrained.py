@@ -18,7 +18,7 @@ from parascale.families.build import build_model, initialise
 from parascale.parallel import tying
 from parascale.parallel.parallelize import check_plans
 from parascale.settings import Layout, Model, Run, Text, Workload, load_workload, make
-from parascale.settings.pretrained import Pretrained
+from parascale.settings.pretrained import Pretrained, folders
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
 
@@ -364,3 +364,17 @@ def test_a_prefix_stands_before_each_document_and_not_in_the_lead(t5, tmp_path):
     documents_BS, mask_BS = pairs.documents([1])
     assert tokens.decode(documents_BS[0][mask_BS[0]]).strip() == "summarize: w1 w2 w3 w4"
     assert pairs.raw()[1] == ("w1 w2 w3 w4", "w1")
+
+
+def test_a_folder_whose_tokenizer_is_renumbered_must_describe_its_model_whatever_is_trained(t5):
+    """Summaries take its `vocab_size` and its end from there; a language model needs the tokenizer alone."""
+    (t5 / "config.json").unlink()
+    text = {"tokenizer": "pretrained", "pretrained": str(t5)}
+    for task in ("summarisation", "language_model"):
+        workload = make(Workload, name="x", task=task, data={"text": text})
+        ((folder, *parts),) = folders(workload.data, workload.model)
+        if task == "summarisation":
+            with pytest.raises(DataError, match=r"config\.json: no such file"):
+                folder.check(*parts)
+        else:
+            folder.check(*parts)

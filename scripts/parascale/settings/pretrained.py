@@ -22,11 +22,11 @@ class Pretrained:
     """The folder at `location`, a path in which `~`, `$VARIABLES` and `${NAME:-other}` are filled in.
 
     Nothing is read before it is asked for. What is missing or damaged then raises DataError, which names the file and says
-    how to fetch it.
+    how to fetch it. renumbered: data has the numbers that `order` gives its entries.
     """
 
-    def __init__(self, location, key="data.text.pretrained"):
-        self.folder = Path(expanded(location, key))
+    def __init__(self, location, key="data.text.pretrained", renumbered=False):
+        self.folder, self.renumbered = Path(expanded(location, key)), renumbered
 
     @functools.cached_property
     def config(self):
@@ -63,7 +63,8 @@ class Pretrained:
 
     def check(self, tokenizer=True, weights=True):
         """Raise DataError unless the tokenizer is there, or without it what describes the model, and with `weights` these as well."""
-        _ = (weights or not tokenizer) and self.config, tokenizer and self.tokenizer_file, weights and self.weight_files
+        described = weights or self.renumbered or not tokenizer
+        _ = described and self.config, tokenizer and self.tokenizer_file, weights and self.weight_files
 
     def found_files(self, tokenizer, weights):
         """The files that are there, of those that prepared data depends on for its `tokenizer`, or a training for its model."""
@@ -144,7 +145,7 @@ def folders(data, model=None):
     """(Pretrained, whether its tokenizer is read, whether its weights) of what data is made with, and of the `model` of a training."""
     begun, found = model.pretrained if model else None, []
     if data.pretrained:
-        found.append((Pretrained(data.pretrained), True, begun == data.pretrained))
+        found.append((Pretrained(data.pretrained, renumbered=data.format == "pairs"), True, begun == data.pretrained))
     if model and model.folder:
         found.append((Pretrained(model.folder, "model.folder"), False, begun is not None))
     return found
