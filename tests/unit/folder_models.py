@@ -25,13 +25,14 @@ FAMILIES = {
     "GPT-NeoX": ("GPTNeoXConfig", {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}),
     "SmolLM3": ("SmolLM3Config", LLAMA),
 }
+OTHERS = {"Mixtral": ("MixtralConfig", LLAMA)}
 
 
 def make_folder(folder, family, **more):
     """The folder of a tiny model of a family, its biases as of a trained one; `more` are settings of its architecture."""
     import transformers
 
-    name, sizes = FAMILIES[family]
+    name, sizes = (FAMILIES | OTHERS)[family]
     config = getattr(transformers, name)(
         **{"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, **sizes, **more}
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from parascale.checkpoint.convert import convert
 from parascale.commands.project import check
@@ -23,6 +24,7 @@ from parascale.train.graph import narrowest_type
 
 from .checkpoints import save_run
 from .folder_models import FAMILIES, LLAMA, PLACES, VOCABULARY, make_folder
+from .own_classes import VIT, VIT_WORKLOAD
 from .pretrained_folders import edit_config, make_bart
 
 ROOT = Path(__file__).parents[2]
@@ -47,15 +49,20 @@ def theirs(folder):
         return found.eval()(TOKENS).logits
 
 
-def test_a_training_begins_with_the_folder_s_weights_if_it_is_told_to(folder):
+def begun(folder):
+    """The model that a training begins with, with the folder's weights."""
     with torch.device("meta"):
         model = build(folder, weights=True)
     tied = tying.tied_names(model)
     model.to_empty(device="cpu")
     tying.tie(model, tied)
     initialise(model, lambda: pytest.fail("the whole model was made"), 1, tied)
+    return model
+
+
+def test_a_training_begins_with_the_folder_s_weights_if_it_is_told_to(folder):
     with torch.no_grad():
-        assert torch.equal(model.eval()(TOKENS), theirs(folder))
+        assert torch.equal(begun(folder).eval()(TOKENS), theirs(folder))
         assert not torch.equal(build(folder).eval()(TOKENS), theirs(folder))
 
 
@@ -192,13 +199,14 @@ def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
         build(tmp_path / "copy", weights=weights)
 
 
-def test_weights_under_other_names_than_the_modules_have_are_refused(tmp_path):
-    model = build(make_folder(tmp_path, "GPT-NeoX"), weights=True)
-    name = "network.lm_head.weight"
-    with pytest.raises(
-        DataError, match=r"lack `lm_head\.weight`; fetch the folder again, or its weights are stored under"
-    ):
-        model.initialise_parameter(name, model.get_parameter(name).data)
+@pytest.mark.parametrize("family", ["GPT-NeoX", "Mixtral"])
+def test_weights_that_the_library_renames_and_joins_are_read(family, tmp_path):
+    sizes = {"num_local_experts": 4} if family == "Mixtral" else {}
+    folder = make_folder(tmp_path, family, **sizes)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert not build(folder).network.state_dict().keys() <= set(file.keys())
+    with torch.no_grad():
+        assert torch.equal(begun(folder).eval()(TOKENS), theirs(folder))
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
@@ -236,18 +244,56 @@ class Unused(nn.Module):
 """
 
 
+def looked_at(*words):
+    """What `parascale check model` prints."""
+    return CliRunner().invoke(check, ["model", *map(str, words)], catch_exceptions=False).output.splitlines()
+
+
 def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
     (tmp_path / "unused.py").write_text(UNUSED)
-    done = CliRunner().invoke(
-        check, ["model", f"{tmp_path}/unused.py:Unused", "--vocabulary", "50"], catch_exceptions=False
-    )
-    assert done.output.splitlines() == [
+    assert looked_at(f"{tmp_path}/unused.py:Unused", "--vocabulary", "50") == [
         "39,430 parameters: 0.000631 GB of weights, gradients and AdamW's states in fp32",
         "offers single, ddp, fsdp; units of FSDP and recomputation: layers.*",
         "not tp: it offers no `tensor_plan`",
         "not pp: it offers no `pipeline_plan`",
         "no gradient for spare.weight, spare.bias: `ddp` refuses this model",
     ]
-    done = CliRunner().invoke(check, ["model", str(folder), "--window", "16"], catch_exceptions=False)
-    assert ("offers single, ddp, fsdp, tp, pp;" in done.output) == ("converts to fp32" in done.output)
-    assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in done.output
+    printed = "\n".join(looked_at(folder, "--window", "16"))
+    assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("converts to fp32" in printed)
+    assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in printed
+
+
+def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
+    """Rotary positions that may grow look for the largest one, mixtures of experts multiply in types that fp64 is none of."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    grows = make_folder(tmp_path / "grows", "Llama", rope_parameters=rope)
+    *_, offers, narrowest = looked_at(grows, "--window", PLACES)
+    assert offers.startswith("offers single, ddp, fsdp, tp, pp;") and narrowest.startswith("converts to fp32")
+    with torch.no_grad():
+        assert torch.equal(begun(grows).eval()(TOKENS), theirs(grows))
+    mixture = make_folder(tmp_path / "mixture", "Mixtral", num_local_experts=4)
+    *_, offers, refused, gradients = looked_at(mixture, "--window", PLACES)
+    assert offers.startswith("offers single, ddp, fsdp, pp;") and refused.startswith(
+        "not tp: transformers splits it by"
+    )
+    assert gradients.startswith("its gradients are unknown: a pass in fp64 without data fails (Expected inputs of BF16")
+
+
+def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
+    """Its sizes may be of the workload alone, and random numbers that differ in each layout are known before anything is paid."""
+    (tmp_path / "vit.py").write_text(VIT)
+    (tmp_path / "vit.yaml").write_text(VIT_WORKLOAD)
+    assert looked_at(tmp_path / "vit.yaml") == [
+        "7,802 parameters: 0.000125 GB of weights, gradients and AdamW's states in fp32",
+        "offers single, ddp, fsdp; units of FSDP and recomputation: encoder.layers.*",
+        "not tp: it offers no `tensor_plan`",
+        "not pp: it offers no `pipeline_plan`",
+    ]
+    (tmp_path / "vit.yaml").write_text(VIT_WORKLOAD.replace("dropout: 0.0", "dropout: 0.1"))
+    assert looked_at(tmp_path / "vit.yaml")[-1].startswith(
+        "its layouts will be `not comparable`: the model draws random"
+    )
+    with pytest.raises(
+        ConfigError, match=r"cannot be made as a language model with default settings \(KeyError: 'dim'\)"
+    ):
+        looked_at(f"{tmp_path}/vit.py:ViT")

@@ -7,11 +7,12 @@ import click
 
 from parascale import slurm
 from parascale.cli import COUNT, InputFile, named_run, project_options, run_option
+from parascale.errors import ConfigError
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
-from parascale.settings import Layout, Run, Workload, strict
+from parascale.settings import Layout, Run, Workload, load_workload, strict
 from parascale.settings.pretrained import Pretrained, folders
 from parascale.settings.reference import fill, schemas
 
@@ -53,14 +54,20 @@ def check(context, find, name):
 
 @check.command()
 @click.argument("target")
-@click.option("--window", type=COUNT, default=64, show_default=True, help="Tokens of a sample.")
-@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary; default: the folder's, or 1,000.")
+@click.option(
+    "--window", type=COUNT, default=64, show_default=True, help="Tokens of a sample, unless a workload says it."
+)
+@click.option(
+    "--vocabulary", type=COUNT, help="Entries, or classes; default: as it is expected, the folder's, or 1,000."
+)
 def model(target, window, vocabulary):
-    """Say which layouts a language model of yours offers, why not the others, and which parameters get no gradient.
+    """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient.
 
-    TARGET is a class of your own, which gets the default settings, or a folder of `transformers`. Nothing is trained.
+    TARGET is the file of a workload, a language model's class, which gets the default settings, or a folder of `transformers`. Nothing is
+    trained.
 
     \b
+    Example: parascale check model config/workloads/lm-small.yaml
     Example: parascale check model poems.py:Recurrent
     Example: parascale check model models/smollm --window 512
     """
@@ -68,15 +75,24 @@ def model(target, window, vocabulary):
     from parascale.train.graph import described  # torch loads slowly
 
     [of_folders] = KINDS
-    named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
-    values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
-    workload = strict.load(Workload, values, f"model {target}")
+    if target.endswith(".yaml"):
+        workload = load_workload(Path(target).parent, Path(target).stem)
+    else:
+        named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
+        values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
+        workload = strict.load(Workload, values, f"model {target}")
     Run("checked", workload, Layout()).check()
-    if vocabulary is None:
-        vocabulary = (
-            1000 if workload.model.folder is None else Pretrained(target, "TARGET").config.get("vocab_size", 1000)
-        )
-    print("\n".join(described(workload, vocabulary)))
+    folder = workload.model.folder
+    known = workload.data.expected.vocabulary or (folder and Pretrained(folder, "TARGET").config.get("vocab_size"))
+    try:
+        print("\n".join(described(workload, vocabulary or known or 1000)))
+    except (KeyError, TypeError, AttributeError) as error:
+        if ":" not in target:
+            raise
+        raise ConfigError(
+            f"{target} cannot be made as a language model with default settings ({type(error).__name__}: {error}): name the file of its "
+            "workload instead"
+        ) from error
 
 
 @click.command()

@@ -1,6 +1,7 @@
 """What modules need that were not written for this project: blocks, where nobody says them; places of what another stage holds; and
 weights from a folder in Hugging Face's form, read a tensor at a time."""
 
+import copy
 import functools
 
 from safetensors import SafetensorError, safe_open
@@ -31,10 +32,17 @@ class Passed(nn.Module):
 
 
 class StoredWeights:
-    """What the safetensors of a `Pretrained` folder hold for the parameters of `network`, a module of `transformers`."""
+    """What the safetensors of a `Pretrained` folder hold for the parameters of `network`, a module of `transformers`, under its own names:
+    stored ones are renamed, and experts joined, as the library does when it loads them."""
 
     def __init__(self, pretrained, network):
-        self.pretrained, self.prefix = pretrained, f"{network.base_model_prefix}."
+        from transformers.conversion_mapping import (
+            get_model_conversion_mapping,
+        )  # slow to load; who comes here has done it
+
+        self.pretrained, self.config, self.prefix = pretrained, network.config, network.base_model_prefix
+        self.transforms = get_model_conversion_mapping(network)
+        self.held = dict.fromkeys(network.state_dict(), True)
         same = {}
         for name, tensor in network.named_parameters(remove_duplicate=False):
             same.setdefault(id(tensor), []).append(name)
@@ -44,20 +52,44 @@ class StoredWeights:
     def tensor(self, name):
         """The tensor for a parameter, or None."""
         for alias in self.names.get(name, [name]):
-            # A folder of the bare model, without the output layer, has the names without its attribute.
-            for candidate in (alias, alias.removeprefix(self.prefix)):
-                if candidate in self._file_of:
-                    with _opened(self._file_of[candidate]) as file:
-                        return file.get_tensor(candidate)
+            first, converter, stored = self._sources.get(alias, (None, None, {}))
+            if converter is not None:
+                converter = copy.deepcopy(converter)
+                for each, pattern in stored.items():
+                    converter.add_tensor(first, each, pattern, self._read(each))
+                made = converter.convert(first, config=self.config)[alias]
+                return made[0] if isinstance(made, list) else made
+            if stored:
+                return self._read(next(iter(stored)))
         return None
+
+    @functools.cached_property
+    def _sources(self):
+        """Name of a parameter → (first name that its WeightConverter makes, this or None, {stored name: the converter's pattern})."""
+        from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
+
+        converters = [each for each in self.transforms if isinstance(each, WeightConverter)]
+        renamings = [each for each in self.transforms if each not in converters]
+        of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        found = {}
+        for stored in sorted(self._file_of, key=dot_natural_key):
+            first, pattern = rename_source_key(stored, renamings, converters, self.prefix, self.held)
+            if first not in self.held:  # written by the library's own names
+                first, pattern = rename_source_key(stored, [], [], self.prefix, self.held)
+            converter = of_pattern.get(pattern)
+            ends = converter.target_patterns if converter is not None else [""]
+            for end in ends:
+                found.setdefault(first.replace(ends[0], end), (first, converter, {}))[2][stored] = pattern
+        return found
+
+    def _read(self, stored):
+        with _opened(self._file_of[stored]) as file:
+            return file.get_tensor(stored)
 
     def fill(self, name, shard, stored):
         """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks, is quantized or does not fit."""
         if stored is None:
-            raise DataError(
-                f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again, or its weights are stored under other "
-                "names than its modules have"
-            )
+            raise DataError(f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again")
         if stored.shape != shard.shape:
             raise DataError(
                 f"{self.pretrained.folder}: `{name}` is {list(stored.shape)}, but after its config.json {list(shard.shape)}"

@@ -8,9 +8,14 @@ from parascale.errors import few
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
+from parascale.families.dropout import Draws
 from parascale.parallel.parallelize import PLANS, offered, why_not
 
 SAMPLES = 2
+OWN_DRAWS = (
+    "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
+    "`nn.Dropout` whose input has the samples as its first dimension"
+)
 STATES = 16  # bytes of a parameter: its weight, its gradient and two moments
 
 
@@ -34,12 +39,13 @@ def narrowest_type(workload, outputs):
 
     Several models of `transformers` convert what enters a norm to fp32, whatever they are told to compute in.
     """
-    return _tried(workload, outputs, "meta")[1]
+    return _tried(workload, _built(workload, outputs, "meta"), "meta")
 
 
 def described(workload, outputs):
     """Lines that say what a model is before it trains: parameters, layouts, and what will be refused."""
-    model, narrowest = _tried(workload, outputs, "cpu" if ":" in workload.model.kind else "meta")
+    device = "cpu" if ":" in workload.model.kind else "meta"
+    model = _built(workload, outputs, device)
     parameters = dict(model.named_parameters())
     count = sum(each.numel() for each in parameters.values())
     yield f"{count:,} parameters: {STATES * count / 1e9:.3g} GB of weights, gradients and AdamW's states in fp32"
@@ -48,19 +54,31 @@ def described(workload, outputs):
         f"; units of FSDP and recomputation: {', '.join(units)}" if units else ""
     )
     yield from (f"not {axis}: {why_not(model, axis)}" for axis, plan in PLANS.items() if not hasattr(model, plan))
+    Draws([model], 0, [range(SAMPLES)], 1, device).begin_part(1, 0)
+    random = torch.get_rng_state()
+    try:
+        narrowest = _tried(workload, model, device)
+    except Exception as error:  # of the model's own; some look at numbers, which there are none of on `meta`
+        yield f"its gradients are unknown: a pass in fp64{' without data' * (device == 'meta')} fails ({error})"
+        return
     unused = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
     if unused:
         yield f"no gradient for {few(unused, 5)}: `ddp` refuses this model"
+    if not torch.equal(random, torch.get_rng_state()):
+        yield f"its layouts will be `not comparable`: {OWN_DRAWS}"
     if narrowest == "fp32":
         yield "converts to fp32 on the way, even in fp64: parity is judged by the tolerance of fp32"
 
 
-def _tried(workload, outputs, device):
-    """(model in fp64, its narrowest type) after a forward and a backward pass of a few samples on a device."""
+def _built(workload, outputs, device):
     with torch.device(device):
-        model = build_model(workload.model, outputs, *workload.sizes).double()
+        return build_model(workload.model, outputs, *workload.sizes).double()
+
+
+def _tried(workload, model, device):
+    """The narrowest type of a model in fp64, after a forward and a backward pass of a few samples on a device."""
     *inputs, labels = (torch.from_numpy(each).to(device) for each in empty_batch(workload, SAMPLES))
     with _Types() as types:
         loss = summed_loss(model(*inputs), labels)
     loss.backward()
-    return model, "fp32" if min(kind.itemsize for kind in types.seen) < 8 else "fp64"
+    return "fp32" if min(kind.itemsize for kind in types.seen) < 8 else "fp64"

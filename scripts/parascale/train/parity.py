@@ -21,7 +21,7 @@ from parascale.checkpoint import read
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
 from parascale.settings import identity, run_from_dict
-from parascale.train.graph import narrowest_type
+from parascale.train.graph import OWN_DRAWS, narrowest_type
 
 SCHEMA_VERSION = 1
 GROUP_BYTES = 256 << 20  # of weights compared at once
@@ -148,12 +148,7 @@ def _draws(run, *folders):
     draws = [read_json(Path(folder) / "summary.json").get("draws") for folder in folders]
     if None in draws:
         raise ParityError(f"{run.run}: an earlier version made this parity run or its baseline's; run both again")
-    if any(draws):
-        return (
-            "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
-            "`nn.Dropout` whose input has the samples as its first dimension"
-        )
-    return None
+    return OWN_DRAWS if any(draws) else None
 
 
 def _rounded_to(run, folder):

@@ -127,7 +127,12 @@ def _network(pretrained, window):
             setattr(theirs, key, 0.0)
     # No window is padded: a row for padding would be left out of training, and looked for in every batch.
     theirs.pad_token_id = None
-    return AutoModelForCausalLM.from_config(theirs, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32)
+    for module in network.modules():
+        # It would look, in each pass, for positions beyond those that its frequencies are made for: no window has any.
+        if getattr(module, "rope_type", None) == "dynamic":
+            module.rope_type = "default"
+    return network
 
 
 def tensor_plan(network):
