@@ -2,7 +2,6 @@
 
 import math
 import re
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +112,7 @@ LARGE = {
 @pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "pp"], {"single", "fsdp", "pp"}))
 def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
     """The lines cover the time from the first step to the last, what is done between steps too, and what no phase covers is
-    below 2 % of a step (the median: where cores are shared, some steps are interrupted)."""
+    below 1 % of a step. Other work on the machine interrupts some steps, and makes all slower: the least of both is compared."""
     for attempt in range(3):
         settings = make_settings(f"run{attempt}", LAYOUTS[layout], **LARGE)
         elapsed, *_ = run_on_ranks(train_and_time, ranks_of(LAYOUTS[layout]), tmp_path / f"ranks{attempt}", settings)
@@ -123,8 +122,8 @@ def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
             assert line["total"] == pytest.approx(sum(line.values()) - line["total"], rel=1e-6)
         beside = sum(line.get("evaluation_seconds", 0) + line.get("checkpoint_seconds", 0) for line in lines)
         covered = (sum(line["total"] for line in seconds) + beside) / elapsed
-        rest = statistics.median(line["other"] / line["total"] for line in seconds[1:])
-        if abs(covered - 1) < 0.01 and rest < 0.02:
+        rest = min(line["other"] for line in seconds[1:]) / min(line["total"] for line in seconds[1:])
+        if abs(covered - 1) < 0.01 and rest < 0.01:
             return
     raise AssertionError(f"{covered:.1%} of the time is in the lines, and {rest:.1%} of a step in no phase")
 
