@@ -36,10 +36,30 @@ rule download_images:
         "parascale data download --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
+rule encode_shard:
+    input:
+        raw=PATHS.raw("{dataset}") / "manifest.json",
+        pretrained=pretrained_files(weights=False),
+    output:
+        temp(directory(PATHS.data("{dataset}", "encoded") / "{shard}")),
+    log:
+        LOGS / "prepare/{dataset}-{shard}.log",
+    benchmark:
+        PATHS.results / "benchmarks/encode/{dataset}-{shard}.tsv"
+    resources:
+        **data_node(60),
+    params:
+        number=lambda wildcards: int(wildcards.shard.split("-")[0]),
+        settings=data_settings("text"),
+    shell:
+        "parascale data prepare --dataset {wildcards.dataset:q} --shard {params.number} > {log:q} 2>&1"
+
+
 rule prepare:
     input:
         raw=PATHS.raw("{dataset}") / "manifest.json",
         pretrained=pretrained_files(weights=False),
+        shards=shards_of,
     output:
         PATHS.data("{dataset}", "{prepared}") / "manifest.json",
     log:

@@ -15,6 +15,12 @@ def own_folders(wildcards):
     return local_folders(PROJECT.datasets[wildcards.dataset].source)
 
 
+def shards_of(wildcards):
+    """The shards of a text that jobs of their own encode; none where one job does it all."""
+    data = PROJECT.datasets[wildcards.dataset]
+    return [PATHS.data(data.dataset, "encoded") / data.shard(each) for each in range(data.shards) if data.shards > 1]
+
+
 def data_settings(*sections):
     """A function from wildcards to what decides a dataset's content in those sections of its settings."""
     return lambda wildcards: as_json(

@@ -92,6 +92,19 @@ def test_more_data_costs_more(jureca):
     assert large > 2 * small
 
 
+def test_shards_of_a_text_are_encoded_at_the_price_of_one_job_and_a_start_each(jureca, monkeypatch):
+    """Joining them is a copy, and costs far less than encoding."""
+
+    def hours(stage):
+        return price(other(stage, dataset="wikitext103-50k"), jureca, {}).hours_expected
+
+    start, one = jureca.site.assumed.startup_seconds / 3600, hours("prepare")
+    datasets = jureca.project.datasets
+    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(datasets["wikitext103-50k"], shards=4))
+    assert 4 * (hours("encode") - start) == pytest.approx(one - start)
+    assert 0 < hours("prepare") - start < (one - start) / 20
+
+
 @pytest.mark.parametrize(
     "name", ["jureca", "juwels-booster", "jupiter", "slurm", "strategies", "wikitext2-files", "jureca-xsum-t5"]
 )

@@ -80,15 +80,17 @@ def download(project, workload, force):
 
 
 @data.command()
+@click.option("--shard", type=click.IntRange(min=0), help="Encode only this one of `data.shards`.")
 @with_dataset
-def prepare(project, workload):
+def prepare(project, workload, shard):
     """Turn raw text, or pairs of document and summary, into arrays of token numbers.
 
-    The vocabulary is that of the train split alone.
+    The vocabulary is that of the train split alone. Of several `data.shards`, it joins what --shard encoded.
 
     \b
     Example: parascale data prepare --workload lm-small
     """
+    from parascale.data import shards
     from parascale.data.own_tokens import prepare_tokens
     from parascale.data.pairs import prepare_pairs
     from parascale.data.sources.raw import Raw
@@ -97,17 +99,25 @@ def prepare(project, workload):
     found = workload.data
     if workload.of_images:
         raise click.UsageError(f"dataset `{found.dataset}` is of images: list them with `parascale data index`")
+    if shard is not None and shard >= found.shards:
+        raise click.UsageError(f"--shard {shard}: shards count from 0, and `data.shards` = {found.shards}")
     output = project.paths.data(found.dataset, found.format)
     raw = Raw(project.paths.raw(found.dataset))
+    if found.shards > 1 and raw.holds_tokens():
+        raise ConfigError(f"{raw.folder}: holds tokens, and nothing is left to encode: leave out `data.shards`")
     make = prepare_pairs if workload.of_pairs else prepare_tokens if raw.holds_tokens() else prepare_text
-    manifest = make(raw, found.text, found.expected, output)
+    folders = [project.paths.data(found.dataset, "encoded") / found.shard(number) for number in range(found.shards)]
+    made = [functools.partial(shards.join, folders)] if found.shards > 1 else []
+    if shard is not None:
+        raw, output, made = raw.shards(found.shards)[shard], folders[shard], [shards.shard]
+    manifest = make(raw, found.text, found.expected, output, *made)
     print(f"{output}: vocabulary of {manifest['vocabulary']:,} entries")
     for split, counts in manifest["splits"].items():
         lies = "".join(f", read in place as {facts['dtype']}" for facts in [counts.pop("in_place", None)] if facts)
         said = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
         print(f"{output}: {split}: {said}{lies}")
     for each in (workload, *project.workloads.values()):
-        if each.data.dataset == found.dataset:
+        if each.data.dataset == found.dataset and shard is None:
             require_windows(each, output)
 
 

@@ -19,22 +19,24 @@ JUDGED = "test"  # the split whose raw texts are kept
 AT_ONCE = 1 << 16  # pairs whose lengths are looked at together, so that memory holds four bytes a pair
 
 
-def prepare_pairs(raw, text, expected, output):
+def prepare_pairs(raw, text, expected, output, made=prepared):
     """As `parascale.data.text.prepare`, for pairs. A row without document or without summary is left out and counted in the manifest."""
 
     def texts(pairs):
         return (part for pair in pairs if _whole(pair) for part in _parts(pair, text.prefix))
 
     def write(folder, split, tokenizer, pairs, dtype):
-        counts = _write_split(folder, split, tokenizer, pairs, dtype, text.prefix)
-        if not counts["documents"]:
-            raise DataError(
-                f"{raw.folder}: the split `{split}` has no pair of document and summary ({counts['without_document']:,} rows without "
-                f"document, {counts['without_summary']:,} without summary). Are `data.source.columns: {{document: …, summary: …}}` right?"
-            )
-        return counts
+        return _write_split(folder, split, tokenizer, pairs, dtype, text.prefix)
 
-    return prepared(raw, text, expected, output, ("pairs", raw.pairs, texts), write, tokenize.learn)
+    def lacks(counts):
+        if not counts["documents"]:
+            return (
+                f"no pair of document and summary ({counts['without_document']:,} rows without document, {counts['without_summary']:,} "
+                "without summary). Are `data.source.columns: {document: …, summary: …}` right?"
+            )
+
+    rows = "pairs", raw.pairs, texts
+    return made(raw, text, expected, output, rows, write, tokenize.learn, lacks)
 
 
 def _whole(pair):

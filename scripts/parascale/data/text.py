@@ -21,11 +21,12 @@ from parascale.settings import SPLITS
 IGNORED = -100  # label of a place that is padding: it counts in no loss
 
 
-def prepare(raw, text, expected, output):
+def prepare(raw, text, expected, output, made=None):
     """Learn the vocabulary from the train split and write every split as numbers into the folder `output`; returns the manifest.
 
-    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. Memory does not grow with the
-    documents. Raises DataError for a split that is missing or without tokens, and where `expected` differs from what was found.
+    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. made: what takes the place of `prepared`, of
+    parascale.data.shards. Memory does not grow with the documents. Raises DataError for a split that is missing or without tokens,
+    and where `expected` differs from what was found.
     """
 
     def write(folder, split, tokenizer, documents, dtype):
@@ -38,26 +39,27 @@ def prepare(raw, text, expected, output):
                 else:
                     yield document
 
-        counts = write_documents(folder / f"{split}.bin", tokenizer, there(), dtype) | left_out
+        return write_documents(folder / f"{split}.bin", tokenizer, there(), dtype) | left_out
+
+    def lacks(counts):
         if counts["words"] == 0:
-            raise DataError(
-                f"{raw.folder}: the split `{split}` has no text: {counts['documents']} empty documents, {counts['without_text']} rows that have null"
-            )
-        return counts
+            return f"no text: {counts['documents']} empty documents, {counts['without_text']} rows that have null"
 
     def texts(documents):
         return (document for document in documents if document is not None)
 
     learn = functools.partial(tokenize.learn, renumbered=False)
-    return prepared(raw, text, expected, output, ("documents", raw.documents, texts), write, learn)
+    rows = "documents", raw.documents, texts
+    return (made or prepared)(raw, text, expected, output, rows, write, learn, lacks)
 
 
-def prepared(raw, text, expected, output, rows, write, learn):
+def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda counts: None):
     """Make the folder `output`: tokenizer, splits, manifest; returns the manifest. Arguments and errors as in `prepare`.
 
     rows: (what they are called, function from a split to its rows, function from rows to the texts in them).
     write: function (folder, split, tokenizer, rows, dtype of the numbers) that writes a split's files and returns its counts.
-    learn: function (texts of the train split, text) that gives the tokenizer.
+    learn: function (texts of the train split, text) that gives the tokenizer. lacks: function from a split's counts to what it lacks, in
+    words, or None.
     """
     unit, rows_of, texts_of = rows
     missing = [split for split in SPLITS if split not in raw.splits]
@@ -76,6 +78,8 @@ def prepared(raw, text, expected, output, rows, write, learn):
         for split in SPLITS:
             with Progress(f"{split} tokens", unit) as progress:
                 splits[split] = write(partial, split, tokenizer, progress.count(rows_of(split)), dtype)
+            if lacking := lacks(splits[split]):
+                raise DataError(f"{raw.folder}: the split `{split}` has {lacking}")
         train = splits["train"]
         samples = sum(
             train.get(name, 0) for name in ("documents", "without_text", "without_document", "without_summary")

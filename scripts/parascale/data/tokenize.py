@@ -127,7 +127,7 @@ class _LibraryTokenizer:
     def encode_documents(self, documents):
         """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
         numbers, lengths = [], []
-        for encoding in self._encoder.encode_batch(list(documents)):
+        for encoding in self._encoder.encode_batch_fast(list(documents)):
             found = self._numbers(encoding)
             numbers += [*found, self.end]
             lengths.append(len(found) + 1)

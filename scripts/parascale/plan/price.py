@@ -20,7 +20,7 @@ KEPT = "store"  # basis of the price of a training that is there already
 # Of data that is not there: an English word with its space, an article with its summary.
 TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
-DATA = ("prepare", "index", "convert", "verify", "loaders")
+DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
 COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
 
 
@@ -157,7 +157,10 @@ def _of_data(stage, name, planner):
     if size is None:
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         return None, f"size of the data: download it, or give data.expected.{wanted} in the workload"
-    return size / (planner.site.assumed.data_megabytes_per_second * 1e6), None
+    assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
+    if stage == "prepare" and shards > 1:  # they are copied
+        return size / (assumed.save_gigabytes_per_second * 1e9), None
+    return size / (assumed.data_megabytes_per_second * 1e6) / (shards if stage == "encode" else 1), None
 
 
 def _raw_bytes(name, project):

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import ClassVar, Literal
 
 from parascale.errors import ConfigError, DataError
-from parascale.settings.formats import ImageFormat, Images, ReadCalls
+from parascale.settings.formats import Formats, ImageFormat, Images, ReadCalls
 from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
 from parascale.settings.pretrained import Pretrained
 from parascale.settings.strict import nearest
@@ -197,6 +197,8 @@ class TextData(Data):
     text: Text = section(Text, "how text becomes tokens")
     expected: ExpectedText = section(ExpectedText, "what a plan may assume before the data is there")
     format: Literal["flat"] = option("flat", "format that the training reads")
+    shards: int = option(1, "jobs that encode the text, a part each; more than 1 need a `pretrained` tokenizer", low=1)
+    shard = Formats.shard
 
     @property
     def expected_outputs(self):
@@ -210,6 +212,10 @@ class TextData(Data):
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
         self.text.check(where)
+        if self.shards > 1 and not self.text.pretrained:
+            raise ConfigError(
+                f"{where}: `data.shards` = {self.shards} needs `data.text.tokenizer: pretrained`: a vocabulary is learned in one job"
+            )
         super().check(where)
 
     @property

@@ -4,6 +4,7 @@
 sha256. A path in it is relative to the raw folder, or absolute where data is read in place.
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -63,6 +64,23 @@ class Raw:
     def files(self, split):
         """The manifest's entries of a split, in order."""
         return self.manifest["splits"][split]
+
+    def shards(self, count):
+        """A list of Raw: `count` equal parts, each of the next rows of every split."""
+        shards = [copy.copy(self) for _ in range(count)]
+        for shard in shards:
+            shard.manifest = self.manifest | {"splits": {split: [] for split in self.splits}}
+        for split in self.splits:
+            rows = [entry.get("last") or readers.count_rows(self.path(entry)) for entry in self.files(split)]
+            places = [range(entry.get("first", 0), last) for entry, last in zip(self.files(split), rows, strict=True)]
+            total, before = sum(map(len, places)), 0
+            for entry, place in zip(self.files(split), places, strict=True):
+                for number, shard in enumerate(shards):
+                    start, end = (max(0, total * each // count - before) for each in (number, number + 1))
+                    if part := place[start:end]:
+                        shard.files(split).append(entry | {"first": part.start, "last": part.stop})
+                before += len(place)
+        return shards
 
     def path(self, entry):
         """Where an entry's file lies."""

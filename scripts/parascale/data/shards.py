@@ -1,0 +1,50 @@
+"""Text that several jobs encode, a shard each, and that another joins: byte for byte what one job makes.
+
+Both make a folder of the form of `parascale.data.text.prepared`, from what that takes.
+"""
+
+import dataclasses
+import shutil
+
+import numpy as np
+
+from parascale.data.text import Tokens, prepared
+from parascale.errors import DataError
+
+
+def shard(raw, text, expected, output, rows, write, learn, lacks):
+    """Encode the rows of `raw`, one of `Raw.shards`: it may lack text, and has other numbers than those expected."""
+    expected = dataclasses.replace(expected, approximate=True)
+    return prepared(raw, text, expected, output, rows, write, learn)
+
+
+def join(folders, raw, text, expected, output, rows, write, learn, lacks):
+    """Join the shards in `folders`. Raises DataError for one that is missing, damaged, or made of other text or settings."""
+    shards = [_opened(folder, part, text) for folder, part in zip(folders, raw.shards(len(folders)), strict=True)]
+
+    def joined(folder, split, tokenizer, shards, dtype):
+        shards = list(shards)
+        counts = [each.manifest["splits"][split] for each in shards]
+        for name in (name for name in shards[0].manifest["files"] if name.startswith(f"{split}.")):
+            parts = [each.folder / name for each in shards]
+            if name.endswith(".npy"):  # where documents end, of each shard from its own first token
+                starts = np.cumsum([0, *(count["tokens"] for count in counts[:-1])])
+                ends = [np.load(part) + start for part, start in zip(parts, starts, strict=True)]
+                np.save(folder / name, np.concatenate(ends))
+                continue
+            with open(folder / name, "wb") as file:
+                for part in parts:
+                    with open(part, "rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+        return {key: sum(count[key] for count in counts) for key in counts[0]}
+
+    return prepared(raw, text, expected, output, ("shards", lambda split: shards, list), joined, learn, lacks)
+
+
+def _opened(folder, raw, text):
+    """The Tokens of a shard, every byte as it was written."""
+    tokens = Tokens(folder)
+    if (tokens.manifest["source"], tokens.manifest["settings"]) != (raw.digest, dataclasses.asdict(text)):
+        raise DataError(f"{folder}: made of other text or settings; remove it and make it again")
+    tokens.verify()
+    return tokens
