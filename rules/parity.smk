@@ -42,7 +42,7 @@ rule parity_verdict:
         baseline=shared(lambda run: run.baseline, PROJECT.runs),
         code=code_of("parity"),
     shell:
-        "parascale parity --run {wildcards.run:q} > {log:q} 2>&1"
+        "parascale parity compare --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule parity:

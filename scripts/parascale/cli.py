@@ -31,7 +31,7 @@ CONFIGURATION = Path("config/config.yaml")  # which is also where a project's fo
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
 # Verb → its module in `parascale.commands`, which is loaded when the verb is called, or asked for help.
 VERBS = {
-    **dict.fromkeys(("calibrate", "generate", "parity", "prove", "summarise"), "results"),
+    **dict.fromkeys(("calibrate", "generate", "prove", "summarise"), "results"),
     **dict.fromkeys(("check", "schema"), "project"),
     **dict.fromkeys(("report", "watch"), "report"),
     "advise": "advise",
@@ -39,6 +39,7 @@ VERBS = {
     "communication": "communication",
     "data": "data",
     "launch": "launch",
+    "parity": "parity",
     "plan": "plan",
     "site": "site",
     "store": "store",

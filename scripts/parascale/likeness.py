@@ -83,6 +83,20 @@ def rows_of(found, whole, most=0.1):
     return rows
 
 
+def nearest(found, whole, shares, count):
+    """Of lists of samples, of `count` in all, that whose outputs in `whole` a process's, or a plain shard of them, are nearest to."""
+
+    def away(rows):
+        pieces = [whole.unflatten(0, (count, -1))[list(rows)].flatten(0, 1)]
+        for dim, size in enumerate(found.shape):
+            if (last := pieces[0].shape[dim] - size) < 0:
+                return math.inf
+            pieces = [piece.narrow(dim, start, size) for piece in pieces for start in {*range(0, last, size), last}]
+        return min(rms(found - piece) for piece in pieces)
+
+    return [*min(shares, key=away)]
+
+
 def rms(tensor):
     """The root mean square of a tensor's elements, 0 without any."""
     return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from parascale.errors import DataError, few
 from parascale.files import write_json, write_text
-from parascale.likeness import looks_like, match, of_samples, rms, rows_of, spans
+from parascale.likeness import looks_like, match, nearest, of_samples, rms, spans
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
 ROUNDOFF = {"F64": 2**-53, "F32": 2**-24, "F16": 2**-11, "BF16": 2**-8}
@@ -213,13 +213,13 @@ class Step:
         lost = [number for number, seen in enumerate(held.flatten(1).all(1).tolist()) if not seen]
         own = [f"rank {part.about['rank']}: {spans(part.rows)}" for part in self.parts if part.rows is not None]
         text = f"samples {spans(lost)} are missing, in part or whole; {'; '.join(own)}"
-        for (
-            part
-        ) in self.parts:  # a later stage has no inputs: all samples are its, or those whose first output is nearest
+        shares = {tuple(part.rows) for part in self.parts if part.rows is not None}
+        for part in self.parts:  # a later stage has no inputs: all samples are its, or those of a first stage
             if part.rows is None and part.order:
                 key = next(key for key in part.micros if key.startswith(f"output|{part.order[0]}|"))
-                every = sum(part.about["samples"]) == len(held) or key not in self.single.micros
-                part.rows = [*range(len(held))] if every else rows_of(part.value(key), self.single.value(key), math.inf)
+                every = sum(part.about["samples"]) == len(held) or key not in self.single.micros or not shares
+                found = part.value(key), None if every else self.single.value(key)
+                part.rows = [*range(len(held))] if every else nearest(*found, sorted(shares), len(held))
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
 
     def placed(self, key, whole, change=False):
@@ -317,9 +317,9 @@ def as_text(card):
     return "\n".join([*lines, ""])
 
 
-def write_card(single, parallel):
-    """Write the card, proof.json and proof.txt, into the folder of the parallel recording; returns it."""
-    card = compare(single, parallel)
-    write_json(Path(parallel, "proof.json"), card)
-    write_text(Path(parallel, "proof.txt"), as_text(card))
+def write_card(single, parallel, folder=None):
+    """Write the card, proof.json and proof.txt, into a folder, by default that of the parallel recording; returns it."""
+    card, folder = compare(single, parallel), Path(folder or parallel)
+    write_json(folder / "proof.json", card)
+    write_text(folder / "proof.txt", as_text(card))
     return card

@@ -122,7 +122,7 @@ def _leave_out_of_sharding():
         ignored = {p for name, p in module.named_parameters() if name.startswith(f"{left_out}.")}
         return fully_shard(module, ignored_params=ignored, **options)
 
-    def clip_one_by_one(model, norm, limit):
+    def clip_one_by_one(model, optimizers, norm, limit):
         for _, parameter in model.named_parameters():
             parameter.grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0).item())
 

@@ -90,7 +90,7 @@ def test_without_a_project_the_error_says_what_to_do(project, tmp_path):
     ("words", "code", "said"),
     [
         (["plam"], 2, "No such command 'plam'. Did you mean 'plan'?"),
-        (["parity", "--run", "sinle"], 78, "error: run `sinle` is not in config/runs.tsv; did you mean `single`?"),
+        (["parity", "explain", "sinle"], 78, "error: run `sinle` is not in config/runs.tsv; did you mean `single`?"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_nearest_name(words, code, said):
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_with_the_nearest_name(words, code, said):
 
 def test_verbs_that_only_rules_call_are_hidden():
     shown, known = cli.parascale.get_help(click.Context(cli.parascale)), set(cli.VERBS)
-    assert {name for name in known if f"\n  {name} " not in shown} == {"communication", "parity", "summarise"}
+    assert {name for name in known if f"\n  {name} " not in shown} == {"communication", "summarise"}
 
 
 def test_help_and_planning_import_no_torch():

@@ -48,6 +48,7 @@ PLACEHOLDERS = {
     "--configfile FILE": "--configfile config/loaders.yaml",
     "--config KEY=VALUE": "--config root=/tmp/try",
     "VERB": "plan",
+    "explain RUN": "explain ddp",
     "site=<name>": "site=jureca",
     "data_partition=<name>": "data_partition=dc-gpu",
     "<name>": "course",

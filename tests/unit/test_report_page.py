@@ -55,6 +55,7 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_grey_in_the_table(tmp_
         and "the loss leaves its tolerance" in warning
     )
     assert re.findall(r"<code>(\w+)</code> does not compute", warning) == ["wrong"]
+    assert "<code>parascale parity explain wrong</code>" in warning
     rows = re.findall(
         r'<tr data-run="(.*?)"( class="faded")?', page.split('id="runs-lm-small"')[1].split("</table>")[0]
     )

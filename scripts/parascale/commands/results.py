@@ -1,4 +1,4 @@
-"""Verbs for what runs left: `generate`, `summarise`, `parity`, `prove` and `calibrate`. Torch loads slowly, so only where it is needed."""
+"""Verbs for what runs left: `generate`, `summarise`, `prove` and `calibrate`. Torch loads slowly, so only where it is needed."""
 
 import functools
 import json
@@ -164,29 +164,6 @@ def _devices(device):
 
     count = torch.cuda.device_count() if device == "cuda" else 0
     return [f"cuda:{number}" for number in range(count)] or [device]
-
-
-@click.command(hidden=True)
-@run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
-@with_project
-def parity(project, name):
-    """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
-
-    Writes results/parity/NAME/verdict.json. The verdict `different` is a result, not an error.
-
-    \b
-    Example: parascale parity --run ddp
-    """
-    from parascale.train.parity import compare_folders
-
-    run, folder = named_run(project, name), project.paths.parity
-    for each in (name, run.baseline):
-        if not (folder(each) / "summary.json").is_file():
-            remedy = f"`parascale launch --run {each} --kind parity` makes it"
-            raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
-    verdict = compare_folders(folder(name), folder(run.baseline))
-    write_json(folder(name) / "verdict.json", verdict)
-    print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
 
 
 @click.command()

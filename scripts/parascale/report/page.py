@@ -57,7 +57,7 @@ def _quoted(text):
 
 
 def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its comparisons as a terminal shows them, its CSV files and `figures/*.svg` below the folder
+    """Write `index.html`, `verdict.txt` with its comparisons and warnings as a terminal shows them, its CSV files and `figures/*.svg` below the folder
     `output`, each whole or not at all."""
     output = Path(output)
     for name in figures.FIGURES:
@@ -66,7 +66,7 @@ def write_report(report, output):
     for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
         files.write_text(output / f"{name}.csv", table(report).csv)
     said = [line for verdict in verdicts(report) if verdict.sentences for line in lines(verdict)]
-    files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
+    files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in [*said, *warnings(report)]))
     files.write_text(output / "index.html", render_page(report))
 
 
@@ -98,5 +98,7 @@ def warnings(report):
     said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
     for record in filter(is_different, report.records):
         wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"
-        said.append(f"{wrong}. Do not compare its cost.")
+        said.append(
+            f"{wrong}. Do not compare its cost; `parascale parity explain {record.name}` finds where they part."
+        )
     return said

@@ -1,0 +1,125 @@
+"""`parascale parity`: does a run train the same as its baseline; and if not, where do they part?"""
+
+import shutil
+import subprocess
+
+import click
+
+from parascale.cli import (
+    COUNT,
+    OutputFolder,
+    RunName,
+    configuration_words,
+    named_run,
+    project_options,
+    run_option,
+    with_project,
+)
+from parascale.commands.launch import LAUNCHER
+from parascale.data.manifests import require_windows
+from parascale.errors import ConfigError, DataError
+from parascale.files import read_json, write_json
+from parascale.plan.planner import Planner
+from parascale.train.job import job_of
+
+FEW = 3  # steps to record where no verdict says which one leaves the tolerance
+
+
+@click.group()
+def parity():
+    """Does a run train the same as its baseline; and if not, where do they part?
+
+    \b
+    Example: parascale parity explain ddp
+    """
+
+
+@parity.command(hidden=True)
+@run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
+@with_project
+def compare(project, name):
+    """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
+
+    Writes results/parity/NAME/verdict.json. The verdict `different` is a result, not an error.
+
+    \b
+    Example: parascale parity compare --run ddp
+    """
+    from parascale.train.parity import compare_folders
+
+    run, folder = named_run(project, name), project.paths.parity
+    for each in (name, run.baseline):
+        if not (folder(each) / "summary.json").is_file():
+            remedy = f"`parascale launch --run {each} --kind parity` makes it"
+            raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
+    verdict = compare_folders(folder(name), folder(run.baseline))
+    write_json(folder(name) / "verdict.json", verdict)
+    print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
+
+
+@parity.command(hidden=True)
+@run_option("A run of the run table.", required=True)
+@click.option("--steps", type=COUNT, required=True, help="Steps to record.")
+@click.option("--folder", type=OutputFolder(), required=True, help="Where to.")
+@with_project
+def record(project, name, steps, folder):
+    """One process of a recorded parity run; `explain` starts them.
+
+    \b
+    Example: parascale parity record --run single --steps 2 --folder recorded
+    """
+    from parascale.train.explain import record
+
+    record(job_of(project, Planner(project).run(name, "parity"), "parity"), folder, steps)
+
+
+@parity.command()
+@click.argument("name", metavar="RUN", type=RunName())
+@click.option("--steps", type=COUNT, help=f"Steps to record.  [default: to the first beyond the tolerance, or {FEW}]")
+@project_options
+@click.pass_context
+def explain(context, find, name, steps):
+    """In which step, pass and module does a run part first from its baseline, a single process, and what does it look like?
+
+    Trains the first steps of both parity runs anew, recorded and not compiled, and compares each output, gradient and weight
+    (docs/proof.md). Writes proof.json and proof.txt into results/parity/RUN; exits with 1 if they differ.
+
+    \b
+    Example: parascale parity explain ddp
+    """
+    words, project = configuration_words(context), find()
+    run, folder = named_run(project, name), project.paths.parity(name)
+    baseline = named_run(project, run.baseline)
+    if name == baseline.run or baseline.layout.world_size > 1:
+        said = (
+            "is its own baseline" if name == baseline.run else f"has the baseline {baseline.run} of several processes"
+        )
+        raise ConfigError(f"run {name} {said}: name a run whose baseline is a single process")
+    require_windows(run.workload, project.paths.data_of(run))
+    verdict = folder / "verdict.json"
+    steps = steps or (read_json(verdict)["first_step_outside"] if verdict.is_file() else None) or FEW
+    place = project.paths.under_way.absolute() / "explained" / name
+    shutil.rmtree(place, ignore_errors=True)
+    for each in (baseline.run, name):
+        verb = [
+            "-m",
+            "parascale",
+            "parity",
+            "record",
+            "--run",
+            each,
+            "--steps",
+            steps,
+            "--folder",
+            place / each,
+            *words,
+        ]
+        command = [*LAUNCHER, "--run", each, "--kind", "parity", *words, "--", *map(str, verb)]
+        if code := subprocess.run(command).returncode:
+            return code
+    from parascale.proof import as_text, write_card
+
+    card = write_card(place / baseline.run, place / name, folder)
+    shutil.rmtree(place)
+    print(as_text(card), end="")
+    return int(card["verdict"] == "different")
