@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,26 @@ def test_the_documented_script_parts_where_the_document_says(tmp_path, monkeypat
     run_document(right, str(tmp_path / "single"))
     run_on_ranks(run_document, 2, tmp_path / "ranks", right, str(tmp_path / "ddp"))
     assert CliRunner().invoke(cli.parascale, ["prove", str(tmp_path / "single"), str(tmp_path / "ddp")]).exit_code == 0
+
+
+def test_the_two_lines_of_the_readme_find_what_it_shows(tmp_path, monkeypatch):
+    """In the script of the document, which is told of no loss."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs/proof.md").read_text(encoding="utf-8")
+    shown = re.search(
+        r"^    (from parascale import prove)\n    (with .*\):)  #.*\n    \$ (.*)\n((?:    .*\n)+)",
+        (root / "README.md").read_text(),
+        re.M,
+    )
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace("        record.loss(loss)\n", "")
+    code, added = re.subn(r"with prove\.recording.*", shown[2].replace('"proof/ddp"', "sys.argv[1]"), code)
+    assert added == 1 and shown[1] in code
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.chdir(tmp_path)
+    run_document(code, "proof/single")
+    run_on_ranks(run_document, 2, tmp_path / "ranks", code, str(tmp_path / "proof/ddp"))
+    printed = CliRunner().invoke(cli.parascale, shown[3].split()[1:]).output
+    assert printed.splitlines()[-2:] == textwrap.dedent(shown[4]).splitlines()
 
 
 def test_what_records_may_be_copied():
