@@ -7,7 +7,8 @@ import functools
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from parascale.errors import DataError
+from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.settings.pretrained import CONFIG
 
 
 def repeated(model):
@@ -29,6 +30,36 @@ class Passed(nn.Module):
 
     def forward(self, hidden_BTD, *others, **more):
         return hidden_BTD if self.received is None else self.received
+
+
+def theirs_of(pretrained, places):
+    """The config of `transformers` that a `Pretrained` folder has, without dropout: its masks would be other ones in every layout.
+
+    Raises DataError for one that the library does not take, ConfigError for more places than the model has, RequirementError without it.
+    """
+    try:
+        from transformers import CONFIG_MAPPING  # slow to load, and needed for these kinds alone
+    except ImportError:
+        raise RequirementError(
+            "a model from a folder needs the package `transformers`: see envs/requirements.txt"
+        ) from None
+    file, values = pretrained.folder / CONFIG, dict(pretrained.config)
+    kind = values.pop("model_type", None)
+    try:
+        theirs = CONFIG_MAPPING[kind].from_dict(values)
+    except KeyError:
+        raise DataError(f"{file}: the installed `transformers` has no `model_type` = {kind}") from None
+    except Exception as error:  # its checks raise errors of several kinds
+        raise DataError(f"{file}: `transformers` does not take it: {error}") from None
+    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
+    if longest is not None and places > longest:
+        raise ConfigError(
+            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
+        )
+    for key, value in vars(theirs).items():
+        if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "layerdrop"))):
+            setattr(theirs, key, 0.0)
+    return theirs
 
 
 class StoredWeights:

@@ -43,11 +43,6 @@ def peak_memory(run, vocabulary, device, chunked=True):
     return max((rank.peak() for rank in _ranks(run, vocabulary, device, chunked)), key=total, default=None)
 
 
-def evaluation_memory(run, vocabulary, device):
-    """{part: bytes} of the rank that needs most to evaluate, as `peak_memory` has them; None where the model's kind is unknown."""
-    return max((rank.evaluation() for rank in _ranks(run, vocabulary, device)), key=total, default=None)
-
-
 def _ranks(run, vocabulary, device, chunked=True):
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:

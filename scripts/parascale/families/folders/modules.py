@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.families.foreign import Passed, StoredWeights, repeated
+from parascale.errors import DataError
+from parascale.families.foreign import Passed, StoredWeights, repeated, theirs_of
 from parascale.families.kind import PipelinePlan, matches
 from parascale.settings.pretrained import CONFIG, Pretrained
 
@@ -94,37 +94,19 @@ class Underivable(Exception):
 
 def _network(pretrained, window):
     """The module that a folder describes, in fp32 and without dropout, its weights whatever the constructor draws."""
-    try:
-        from transformers import AutoModelForCausalLM  # slow to load, and needed for this kind alone
-        from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-    except ImportError:
-        raise RequirementError(
-            "model.kind = `transformers` needs the package `transformers`: see envs/requirements.txt"
-        ) from None
-    place, values = pretrained.folder / CONFIG, dict(pretrained.config)
-    if values.get("quantization_config"):
+    place = pretrained.folder / CONFIG
+    if pretrained.config.get("quantization_config"):
         raise DataError(f"{place}: its weights are quantized; take the folder of the model before that")
-    kind = values.pop("model_type", None)
-    try:
-        theirs = CONFIG_MAPPING[kind].from_dict(values)
-    except KeyError:
-        raise DataError(f"{place}: the installed `transformers` has no `model_type` = {kind}") from None
-    except Exception as error:  # its checks raise errors of several kinds
-        raise DataError(f"{place}: `transformers` does not take it: {error}") from None
+    theirs = theirs_of(pretrained, window)
+    from transformers import AutoModelForCausalLM  # slow to load, and needed for this kind alone
+    from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     # Models of images and text too have their vocabulary in a part of the config.
     causal = type(theirs) in MODEL_FOR_CAUSAL_LM_MAPPING and hasattr(theirs, "vocab_size")
     if not causal or theirs.is_encoder_decoder:
         raise DataError(
-            f"{place}: {kind} is no causal language model. T5 and BART summarise: model.kind = `pretrained`"
+            f"{place}: {theirs.model_type} is no causal language model. T5 and BART summarise: model.kind = `pretrained`"
         )
-    longest = getattr(theirs, "max_position_embeddings", None)
-    if longest is not None and window > longest:
-        raise ConfigError(
-            f"training.window = {window} is longer than the {longest} places of the model in {pretrained.folder}"
-        )
-    for key, value in vars(theirs).items():
-        if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "layerdrop"))):
-            setattr(theirs, key, 0.0)
     # No window is padded: a row for padding would be left out of training, and looked for in every batch.
     theirs.pad_token_id = None
     network = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32)

@@ -12,32 +12,16 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.errors import DataError
 from parascale.families.dropout import Dropout
-from parascale.families.foreign import StoredWeights
+from parascale.families.foreign import StoredWeights, theirs_of
 from parascale.settings.pretrained import CONFIG, Pretrained
 
-# `model_type` of a folder → the classes of `transformers`, and how the names of its modules end: those whose output is dropped, and
-# attention, whose weights are.
+# `model_type` of a folder → how the names of its modules end: those whose output is dropped, and attention, whose weights are.
 ARCHITECTURES = {
-    "t5": (
-        "T5Config",
-        "T5ForConditionalGeneration",
-        r"embed_tokens|final_layer_norm|Attention\.o|DenseReluDense\.(dropout|wo)",
-        r"Attention",
-    ),
-    "bart": (
-        "BartConfig",
-        "BartForConditionalGeneration",
-        r"layernorm_embedding|_attn\.out_proj|fc2",
-        r"_attn",
-    ),
+    "t5": (r"embed_tokens|final_layer_norm|Attention\.o|DenseReluDense\.(dropout|wo)", r"Attention"),
+    "bart": (r"layernorm_embedding|_attn\.out_proj|fc2", r"_attn"),
 }
-# The library's own dropout: its masks would be other ones in every layout.
-SWITCHED_OFF = dict.fromkeys(
-    ("dropout_rate", "dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
-    0.0,
-)
 ATTENTION = "parascale"  # the name of `_attention` there
 # How names end → the axis of the vocabulary.
 VOCABULARY_AXES = {"shared.weight": 0, "embed_tokens.weight": 0, "lm_head.weight": 0, "final_logits_bias": 1}
@@ -109,27 +93,21 @@ class PretrainedSummariser(nn.Module):
 
 def _network(pretrained, dropout, places):
     """The module of `transformers` that a folder describes, in our numbers, its weights whatever the constructor draws."""
-    try:
-        import transformers  # slow to load, and needed for this kind alone
-    except ImportError:
-        raise RequirementError(
-            "model.kind = `pretrained` needs the package `transformers`: see envs/requirements.txt"
-        ) from None
     kind = pretrained.config.get("model_type")
     if kind not in ARCHITECTURES:
         raise DataError(
             f"{pretrained.folder / CONFIG}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
         )
-    config_name, class_name, dropped, attentions = ARCHITECTURES[kind]
-    theirs = _config(getattr(transformers, config_name), pretrained, places)
-    for key, value in SWITCHED_OFF.items():
-        setattr(theirs, key, value)
-    network = getattr(transformers, class_name)(theirs)
+    theirs = _config(pretrained, places)
+    from transformers import AutoModelForSeq2SeqLM  # slow to load, and needed for this kind alone
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    network = AutoModelForSeq2SeqLM.from_config(theirs, dtype=torch.float32)
     for module in network.modules():
-        if type(module) is transformers.models.t5.modeling_t5.T5LayerNorm:
+        if type(module) is T5LayerNorm:
             module.forward = functools.partial(_rms_norm, module)
     if dropout:
-        _add_dropout(network, dropout, dropped, attentions)
+        _add_dropout(network, dropout, *ARCHITECTURES[kind])
     if not getattr(theirs, "scale_decoder_outputs", True):
         # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
         network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
@@ -175,24 +153,15 @@ def _attention(fused, module, query_BHTE, key_BHSE, value_BHSE, mask, scaling, p
     return mixed_BHTE.transpose(1, 2).contiguous(), None
 
 
-def _config(kind, pretrained, places):
-    """The settings of an architecture (a class of `transformers`) as the folder has them, in our numbers."""
-    place, order = pretrained.folder / CONFIG, pretrained.order
-    try:
-        theirs = kind.from_dict(dict(pretrained.config))
-    except Exception as error:  # its checks raise errors of several kinds
-        raise DataError(f"{place}: `transformers` does not take it: {error}") from None
-    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
-    if longest is not None and places > longest:
-        raise ConfigError(
-            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
-        )
+def _config(pretrained, places):
+    """The config that the folder has, in our numbers."""
+    theirs, order = theirs_of(pretrained, places), pretrained.order
     ids = {key: getattr(theirs, key, None) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
     if ids["decoder_start_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]  # as T5 begins; BART's folders say with what
     for key, number in ids.items():
         if number not in order:
-            raise DataError(f"{place}: `{key}` = {number} is not an entry of its tokenizer")
+            raise DataError(f"{pretrained.folder / CONFIG}: `{key}` = {number} is not an entry of its tokenizer")
         setattr(theirs, key, order.index(number))
     theirs.vocab_size, theirs.use_cache = len(order), False
     return theirs
