@@ -44,7 +44,7 @@ same-numbers: $(INSTALLED) ## show that edited training code trains the same bit
 	$(BIN)/python -m tests.same_numbers $(if $(AGAINST),--against $(AGAINST)) $(if $(RAISE),--raise $(RAISE))
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
-gpu: ## try this machine's GPUs, in ten minutes at most; writes check-gpu/check.html and check.json, to be sent back
+gpu: ## try this machine's GPUs, in ten minutes at most; writes check-gpu/check.json, to be sent back
 	PYTHONPATH=scripts $(or $(wildcard $(BIN)/python),$(PYTHON)) -m parascale check gpu
 
 clean: ## remove the environment and caches, but no results or unfinished trainings

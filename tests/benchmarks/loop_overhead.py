@@ -47,7 +47,7 @@ WARM_UP = 5
 
 def make_tokens(folder, vocabulary):
     """A dataset of random tokens, as `prepare` would leave it."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
     for split in ("train", "validation", "test"):
         generator.integers(0, vocabulary, TOKENS).astype("<u2").tofile(folder / f"{split}.bin")
@@ -120,8 +120,29 @@ def timed(steps, count):
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
+def compared(name, turns, steps):
+    """Let both loops take turns of so many steps. Returns of each turn what `timed` says of ours, and of the bare one."""
+    model, window, batch, precision = SIZES[name]
+    training = LanguageTraining(window=window, global_batch=batch, steps=WARM_UP + turns * steps + 1, evaluate=False)
+    workload = make(Workload, name="overhead", model=model, optim=Optim(), training=training)
+    run = Run("overhead", workload, Layout(compile=precision == "bf16" and DEVICE == "cuda"), precision)
+    with tempfile.TemporaryDirectory() as place:
+        folder, taken = Path(place), []
+        make_tokens(folder / "data", 50257 if name == "gpt2" else VOCABULARY)
+
+        def take_turns(session):
+            ours = our_steps(session)
+            bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
+            timed(ours, WARM_UP), timed(bare, WARM_UP)
+            taken.extend((timed(ours, steps), timed(bare, steps)) for _ in range(turns))
+            ours(1)  # the last step, which leaves a checkpoint: without one nothing is published
+
+        loop.train(job_of(folder, run), take_turns)
+    return taken
+
+
 def main():
-    """Let both loops take turns, and print medians and ratios."""
+    """Print medians and ratios."""
     parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of each loop (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps a turn (default: %(default)s)")
@@ -129,25 +150,8 @@ def main():
         "--sizes", nargs="+", choices=SIZES, default=["small", "tiny"], help="models (default: those of CPUs)"
     )
     arguments = parser.parse_args()
-    for name, (model, window, batch, precision) in ((name, SIZES[name]) for name in arguments.sizes):
-        steps = WARM_UP + arguments.turns * arguments.steps + 1
-        training = LanguageTraining(window=window, global_batch=batch, steps=steps, evaluate=False)
-        workload = make(Workload, name="overhead", model=model, optim=Optim(), training=training)
-        layout = Layout(compile=precision == "bf16" and DEVICE == "cuda")
-        run = Run("overhead", workload, layout, precision)
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            make_tokens(folder / "data", 50257 if name == "gpt2" else VOCABULARY)
-            turns = []
-
-            def take_turns(session, folder=folder, run=run, turns=turns, name=name):
-                ours = our_steps(session)
-                bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
-                timed(ours, WARM_UP), timed(bare, WARM_UP)
-                turns += [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
-                ours(1)  # the last step, which leaves a checkpoint: without one nothing is published
-
-            loop.train(job_of(folder, run), take_turns)
+    for name in arguments.sizes:
+        turns = compared(name, arguments.turns, arguments.steps)
         for what, column in (("seconds", 0), ("CPU seconds", 1)):
             pairs = [(our[column], other[column]) for our, other in turns]
             ratio = statistics.median(our / other for our, other in pairs)

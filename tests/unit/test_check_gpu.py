@@ -1,4 +1,4 @@
-"""`parascale check gpu` on CPUs: with four libraries alone, part by part whatever fails, and one page that needs no other file."""
+"""`parascale check gpu` on CPUs: with four libraries alone, and part by part whatever fails."""
 
 import gzip
 import json
@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parascale import check
 from parascale.check import parts, processes
-from parascale.check.processes import FailedError, Here
+from parascale.check.processes import Here
+from parascale.errors import TrainingError
 from parascale.files import read_json, write_json, write_text
+from parascale.plan.predict import data_facts, predict
 
 from ..distributed.harness import run_on_ranks
 
@@ -68,19 +71,19 @@ def checked(folder, *words):
     output = folder / "out"
     command = [sys.executable, "-m", "parascale", "check", "gpu", "--output", output, "--seconds", "1800", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    logs = "".join(log.read_text() for log in sorted(output.glob("*/*/*.log")))
+    logs = "".join(log.read_text() for log in sorted(output.glob("logs/*/*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + logs
-    found, page = read_json(output / "check.json"), (output / "check.html").read_text()
+    found = read_json(output / "check.json")
     assert found["machine"]["tiny"] and {"psutil", "tqdm", "xxhash"} <= set(found["machine"]["not installed"])
-    assert all(name in page for name in found["parts"]) and "src=" not in page and "href=" not in page
     return done.stdout, found["parts"]
 
 
 def test_four_libraries_are_enough(tmp_path):
-    """Neither the command's own library nor those of reports, data and tests."""
-    said, found = checked(tmp_path, "--part", "tests")
-    assert found["tests"][0]["verdict"] == "passed" and "No module named pytest" in found["tests"][0]["value"]
-    assert "tests marked `gpu`: " in said
+    """Neither the command's own library nor those of reports, data, checkpoints and tests, for what trains is loaded."""
+    said, found = checked(tmp_path, "--part", "collectives", "--part", "tests")
+    rates = [row for row in found["collectives"] if "bus bandwidth" in row["what"]]
+    assert len(rates) == 10 and all(row["value"] > 0 for row in rates)
+    assert found["tests"][0]["verdict"] == "not measured" and "tests marked `gpu`: None" in said
 
 
 @pytest.mark.slow
@@ -91,15 +94,11 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     assert {row["verdict"] for row in rows.values()} == {"passed", "not measured"}
     assert rows["step with which it continued"]["value"] == parts.SAVED + 1
     assert {rows[f"bits of {which} training"]["value"] for which in ("the continued", "a repeated")} == {"same"}
-    verdicts = {
-        name: rows[name]["value"] for name in rows if rows[name]["value"] in ("baseline", "same") and "-" in name
-    }
-    assert {"single-fsdp2", "single-tp2", "single-pp2", "images-single-dp2", "summary-single-dp2"} <= set(verdicts)
+    verdicts = {row["what"]: row["value"] for row in found["parity"]}
+    assert verdicts == {"single": "baseline"} | dict.fromkeys(("ddp", "fsdp", "tp", "pp"), "same")
     assert rows["gpt2: graphs"]["value"] > 0 and rows["gpt2: graphs compiled after the second step"]["value"] == 0
-    assert rows["gpt2: attention"]["value"] == "flash" and rows["gpt2: MFU over the plan's"]["value"] > 0
+    assert rows["gpt2: attention"]["value"] == "flash" and rows["gpt2: part of a step that waits for data"]["value"] > 0
     assert rows["our step over a bare loop's"]["value"] > 0
-    rates = [row for row in found["collectives"] if "bus bandwidth" in row["what"]]
-    assert len(rates) == 10 and all(row["value"] > 0 for row in rates)
 
 
 FAULTS = {  # what is planted → the rows that fail
@@ -117,7 +116,7 @@ FAULTS = {  # what is planted → the rows that fail
     "not compiled": {"speed": [f"{name}: graphs" for name in ("gpt2", "llama")]},
     "math": {"speed": ["gpt2: attention", "llama: attention"]},
     "memory": {"speed": ["gpt2: peak memory over the plan's", "llama: peak memory over the plan's"]},
-    "slow link": {"collectives": ["all_reduce's bandwidth over the site's link"]},
+    "slow link": {"collectives": ["all_reduce over the site's link"]},
 }
 
 
@@ -126,21 +125,19 @@ def planted(fault):
 
     def launched(here, function, ranks, job=None, kill=None, quiet=False, **_):
         if quiet and fault == "waits":
-            raise FailedError("RuntimeError: called a synchronizing CUDA operation")
-        if function == "benchmark":
-            return [
-                f"gpt2, seconds a step: ours 1 ms, bare 1 ms, ratio {1.05 if fault == 'slow beside bare' else 1.02}"
-            ]
+            raise TrainingError("RuntimeError: called a synchronizing CUDA operation")
+        if function == "overhead":
+            return [1.05 if fault == "slow beside bare" else 1.02]
         if function == "collectives":
             rate = 310.0 if fault == "slow link" else 320.0  # of 450
             return [[{"operation": "all_reduce", "bytes": 2**28, "bus_gigabytes_per_second": rate}]] * ranks
         if kill and fault != "went on":
             write_text(job.results / "killed", str(time.time() - (31 if fault == "ended late" else 2)))
-            raise FailedError("error: rank 1 on here failed: ended by SIGKILL")
-        predicted = parts._predicted(here, job.run)
+            raise TrainingError("error: rank 1 on here failed: ended by SIGKILL")
+        predicted = predict(job.run, here.project.site, facts=data_facts(job.run, here.project.paths))
         other = fault == "other bits again" and job.run.run == "again"
         other = other or (fault == "other bits when continued" and job.run.run == "killed")
-        seconds = {"total": predicted.step_seconds * (1.2 if fault == "slow" else 1.15)}
+        seconds = {"total": (predicted.step_seconds or 1.0) * (1.2 if fault == "slow" else 1.15)}
         lines = [
             {"step": step, "loss": 3.0, "grad_norm": 1.0, "tokens": 4096, "seconds": seconds} for step in range(1, 17)
         ]
@@ -165,43 +162,63 @@ def planted(fault):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """Two H100s, as a machine with them is checked."""
-    return Here(tmp_path_factory.mktemp("gpus"), [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, False, [])
+    return Here(tmp_path_factory.mktemp("gpus"), [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, [], math.inf)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_fails_its_row(fault, here, monkeypatch):
     monkeypatch.setattr(parts, "launched", planted(fault))
     for part, expected in FAULTS[fault].items():
-        here.begin(part, math.inf)
-        rows = list(parts.PARTS[part][2](here))
+        rows = list(parts.PARTS[part](here))
         assert [row["what"] for row in rows if row["verdict"] == "failed"] == expected
         assert len(rows) > 1
 
 
-def test_rates_of_an_unknown_gpu_have_no_limit(tmp_path):
-    here = Here(tmp_path, [["NVIDIA B1000", 300e9]], False, [])
-    here.begin("speed", math.inf)
-    assert here.project.site.device == "cuda" and here.project.site.peak_tflops == {} and not here.judges
+def test_rates_of_an_unknown_gpu_are_not_judged(tmp_path, monkeypatch):
+    here = Here(tmp_path, [["NVIDIA B1000", 300e9]] * 2, [], math.inf)
+    assert here.project.site.device == "cuda"
+    monkeypatch.setattr(parts, "launched", planted("slow link"))
+    assert list(parts.collectives(here))[-1]["verdict"] == "not measured"
+    monkeypatch.setattr(parts, "launched", planted("slow"))
+    verdicts = {row["what"]: row["verdict"] for row in parts.speed(here)}
+    assert "failed" not in verdicts.values() and verdicts["gpt2: MFU over the plan's"] == "not measured"
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
+    [(1, 1), (2, 5), (3, 5), (4, 7), (8, 8)],
+)
+def test_strategies_are_tried_as_they_are_shipped_where_there_are_gpus_for_them(gpus, expected, tmp_path, monkeypatch):
+    here = Here(tmp_path, [["NVIDIA H100 80GB HBM3", 85.5e9]] * gpus, [], math.inf)
+    tried = []
+
+    def launched(here, function, ranks, job):
+        job.run.check()
+        tried.append((job.run.layout, ranks))
+        raise TrainingError
+
+    monkeypatch.setattr(parts, "launched", launched)
+    assert [row["verdict"] for row in parts.parity(here)] == ["failed"] * expected
+    assert tried == [
+        (here.project.runs[name].layout, here.project.runs[name].layout.world_size)
+        for name in parts.STRATEGIES[:expected]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "verdict"),
     [
-        (1, []),
-        (2, ["dp2", "tp2", "fsdp2", "pp2"]),
-        (3, ["dp2", "tp2", "fsdp2", "pp2"]),
-        (4, ["dp4", "dp2 tp2", "dp2 fsdp2", "dp2 pp2", "fsdp2 tp2", "tp2 pp2", "fsdp4"]),
-        (8, ["dp8", "dp4 tp2", "dp4 fsdp2", "dp4 pp2", "dp2 fsdp2 tp2", "dp2 tp2 pp2", "fsdp8"]),
+        ("3 passed in 1 s", 0, "passed"),
+        ("F\nFAILED tests/unit/test_dali.py::test - no\n1 failed in 1 s", 1, "failed"),
+        ("", -9, "failed"),
+        ("/usr/bin/python: No module named pytest", 1, "not measured"),
     ],
 )
-def test_strategies_are_tried_alone_and_together_on_all_gpus(gpus, expected, here):
-    found = parts.products(gpus)
-    assert [" ".join(f"{axis}{n}" for axis, n in degrees.items() if n > 1) for degrees in found] == expected
-    here.begin("parity", math.inf)
-    for degrees in found:
-        job = parts._made(here, "single", "spread", degrees, kind="parity")
-        job.run.check()
-        assert job.run.layout.world_size == min(8, 1 << gpus.bit_length() - 1) and job.run.deterministic
+def test_tests_of_gpus_are_told_in_a_row(said, code, verdict, here, monkeypatch):
+    done = SimpleNamespace(stdout=said, stderr="", returncode=code)
+    monkeypatch.setattr(parts.subprocess, "run", lambda *_, **__: done)
+    [row] = parts.tests(here)
+    assert row["verdict"] == verdict and ("test_dali" in said) == ("test_dali" in (row["value"] or ""))
 
 
 def test_time_in_which_nccl_alone_runs():
@@ -214,25 +231,25 @@ def test_time_in_which_nccl_alone_runs():
 
 
 def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
-    """Rows that were there stay; what a part of its own time did not end is a failure, what the whole time did not reach is none."""
+    """Rows that were there stay; what the time did not reach is no failure."""
 
     def endless(here):
+        """Its end comes with the time."""
         yield parts.row("first", 1.0)
-        subprocess.run(["sleep", "60"], timeout=here.left)
+        subprocess.run(["sleep", "60"], timeout=here.deadline - time.monotonic())
 
     def failing(here):
+        """It fails."""
         yield parts.row("second", 2.0, most=1.0)
-        raise FailedError("rank 1 failed")
+        raise TrainingError("rank 1 failed")
 
-    found = {"short": ("ends late", 0.2, endless), "bad": ("fails", 60, failing), "long": ("cut", 60, endless)}
-    monkeypatch.setattr(parts, "PARTS", found | {"last": ("never begun", 60, endless)})
+    monkeypatch.setattr(parts, "PARTS", {"bad": failing, "long": endless, "last": endless})
     monkeypatch.setattr(check, "FACTS", 'print(\'["2.13", null, [["H100", 1]]]\')')
     started = time.monotonic()
     assert check.main(["--output", str(tmp_path), "--seconds", "2"]) == 1
     assert time.monotonic() - started < 30
     rows = read_json(tmp_path / "check.json")["parts"]
     assert {name: [row["verdict"] for row in rows[name]] for name in rows} == {
-        "short": ["passed", "failed"],
         "bad": ["failed", "failed"],
         "long": ["passed", "not reached"],
         "last": ["passed", "not reached"],
@@ -242,9 +259,8 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
 
 def test_a_process_that_fails_says_why(tmp_path):
     """By the launcher's last line, which names the rank."""
-    here = Here(tmp_path, [], True, [])
-    here.begin("part", time.monotonic() + 600)
-    with pytest.raises(FailedError, match=r"1-unheard: error: rank 0 on .* failed: .*unheard"):
+    here = Here(tmp_path, [], [], time.monotonic() + 600)
+    with pytest.raises(TrainingError, match=r"1-unheard: error: rank 0 on .* failed: .*unheard"):
         processes.launched(here, "unheard", 1)
 
 
@@ -267,9 +283,8 @@ def train_with(fault, path):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "chance", "graph break"])
 def test_planted_faults_are_found_in_real_trainings(fault, tmp_path):
-    here = Here(tmp_path, [], True, ["pynvml"])
-    here.begin("part", math.inf)
-    jobs = [parts._made(here, "gpt2-1", name, {"fsdp": 2}, 6, deterministic=True) for name in ("one", "other")]
+    here = Here(tmp_path, [], ["pynvml"], math.inf)
+    jobs = [parts._short(here, "gpt2-124m", name, 2, 6, deterministic=True) for name in ("one", "other")]
     for job in jobs:
         (tmp_path / "task").write_bytes(pickle.dumps({"job": job}))
         train = (train_with, 2, tmp_path / job.run.run, fault, str(tmp_path / "task"))

@@ -1,4 +1,4 @@
-"""`parascale check gpu`: ten minutes on this machine's GPUs, what tells most first, and a page to send back.
+"""`parascale check gpu`: ten minutes on this machine's GPUs, what tells most first, and a file to send back.
 
 Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. The launcher of all runs starts each part's processes: one that
 fails, hangs or runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which tries the check itself.
@@ -14,20 +14,15 @@ import socket
 import subprocess
 import sys
 import time
-from html import escape
 from pathlib import Path
 
 from parascale.check.processes import GRACE_SECONDS, TIMEOUT_SECONDS, Here, stand_in
-from parascale.files import write_json, write_text
+from parascale.files import write_json
 
 FACTS = """
 import json, torch
-
 gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
 print(json.dumps([torch.__version__, torch.version.cuda, [[gpu.name, gpu.total_memory] for gpu in gpus]]))
-"""
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>parascale check gpu</title></head><body><pre>{}</pre></body></html>
 """
 
 
@@ -37,67 +32,57 @@ def main(words):
     from parascale.check.parts import PARTS  # which needs them
 
     parser = argparse.ArgumentParser(prog="parascale check gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("check-gpu"), help="folder of check.json and check.html")
+    parser.add_argument("--output", type=Path, default=Path("check-gpu"), help="folder of check.json and of logs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given several times")
     parser.add_argument("--seconds", type=float, default=600.0, help="end after so long (default: %(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, as on a machine without GPUs")
-    for hidden in ("--task", "--rank"):  # of a process of a part
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    options, deadline = parser.parse_args(words), time.monotonic()
+    parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)  # of a process of a part
+    parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
+    options, started = parser.parse_args(words), time.monotonic()
     if options.task:
-        return _work(Path(options.task), options.rank)
-    deadline += options.seconds
+        return _work(options.task, options.started)
     # In a process of its own, so that this one holds nothing of a GPU.
     told = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
     torch, cuda, gpus = json.loads(told)
-    here = Here(options.output.absolute(), gpus, options.tiny or not gpus, missing)
-    machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": here.tiny}
+    here = Here(options.output.absolute(), gpus, missing, started + options.seconds)
+    machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": not gpus}
     machine |= {"gpus": [name for name, _ in gpus], "torch": torch, "cuda": cuda}
     machine |= {"processor": platform.machine(), "python": platform.python_version(), "not installed": missing}
-    parts, said = {}, [f"{name}: {value}" for name, value in machine.items()]
-    for name in options.part or PARTS:
-        title, seconds, rows = PARTS[name]
-        here.begin(name, deadline if here.tiny else min(deadline, time.monotonic() + seconds))
-        said.append(f"\n{name}: {title}")
-        print(said[-1], flush=True)
-        parts[name] = []
-        for row in _rows(rows, here, deadline):
-            value = f"{row['value']:.4g}" if isinstance(row["value"], float) else row["value"]
-            said.append(f"{row['verdict']:13}{row['what']}: {value} {row['limit']}")
-            print(said[-1], flush=True)
-            parts[name].append(row)
-            write_json(here.output / "check.json", {"machine": machine, "parts": parts})
-            write_text(here.output / "check.html", PAGE.format(escape("\n".join(said))))
+    print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     shutil.rmtree(here.root, ignore_errors=True)
-    print(f"\nplease send back: {here.output / 'check.json'} and {here.output / 'check.html'}")
+    parts = {name: [] for name in options.part or PARTS}
+    for name, rows in parts.items():
+        print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
+        for row in _rows(PARTS[name], here):
+            value = f"{row['value']:.4g}" if isinstance(row["value"], float) else row["value"]
+            print(f"{row['verdict']:13}{row['what']}: {value} {row['limit']}", flush=True)
+            rows.append(row)
+            write_json(here.output / "check.json", {"machine": machine, "parts": parts})
+    shutil.rmtree(here.root, ignore_errors=True)
+    print(f"\nplease send back: {here.output / 'check.json'}")
     return int(any(row["verdict"] == "failed" for rows in parts.values() for row in rows))
 
 
-def _work(folder, rank):
-    """What a process of a part does: the launcher, or one that it started."""
-    function, ranks, site, tiny, values = pickle.loads((folder / "task.pickle").read_bytes())
-    if not rank:
+def _work(folder, started):
+    """What a process of `launched` does: the launcher, or one that it `started`. Returns the exit code."""
+    function, ranks, site, values = pickle.loads((folder / "task.pickle").read_bytes())
+    if not started:
         from parascale.launch.node import Launch, Place, run_node
 
-        command, cores = ("-m", "parascale", *sys.argv[1:], "--rank", "own"), len(os.sched_getaffinity(0))
+        command, cores = ("-m", "parascale", *sys.argv[1:], "--started"), len(os.sched_getaffinity(0))
         return run_node(Launch(command, 1, ranks, site, TIMEOUT_SECONDS, GRACE_SECONDS, str(folder), cores), Place())
-    from torch.distributed.elastic.multiprocessing.errors import record
-
     from parascale.check import ranks as functions
 
-    if tiny:
+    if site.device == "cpu":
         functions.make_tiny()
-    found = record(getattr(functions, function))(**values)  # leaves an exception where the launcher finds it
-    write_json(folder / f"found{os.environ['RANK']}.json", found)
+    write_json(folder / f"found{os.environ['RANK']}.json", getattr(functions, function)(**values))
     return 0
 
 
-def _rows(rows, here, deadline):
+def _rows(part, here):
     """Those of a part, and what ended it before its end."""
     try:
-        yield from rows(here)
+        yield from part(here)
     except subprocess.TimeoutExpired:
-        verdict = "not reached" if here.until == deadline else "failed"
-        yield {"what": "the rest", "value": "the time was over", "limit": "", "verdict": verdict}
+        yield {"what": "the rest", "value": "the time was over", "limit": "", "verdict": "not reached"}
     except Exception as error:  # costs no other part
         yield {"what": "the rest", "value": f"{type(error).__name__}: {error}", "limit": "", "verdict": "failed"}

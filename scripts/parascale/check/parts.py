@@ -3,23 +3,23 @@
 import gzip
 import json
 import math
-import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from statistics import median
 
-from parascale.check.processes import BENCHMARKS, ROOT, TIMEOUT_SECONDS, FailedError, launched
-from parascale.files import read_json, read_json_lines, tree_bytes, write_json
+from parascale.check.processes import ROOT, TIMEOUT_SECONDS, launched
+from parascale.errors import TrainingError
+from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.plan.memory import FITS_BELOW
-from parascale.plan.predict import DataFacts, data_facts, predict
-from parascale.settings.layout import DEGREES
+from parascale.plan.predict import data_facts, predict
+from parascale.settings import Layout, Run, load_workload
 from parascale.train.job import job_of
 
-# Strategies of the parity runs, alone and together. DDP replicates each product over the GPUs that are left.
-PRODUCTS = ({}, {"tp": 2}, {"fsdp": 2}, {"pp": 2}, {"fsdp": 2, "tp": 2}, {"tp": 2, "pp": 2})
-WARM_UP = 4  # steps before any is watched or timed
+STRATEGIES = ("single", "ddp", "fsdp", "tp", "pp", "hsdp", "fsdp-tp", "three-d")  # of `config/strategies.yaml`
+# Steps of a training that is watched: all, the first that are not, the last that is timed, and those of a trace.
+WATCHED, WARM_UP, TIMED, PROFILED = 16, 4, 11, "12-14"
 STEPS, SAVED, KILLED = 12, 4, 6  # of the training that is killed: all, between two checkpoints, the one without end
 ABORTED = 30.0  # seconds from a killed rank to the end of all
 BARE, LINK, PLANNED = 1.03, 0.7, 0.85  # a step over a bare loop's; bandwidth over the site's link; MFU over the plan's
@@ -36,16 +36,16 @@ def row(what, value, least=-math.inf, most=math.inf, right=True):
 
 
 def training(here):
-    """The same over all GPUs as it is shipped: whole, killed and continued, and again."""
+    """The training as it is over all GPUs: whole, with a killed rank, continued, and repeated bit for bit."""
     jobs = {}
     for name in ("whole", "killed", "again"):
         saves = {"checkpoint_every": SAVED, "checkpoint_async": name == "again"}
-        jobs[name] = _made(here, "gpt2-1", name, {"fsdp": here.ranks}, STEPS, saves, deterministic=True)
+        jobs[name] = _short(here, "gpt2-124m", name, here.ranks, STEPS, saves, deterministic=True)
     launched(here, "training", here.ranks, job=jobs["whole"])
     try:
         launched(here, "training", here.ranks, job=jobs["killed"], kill=KILLED)
         yield row("after a rank was killed", "the others went on", right=False)
-    except FailedError as error:
+    except TrainingError as error:
         seconds = time.time() - float((jobs["killed"].results / "killed").read_text())
         yield row("after a rank was killed", str(error), right="SIGKILL" in str(error))
         yield row("seconds from a killed rank to the end of all", seconds, most=ABORTED)
@@ -55,11 +55,9 @@ def training(here):
     yield same("bits of the continued training", jobs["whole"], jobs["killed"])
     launched(here, "training", here.ranks, job=jobs["again"])
     yield same("bits of a repeated training", jobs["whole"], jobs["again"])
-    size = tree_bytes(jobs["whole"].output / "checkpoint") / 1e9
     for name, way in (("whole", "written"), ("again", "copied, to be written in the background")):
-        seconds = [line["checkpoint_seconds"] for line in _lines(jobs[name]) if "checkpoint_seconds" in line]
-        yield row(f"checkpoint {way}, GB/s", size / median(seconds))
-    yield row("energy by NVML, J", read_json(jobs["whole"].output / "summary.json").get("energy_joules"))
+        seconds = median(line["checkpoint_seconds"] for line in _lines(jobs[name]) if "checkpoint_seconds" in line)
+        yield row(f"checkpoint {way}, GB/s", tree_bytes(jobs[name].output / "checkpoint") / 1e9 / seconds)
 
 
 def _lines(job):
@@ -74,15 +72,11 @@ def same(what, *jobs):
 
 
 def speed(here):
-    """A small model on one GPU, our loop in turns with a bare one, and a larger model over all GPUs with a profile."""
-    yield from _watched(here, _made(here, "gpt2-1", "gpt2", {}, 4 * WARM_UP, {"global_batch": 16}))
-    words = [str(BENCHMARKS / "loop_overhead.py"), "--turns", "5", "--sizes", "tiny" if here.tiny else "gpt2"]
-    [said] = launched(here, "benchmark", 1, words=words)
-    ratio = float(re.search(r", seconds a step: .* ratio ([\d.]+)", said)[1])
-    yield row("our step over a bare loop's", ratio, most=math.inf if here.tiny else BARE)
-    job = _made(
-        here, "llama-1b-fsdp-4", "llama", {"fsdp": here.ranks}, 4 * WARM_UP, profile=f"{3 * WARM_UP}-{3 * WARM_UP + 2}"
-    )
+    """Our step against a bare loop's and the plan's, compiled, without waiting for the GPU."""
+    yield from _watched(here, _short(here, "gpt2-124m", "gpt2", 1, WATCHED, {"global_batch": 16}))
+    [ratio] = launched(here, "overhead", 1, size="gpt2" if here.gpus else "tiny", turns=5)
+    yield row("our step over a bare loop's", ratio, most=BARE if here.gpus else math.inf)
+    job = _short(here, "llama-1b", "llama", here.ranks, WATCHED, checkpointing=True, profile=PROFILED)
     yield from _watched(here, job)
     with gzip.open(job.output / "profile/trace.json.gz", "rt") as trace:
         yield row("llama: part of the time in which NCCL alone runs", exposed(json.load(trace)["traceEvents"]))
@@ -90,36 +84,31 @@ def speed(here):
 
 def _watched(here, job):
     """Rows of a training by what it recorded. Where its step waits for a GPU, it is made once more without that being an error."""
-    run, ranks = job.run, job.run.layout.world_size
+    run, ranks, waits = job.run, job.run.layout.world_size, None
     try:
         found = launched(here, "training", ranks, job=job, quiet=True)
-        yield row(f"{run.run}: where a step waits for the GPU", "nowhere" if here.gpus else None)
-    except FailedError as error:
-        yield row(f"{run.run}: where a step waits for the GPU", str(error), right=False)
+    except TrainingError as error:
+        waits = str(error)
         found = launched(here, "training", ranks, job=job)
-    summary, lines, predicted = read_json(job.output / "summary.json"), _lines(job), _predicted(here, run)
-    seconds = median(line["seconds"]["total"] for line in lines[WARM_UP : 3 * WARM_UP - 1])
-    planned, peak = predicted.step_seconds, here.project.site.peak_tflops.get(run.precision)
-    flops = (predicted.flops_per_token or 0) * lines[-1][summary["work_unit"]] / seconds / ranks
-    rank, kernel = max(found, key=lambda each: each["reserved"] or 0), summary.get("attention")  # none beside a profile
+    yield row(f"{run.run}: where a step waits for the GPU", waits or (here.gpus and "nowhere") or None, right=not waits)
+    summary, lines, site = read_json(job.output / "summary.json"), _lines(job), here.project.site
+    predicted = predict(run, site, facts=data_facts(run, here.project.paths), remedy=False)
+    seconds = median(line["seconds"]["total"] for line in lines[WARM_UP:TIMED])
+    flops = predicted.flops_per_token * lines[-1][summary["work_unit"]] / seconds / ranks
+    peak = site.peak_tflops.get(run.precision)  # none without a data sheet, by which the plan is judged
     yield row(f"{run.run}: MFU", peak and flops / peak / 1e12)
-    yield row(f"{run.run}: MFU over the plan's", planned and planned / seconds, PLANNED if here.judges else -math.inf)
+    yield row(f"{run.run}: MFU over the plan's", peak and predicted.step_seconds / seconds, PLANNED)
+    kernel = summary.get("attention")  # none beside a profile
     yield row(f"{run.run}: attention", kernel, right=not here.gpus or kernel not in ("", "math"))
+    yield row(f"{run.run}: part of a step that waits for data", summary["phases"]["data"] / summary["seconds"])
+    rank = max(found, key=lambda each: each["reserved"])
     yield row(f"{run.run}: graphs", rank["graphs"][-1], least=1)
     yield row(f"{run.run}: graphs compiled after the second step", rank["graphs"][-1] - rank["graphs"][1], most=0)
     yield row(f"{run.run}: graph breaks", rank["breaks"], most=0)
-    yield row(f"{run.run}: part of a step that waits for data", summary["phases"]["data"] / summary["seconds"])
-    yield row(f"{run.run}: memory reserved over allocated", rank["reserved"] and rank["reserved"] / rank["allocated"])
-    yield _memory(here, run, found)
-
-
-def _memory(here, run, found):
-    """The highest peak beside the plan's: of what torch allocates, without what libraries hold beside it."""
-    parts = (_predicted(here, run).memory or {}).items()
-    planned = sum(size for part, size in parts if part not in ("libraries", "communicators"))
-    used = max(rank["allocated"] or 0 for rank in found)
-    ratio = (used - WORKSPACES) / planned if used and planned else None
-    return row(f"{run.run}: peak memory over the plan's", ratio, LOWEST, HIGHEST)
+    used = rank["allocated"] or None  # by torch, without what libraries hold beside it
+    planned = sum(size for part, size in predicted.memory.items() if part not in ("libraries", "communicators"))
+    yield row(f"{run.run}: memory reserved over allocated", used and rank["reserved"] / used)
+    yield row(f"{run.run}: peak memory over the plan's", used and (used - WORKSPACES) / planned, LOWEST, HIGHEST)
 
 
 def exposed(events):
@@ -134,94 +123,63 @@ def exposed(events):
     return (covered[0] - covered[1]) / (max(stop for _, stop, _ in kernels) - kernels[0][0]) if kernels else None
 
 
+def collectives(here):
+    """Bandwidths of NCCL's collectives between all GPUs."""
+    sizes, site, best = [2**20, 2**28] if here.gpus else [2**18, 2**20], here.project.site, None
+    for each in launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else []:
+        name, rate = each["operation"], each["bus_gigabytes_per_second"]
+        yield row(f"{name} of {each['bytes'] / 1e6:,.1f} MB: bus bandwidth, GB/s", rate)
+        if name == "all_reduce" and site.peak_tflops:
+            best = max(best or 0.0, rate / site.node_link.gigabytes_per_second)
+    yield row("all_reduce over the site's link", best, LINK)
+
+
 def parity(here):
-    """Parity runs as they are shipped, in each layout against one process: of text in all, of images and pairs by DDP."""
+    """A parity run as it is shipped, in each strategy that there are GPUs for, against one process."""
     from parascale.train.parity import compare
 
-    cases = [("single", {}), *(("single", degrees) for degrees in products(here.ranks))]
-    for base in ("images-single", "summary-single") if here.tiny else ("imagewoof-single", "xsum-single"):
-        cases += [(base, {}), *[(base, {"dp": here.ranks})] * (here.ranks > 1)]
-    for base, degrees in cases:
-        name = "-".join([base, *(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1)])
-        job = _made(here, base, name, degrees, kind="parity")
+    asked = here.project.config.parity
+    runs = [here.project.runs[name].parity(asked.steps, asked.precision) for name in STRATEGIES]
+    for run in (run for run in runs if run.layout.world_size <= here.ranks):
+        job = _job(here, run, "parity")
         try:
-            found = launched(here, "training", job.run.layout.world_size, job=job)
-            folders = job.output, job.output.with_name(base)
-            verdict = compare(job.run, replace(job.run, run=base), *folders)["verdict"]
-            yield row(name, verdict, right=verdict in ("baseline", "same"))
-            yield _memory(here, job.run, found)
-        except (FailedError, OSError) as error:
-            yield row(name, str(error), right=False)
-
-
-def products(ranks):
-    """Degrees of each of PRODUCTS, and sharded, on as many of the GPUs as are 8, 4 or 2."""
-    size, found = min(8, 1 << ranks.bit_length() - 1), []
-    for product in (*PRODUCTS, {"fsdp": size}):
-        degrees = {"dp": size // math.prod(product.values())} | product
-        if size > 1 and math.prod(degrees.values()) == size and degrees not in found:
-            found.append(degrees)
-    return found
-
-
-def collectives(here):
-    """Bandwidths between all GPUs."""
-    sizes, link = [2**18, 2**20] if here.tiny else [2**20, 2**28], here.project.site.node_link.gigabytes_per_second
-    rows = launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else []
-    rates = [(each["operation"], each["bytes"] / 1e6, each["bus_gigabytes_per_second"]) for each in rows]
-    for name, size, rate in rates:
-        yield row(f"{name} of {size:,.1f} MB: bus bandwidth, GB/s", rate)
-    best = max((rate / link for name, _, rate in rates if name == "all_reduce"), default=None)
-    yield row("all_reduce's bandwidth over the site's link", best, LINK if here.judges else -math.inf)
+            launched(here, "training", run.layout.world_size, job=job)
+            verdict = compare(run, runs[0], job.output, job.output.with_name(STRATEGIES[0]))["verdict"]
+            yield row(run.run, verdict, right=verdict in ("baseline", "same"))
+        except TrainingError as error:
+            yield row(run.run, str(error), right=False)
 
 
 def tests(here):
-    """Those that are marked `gpu`, DALI's among them, where there is pytest."""
+    """The tests that are marked `gpu`, DALI's among them, where there is pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/unit", "tests/distributed"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=here.left)
-    last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
-    for failed in re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE):
-        yield row(failed, None, right=False)
-    right = done.returncode in (0, 5) or "No module named pytest" in last  # 5: none
-    yield row("tests marked `gpu`", last, right=right)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=here.deadline - time.monotonic())
+    lines = (done.stderr + done.stdout).splitlines()
+    said = "; ".join([*(line for line in lines if line.startswith(("FAILED", "ERROR"))), *lines[-1:]])
+    found = None if "No module named pytest" in said else said
+    yield row("tests marked `gpu`", found, right=found is None or done.returncode in (0, 5))  # 5: there is none
 
 
-def _made(here, base, name, degrees, steps=0, training=(), kind="run", **keys):
-    """The Job of a run of the table with other degrees; of its parity run; of a short one, compiled, of four samples a process."""
-    project = here.project
-    run, degrees = project.runs["single" if here.tiny and steps else base], dict.fromkeys(DEGREES, 1) | degrees
-    size, workload = math.prod(degrees.values()), run.workload
-    layout = replace(run.layout, nodes=1, gpus_per_node=size, idle_gpus=0, micro_batches=degrees["pp"], **degrees)
-    if steps:
-        changed = {"global_batch": 4 * size, "accumulate": 1, **dict(training)}
-        few = replace(workload.training.short(steps), **changed)
-        workload = replace(workload, training=few, optim=replace(workload.optim, warmup_steps=1))
-        layout = replace(layout, compile=True)
-    run = replace(run, run=name, baseline=base, layout=layout, workload=workload, **keys)
-    if kind == "parity":
-        run = run.parity(project.config.parity.steps, project.config.parity.precision)
-    job = job_of(project, run, kind)
-    write_json(job.data / "manifest.json", {})  # of data that nobody reads
+def _short(here, workload, name, ranks, steps, training=(), checkpointing=False, **keys):
+    """The Job of a short training of a shipped workload, compiled, sharded over so many GPUs, by default of four samples each."""
+    workload = load_workload(ROOT / "config/workloads", workload if here.gpus else "lm-small")
+    changed = {"global_batch": 4 * ranks, "accumulate": 1, **dict(training)}
+    few, optim = replace(workload.training.short(steps), **changed), replace(workload.optim, warmup_steps=1)
+    layout = Layout(gpus_per_node=ranks, fsdp=ranks, activation_checkpointing=checkpointing, compile=True)
+    workload = replace(workload, training=few, optim=optim)
+    return _job(here, Run(name, workload, layout, "bf16" if here.gpus else "fp32", **keys), "run")
+
+
+def _job(here, run, kind):
+    """The Job of a run, on data that is made up."""
+    from loop_overhead import make_tokens
+
+    job = job_of(here.project, run, kind)
+    if not job.data.exists():
+        make_tokens(job.data, run.workload.data.expected_outputs)
     monitor = None if here.missing else job.monitor
     # A store for each: equal trainings are trained once in one.
-    return replace(job, timeout_seconds=TIMEOUT_SECONDS, store=here.root / "store" / name, monitor=monitor)
+    return replace(job, timeout_seconds=TIMEOUT_SECONDS, store=here.root / "store" / run.run, monitor=monitor)
 
 
-def facts_of(run):
-    """What a plan must know of the data: what the workload expects, or something."""
-    facts = data_facts(run)
-    return DataFacts(facts.vocabulary or 4000, facts.train_samples or 10_000, facts.validation_samples or 1_000)
-
-
-def _predicted(here, run):
-    return predict(run, here.project.site, facts=facts_of(run), remedy=False)
-
-
-# Name → (what it shows, seconds at most, function), what tells most first.
-PARTS = {
-    "training": ("the training as it is, with a killed rank, continued, and repeated bit for bit", 200, training),
-    "speed": ("our step against a bare loop's and the plan's, compiled, without waiting for the GPU", 240, speed),
-    "parity": ("the same training in every layout, in the memory of its plan", 300, parity),
-    "collectives": ("rates of NCCL's collectives", 60, collectives),
-    "tests": ("the tests that are marked `gpu`", 120, tests),
-}
+PARTS = {part.__name__: part for part in (training, speed, collectives, parity, tests)}  # what tells most first

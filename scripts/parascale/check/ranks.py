@@ -1,27 +1,18 @@
 """What the processes of a part do. Each function returns JSON values."""
 
-import io
 import os
-import runpy
 import signal
-import sys
 import time
-from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from statistics import median
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from parascale.check.parts import WARM_UP, facts_of
+from parascale.check.parts import WARM_UP
 from parascale.check.processes import TIMEOUT_SECONDS
 from parascale.parallel import start_processes, stop_processes
 from parascale.parallel.communication import measure
-from parascale.settings import SPLITS
-
-SAMPLES = 4000  # of made-up data
 
 
 def make_tiny():
@@ -38,42 +29,17 @@ def collectives(sizes):
     return rows
 
 
-@dataclass
-class MadeUp:
-    """Samples of random numbers, each by its own number. empty: function that makes so many in their shapes and types."""
-
-    empty: object
-    outputs: int
-
-    def __len__(self):
-        return SAMPLES
-
-    def batch(self, numbers):
-        """(*inputs, labels); masks are whole."""
-        arrays = self.empty(len(numbers))
-        for row, number in enumerate(numbers):
-            generator = np.random.default_rng(int(number))
-            for array in arrays:
-                if array.dtype != bool:
-                    array[row] = generator.integers(
-                        0, 256 if array.dtype == np.uint8 else self.outputs, array[row].shape
-                    )
-        return arrays
-
-
 def training(job, kill=None, quiet=False):
-    """Train a job by `train` on made-up data. {graphs: compiled by the end of each step, breaks, allocated, reserved: bytes at most}.
+    """Train a job by `train`. {graphs: compiled by the end of each step, breaks, allocated, reserved: bytes at most}.
 
     kill: the step in which the last rank is killed. quiet: where a later step than WARM_UP waits for the GPU, that is an error; the two
     reads that are due wait for events, which torch lets pass.
     """
     from torch._dynamo.utils import counters  # slow to load, as what follows
 
-    from parascale.evaluation.task import Task, empty_batch
     from parascale.train import loop
 
-    graphs, samples = [], MadeUp(partial(empty_batch, job.run.workload), facts_of(job.run).vocabulary)
-    loop.open_task = lambda *_: Task(dict.fromkeys(SPLITS, samples), samples.outputs)
+    graphs = []
 
     def make_steps(session):
         step, last = session.stepper.step, session.mesh.rank == session.mesh.world_size - 1
@@ -93,14 +59,12 @@ def training(job, kill=None, quiet=False):
         loop._make_steps(session)
 
     loop.train(job, make_steps)
-    memory = {"allocated": torch.cuda.max_memory_allocated, "reserved": torch.cuda.max_memory_reserved}
-    memory = {name: read() if torch.cuda.is_initialized() else None for name, read in memory.items()}
+    memory = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}  # 0 on CPUs
     return {**memory, "graphs": graphs, "breaks": sum(counters["graph_break"].values())}
 
 
-def benchmark(words):
-    """What a benchmark of this clone prints: a program and its arguments, run with what stands in for missing packages."""
-    sys.argv, sys.path[:0] = words, [str(Path(words[0]).parent)]
-    with redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(words[0], run_name="__main__")
-    return said.getvalue()
+def overhead(size, turns):
+    """Our loop's seconds a step over a bare one's: the median of so many turns."""
+    from loop_overhead import compared
+
+    return median(ours[0] / bare[0] for ours, bare in compared(size, turns, steps=10))
