@@ -9,6 +9,7 @@ from parascale.errors import ConfigError, TrainingError
 from parascale.families.build import build_model
 from parascale.settings import Model, make
 from parascale.train.parity import compare_folders
+from tests.unit.own_classes import LSTM
 
 from .cases import pp, ranks_of
 from .examine import train_settings
@@ -75,7 +76,7 @@ def keys_of(file, drops="module"):
 def verdict_of(layout, keys, make_settings, single, tmp_path):
     settings = make_settings("case", layout, **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
-    assert settings["run"]["workload"]["model"]["dropout"] == 0.2
+    assert settings["run"]["workload"]["model"]["dropout"] == keys["model"].get("dropout", 0.0)
     return compare_folders(settings["output"], single(**keys)["output"])
 
 
@@ -83,6 +84,12 @@ def verdict_of(layout, keys, make_settings, single, tmp_path):
 def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settings, single, tmp_path):
     verdict = verdict_of(LAYOUTS[name], keys_of(file), make_settings, single, tmp_path)
     assert verdict["verdict"] == "same", verdict
+
+
+def test_an_lstm_trains_alike_on_two_processes_as_it_is(make_settings, single, tmp_path):
+    (tmp_path / "lstm.py").write_text(LSTM)
+    keys = {"model": {"kind": f"{tmp_path}/lstm.py:LSTM", "dim": 16, "layers": 2}, "precision": "fp64", "parity": True}
+    assert verdict_of({"dp": 2}, keys, make_settings, single, tmp_path)["verdict"] == "same"
 
 
 @pytest.mark.parametrize(
