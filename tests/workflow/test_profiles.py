@@ -114,21 +114,27 @@ def test_every_job_has_a_price_and_none_that_needs_no_gpu_has_a_node_with_gpus_a
     assert alone == {"train", "parity", "summarise"} | measured  # jobs of a group stand further in
 
 
-def test_a_group_of_jobs_stays_within_its_partition(tmp_path):
+SMALLER = ["--group-components", "prepare=2", "convert=2", "verify=2"]
+
+
+@pytest.mark.parametrize(
+    ("partition", "options", "fits"),
+    [
+        ("develbooster", [], False),
+        # What fits is quick in `test_plan_limits.py`, from jobs to words.
+        pytest.param("develbooster", SMALLER, True, marks=pytest.mark.slow),
+        pytest.param("booster", [], True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_group_of_jobs_stays_within_its_partition(partition, options, fits, tmp_path):
     """Their time limits add up in one Slurm job: eight are too much for a partition of two hours, two are not, nor eight for one of 24."""
     link_project(tmp_path)
-    smaller = ["--group-components", "prepare=2", "convert=2", "verify=2"]
     program = [sys.executable, "-m", "snakemake", "--profile", "profiles/juwels-booster", "-n", "-q"]
-    for partition, options, fits in (
-        ("booster", [], True),
-        ("develbooster", [], False),
-        ("develbooster", smaller, True),
-    ):
-        words = ["--config", f"partition={partition}", f"root={tmp_path}", *options, "--", "data", "formats"]
-        done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        never = [line for line in done.stdout.splitlines() if line.startswith("can never start")]
-        assert not never if fits else all("8 jobs in one group" in line for line in never[1:]) and len(never) > 2
+    words = ["--config", f"partition={partition}", f"root={tmp_path}", *options, "--", "data", "formats"]
+    done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    never = [line for line in done.stdout.splitlines() if line.startswith("can never start")]
+    assert not never if fits else all("8 jobs in one group" in line for line in never[1:]) and len(never) > 2
 
 
 class Resources(dict):
