@@ -41,11 +41,14 @@ def rounded_tolerance(unit_roundoff, sublayers, targets):
     )
 
 
-def verdict_on(settings, baseline):
-    """`compare_folders` for two trainings of a Transformer language model, by their settings, in any precision."""
+def verdict_on(settings, baseline, layers=None):
+    """`compare_folders` for two trainings of a Transformer language model, by their settings, in any precision.
+
+    layers: of the model, where its settings do not say it.
+    """
     run = job_from_settings(settings).run
     if run.precision not in UNIT_ROUNDOFF:
         return compare_folders(settings["output"], baseline["output"])
     targets = min(line["tokens"] for line in read_json_lines(Path(baseline["output"]) / "steps.jsonl"))
-    tolerance = rounded_tolerance(UNIT_ROUNDOFF[run.precision], 2 * run.workload.model.layers, targets)
+    tolerance = rounded_tolerance(UNIT_ROUNDOFF[run.precision], 2 * (layers or run.workload.model.layers), targets)
     return compare_folders(settings["output"], baseline["output"], tolerance=tolerance)

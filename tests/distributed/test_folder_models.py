@@ -14,10 +14,11 @@ from parascale.train import loop
 from parascale.train.parity import compare_folders
 from tests.unit.folder_models import FAMILIES, VOCABULARY, make_folder
 
-from .cases import but_slow, pp
+from .cases import but_slow, pp, ranks_of
 from .conftest import WINDOW
 from .examine import held, train_settings
 from .harness import free_port, run_on_ranks
+from .rounding import verdict_on
 
 LAYOUTS = {
     "ddp": {"dp": 2},
@@ -26,6 +27,16 @@ LAYOUTS = {
     "pp": pp(2, 4, "1F1B"),
 }
 QUICK = {"GPT-2", "Llama"}
+BIASES_OF_COLUMNS = tuple(f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj", "query_key_value", "dense_h_to_4h"))
+
+TP_PP = {"tp": 2, **pp(2, 2, "1F1B")}
+# (family, layout, precision) beside those: products of layouts, and half precision.
+MORE = [
+    *(("Llama", layout, "fp64") for layout in (TP_PP, {"tp": 2, "fsdp": 2})),
+    *(("Llama", layout, "bf16") for layout in (*LAYOUTS.values(), TP_PP)),
+    *(("Gemma 2", layout, "bf16") for layout in (LAYOUTS["fsdp"], TP_PP)),
+    *(("GPT-2", layout, "bf16") for layout in (LAYOUTS["ddp"], LAYOUTS["fsdp"])),
+]
 
 
 def train_each(cases):
@@ -69,11 +80,28 @@ def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_setti
         check_spread(name, [first["parameters"], second["parameters"]], folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "layout", "precision"), [pytest.param(*case, marks=pytest.mark.slow) for case in MORE], ids=str
+)
+def test_a_folder_trains_alike_in_products_and_half_precision(
+    family, layout, precision, make_settings, single, tmp_path
+):
+    folder = make_folder(tmp_path / "model", family)
+    keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": precision, "parity": True}
+    settings = make_settings("case", layout, **keys)
+    run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
+    verdict = verdict_on(settings, single(**keys), layers=2)
+    print(family, layout, precision, verdict)
+    assert verdict["verdict"] == "same", verdict["reason"]
+
+
 def check_spread(layout, ranks, folder):
-    """DDP holds all twice and FSDP once; tensor parallelism splits all matrices, and pipelines leave a stage what is its own."""
+    """DDP holds all twice and FSDP once; tensor parallelism splits all matrices, and biases with the columns that they are added to;
+    pipelines leave a stage what is its own."""
     with torch.device("meta"):
         model = build_model(make(Model, kind="transformers", folder=str(folder)), VOCABULARY, WINDOW)
     for name, parameter in model.named_parameters():
         held = sum(math.prod(rank[name]) for rank in ranks if name in rank) / parameter.numel()
-        twice = layout == "ddp" or (layout == "tp" and (parameter.ndim == 1 or name.endswith("embed_in.weight")))
+        whole = name.endswith("embed_in.weight") or (parameter.ndim == 1 and not name.endswith(BIASES_OF_COLUMNS))
+        twice = layout == "ddp" or (layout == "tp" and whole)
         assert held == 1 + twice, name
