@@ -58,7 +58,7 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name)
     told = {"rank": rank, "world": world, "rows": rows, "positions": positions, "keys": list(record.tensors)}
     told |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
     told |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
-    told |= {"tf32": torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest"}
+    told |= {"tf32": torch.cuda.is_available() and record.in_tf32()}
     path = folder / f"step-{step:05}-rank-{rank:05}.safetensors"
     save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(told)})
     os.replace(path.with_suffix(".partial"), path)
@@ -95,11 +95,16 @@ class Record:
 
     def watch(self):
         """Hook into every module, and into every optimizer's step; yields the hooks."""
-        yield register_optimizer_step_pre_hook(lambda *_: self.gradients())
+        yield register_optimizer_step_pre_hook(self._before_step)
         for number, model in enumerate(self.models):
             yield model.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
             inner = {clean(name): module for name, module in model.named_modules()}  # of wrappers, the innermost
             yield from (m.register_forward_hook(partial(self._leave, number, self.names(n))) for n, m in inner.items())
+
+    def in_tf32(self):
+        """Whether products on a GPU, or convolutions where there are any, may round what they take to TF32."""
+        convolves = any(parameter.dim() > 2 for _, parameter in self._parameters())
+        return torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
 
     def layout(self):
         """How the weights are spread, in words."""
@@ -113,6 +118,19 @@ class Record:
     def _parameters(self):
         pairs = (pair for model in self.models for pair in model.named_parameters(remove_duplicate=False))
         return ((self.names(clean(name)), parameter) for name, parameter in pairs)
+
+    def _before_step(self, optimizer, arguments, keywords):
+        """An optimizer that computes the gradients itself, by a closure, has them after that; what it is called with then."""
+        closure = keywords.get("closure") or next(filter(callable, arguments[1:]), None)
+        if closure is None:
+            return self.gradients()
+
+        def computed():
+            loss = closure()
+            self.gradients()
+            return loss
+
+        return (optimizer, computed), {name: each for name, each in keywords.items() if name != "closure"}
 
     def _enter(self, number, module, arguments, keywords):
         leaves = tensors_in((arguments, keywords))

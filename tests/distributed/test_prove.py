@@ -360,6 +360,46 @@ def test_equal_samples_on_two_ranks_are_both_there(shares, verdict, tmp_path, mo
     assert card["verdict"] == verdict and (verdict == "same" or card["first"]["pass"] == "samples")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_gradients_that_an_optimizer_computes_itself_are_recorded(named, tmp_path):
+    """By a closure, as Lightning hands it over: they are there only when it has been called."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    model.bias.grad = torch.full((2,), 7.0)  # of a step before
+    with prove.recording(model, tmp_path):
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
+        optimizer.zero_grad()
+    ((part,),) = proof.recording(tmp_path)
+    assert {name: part.value(f"gradient|{name}").unique().tolist() for name in part.names("gradient")} == {
+        "weight": [2.0],
+        "bias": [2.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "allowed", "rounded"),
+    [
+        (torch.nn.Conv1d(3, 3, 1), True, True),
+        (torch.nn.Conv1d(3, 3, 1), False, False),
+        (torch.nn.Linear(3, 2), True, False),
+    ],
+)
+def test_convolutions_in_tf32_widen_the_tolerance(module, allowed, rounded, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    with prove.recording(module, tmp_path):
+        module(torch.ones(2, 3, 3)).sum().backward()
+    ((part,),) = proof.recording(tmp_path)
+    assert part.about["tf32"] is rounded and (proof.Step(part, [part], None).unit == proof.TF32) is rounded
+
+
 def test_numbers_of_rows_may_be_any_that_can_be_counted(tmp_path):
     model = torch.nn.Linear(3, 2)
     with prove.recording(model, tmp_path, rows=range(2), positions=torch.arange(3)):
