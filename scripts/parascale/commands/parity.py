@@ -71,6 +71,7 @@ def record(project, name, steps, folder):
     from parascale.train.explain import record
 
     record(job_of(project, Planner(project).run(name, "parity"), "parity"), folder, steps)
+    print(f"{name}: recorded in {folder}", flush=True)
 
 
 @parity.command()
