@@ -16,7 +16,7 @@ rule convert_checkpoint:
         PATHS.results / "benchmarks/convert_checkpoint/{run}.tsv"
     threads: PROJECT.config.checkpoints.threads
     resources:
-        **data_node(60),
+        **data_node("convert_checkpoint"),
     params:
         source=checkpoint_of,
         settings=form_settings(),
@@ -39,7 +39,7 @@ rule verify_checkpoint:
     # The model is evaluated in one process, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
-        **data_node(60),
+        **data_node("verify_checkpoint"),
     params:
         source=checkpoint_of,
         code=code_of("checkpoints"),
@@ -69,7 +69,7 @@ rule compare_checkpoints:
         second=pattern(PROJECT.runs),
     threads: PROJECT.config.checkpoints.threads
     resources:
-        **data_node(60),
+        **data_node("compare_checkpoints"),
     params:
         which=PROJECT.config.checkpoints.which,
         code=code_of("checkpoints"),

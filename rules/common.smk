@@ -31,6 +31,7 @@ from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, measure_processors, preflight, storage_warnings, take_root
 from parascale.launch.resources import cores_of, data_partition, data_resources, node_resources, resources
 from parascale.plan.planner import Planner
+from parascale.plan.price import limit_minutes
 from parascale.report.comparing import series_of
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
@@ -251,15 +252,21 @@ def processes_of(wildcards):
     return [layout.nodes, layout.processes_per_node, layout.gpus_per_node, cores_of(layout, PROJECT.site)]
 
 
-def one_node(minutes, gpus=0):
-    """Resources of a job that is no training, on one node of those that train."""
-    gpus = gpus or int(PROJECT.site.demands_gpus)
-    return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account, gpus)
+def one_node(stage, gpus=0):
+    """Resources of a job that is no training, on one node of those that train. stage: the folder of its benchmark."""
+    partition, asked = PROJECT.config.partition, gpus or int(PROJECT.site.demands_gpus)
+    return node_resources(PROJECT.site, limit(stage, partition, gpus or 1), partition, PROJECT.config.account, asked)
 
 
-def data_node(minutes):
-    """Resources of a job that needs no GPU, on one node."""
-    return data_resources(PROJECT.site, minutes, PROJECT.config)
+def data_node(stage):
+    """Resources of a job that needs no GPU, on one node. stage: the folder of its benchmark."""
+    partition = data_partition(PROJECT.site, PROJECT.config) or PROJECT.config.partition
+    return data_resources(PROJECT.site, limit(stage, partition), PROJECT.config)
+
+
+def limit(stage, partition, processes=1):
+    """A function to the time limit of a job that trains nothing, in minutes."""
+    return lambda wildcards, attempt: limit_minutes(stage, wildcards, PLANNER, attempt, partition, processes)
 
 
 def resources_of(kind="run"):

@@ -70,7 +70,7 @@ rule prepare:
         dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
         prepared="flat|pairs",
     resources:
-        **data_node(30),
+        **data_node("prepare"),
     params:
         # `data.expected` is checked when data is made; changing it makes no data again.
         settings=data_settings("text"),
@@ -91,7 +91,7 @@ rule index_images:
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
     resources:
-        **data_node(30),
+        **data_node("index"),
     params:
         settings=data_settings("images"),
         columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),

@@ -18,7 +18,7 @@ rule convert_shard:
     # Settings that do not change a finished shard are resources: a changed parameter would make all shards again. For a
     # similar reason, bad samples fail gather_shards and not the shard, whose record Snakemake would remove.
     resources:
-        **data_node(60),
+        **data_node("convert"),
         reading_threads=PROJECT.config.formats.threads,
     params:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
@@ -63,7 +63,7 @@ rule convert_tokens:
         dataset=pattern(TEXT_DATA),
         format=pattern(TOKEN_FORMATS),
     resources:
-        **data_node(15),
+        **data_node("convert"),
     shell:
         "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
@@ -81,7 +81,7 @@ rule verify_format:
     wildcard_constraints:
         format=pattern({*IMAGE_FORMATS, *TOKEN_FORMATS}),
     resources:
-        **data_node(60),
+        **data_node("verify"),
     shell:
         "parascale data verify --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
@@ -103,7 +103,7 @@ rule benchmark_loaders:
     # All cores: other jobs would disturb the measurement.
     threads: PROJECT.site.cores_per_node
     resources:
-        **data_node(30),
+        **data_node("loaders"),
     params:
         settings=reading_settings,
         sample=sample_of,

@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,18 +20,22 @@ from snakemake_logger_plugin_parascale.collect import capacity, members, pending
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
+LOOK_SECONDS = 60  # between two looks at what trainings will cost
+
 
 class LogHandler(JobEvents):
-    """Named so because Snakemake looks for this name. It owns the stream (see `View`), except with `--verbose`.
+    """Named so because Snakemake looks for this name. It owns the stream (see `View`), except where Snakemake's own lines are asked for:
+    with `--verbose`, and in a dry run with `--printshellcmds`.
 
-    It speaks when jobs start and when they end; Snakemake does not call it in between.
+    It speaks when jobs start and when they end; Snakemake does not call it in between, where it looks after costs in a thread of its own.
     """
 
     def __post_init__(self):
         self.workflow = self.planner = self.ledger = self.shown = None
         self.failed = False
         settings = self.common_settings
-        self.view = None if settings.verbose or settings.debug_dag else View(settings)
+        asked = settings.verbose or settings.debug_dag or (settings.dryrun and settings.printshellcmds)
+        self.view = None if asked else View(settings)
         self.began = time.time()
 
     @property
@@ -69,6 +74,13 @@ class LogHandler(JobEvents):
         elif line != self.shown:
             self.say(line)
         self.shown = line
+
+    def look_after(self):
+        """Once a minute: which trainings will cost far more than they were planned to, each told once."""
+        while not self.closed:
+            for line in self.ledger.dearer():
+                self.say(f"warning: {line}")
+            time.sleep(LOOK_SECONDS)
 
     def say(self, text):
         """Print, also when Snakemake's own handlers are gone."""
@@ -142,6 +154,8 @@ class LogHandler(JobEvents):
         self.say("\n" + tables.text(plan))
         for line in missing_data(self.planner.project.datasets):
             self.say(f"warning: {line}")
+        if self.view is not None:
+            self.say("This was a dry-run: nothing was started. --verbose shows every job, and why it would run.")
 
 
 def follow(workflow, planner):
@@ -150,6 +164,9 @@ def follow(workflow, planner):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:
             handler.view.workflow = workflow
+            # Snakemake then describes no job, which takes longer than to plan them all; another logger may wait for that.
+            if workflow.output_settings.dryrun and len(workflow.logger_manager.get_log_handlers()) == 1:
+                workflow.output_settings.quiet = {Quietness.RULES, Quietness.PROGRESS}
     settings = workflow.output_settings
     if settings.dryrun and Quietness.ALL not in (settings.quiet or ()) and not _handlers(workflow):
         known = ", ".join(sorted(path.parent.name for path in Path("profiles").glob("*/config.yaml")))
@@ -178,6 +195,7 @@ def start(workflow, planner):
         if handler.view is not None:
             handler.view.begin(len(plan.jobs))
         handler.show()
+        threading.Thread(target=handler.look_after, daemon=True).start()
     for line in budget.warnings(plan):
         logger.warning(line)
 

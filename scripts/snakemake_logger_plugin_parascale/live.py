@@ -1,17 +1,20 @@
 """Core-hours used, core-hours left and the time of the end, while a workflow runs."""
 
-import dataclasses
 import json
 import os
 from collections import Counter
 from datetime import UTC, datetime
 
 from parascale.files import append_line
-from parascale.plan.budget import wall_hours
+from parascale.plan.budget import ranges, wall_hours
 from parascale.plan.ledger import ran_seconds
 from parascale.plan.predict import charged_core_hours
+from parascale.plan.price import title
 from parascale.plan.tables import duration
+from parascale.report.live import Live
 from parascale.report.numbers import plural
+
+DEARER = 1.5  # times what a training was planned to cost, beyond which a user is told
 
 
 class Ledger:
@@ -30,6 +33,7 @@ class Ledger:
         self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
         self.used = 0.0
         self.done = 0
+        self.told = set()  # jobs that were told to become dearer
 
     def started(self, ids, now):
         """Jobs were started or submitted; says whether there was one that costs something."""
@@ -72,7 +76,7 @@ class Ledger:
     def line(self, now):
         """One line for people."""
         left = [*self._remaining(now)]
-        core_hours = sum(self._charge(job, job.hours_expected) for job in left)
+        core_hours, spread = sum(self._charge(job, job.hours_expected) for job in left), ranges(left)
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
         lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
         running = sum(self._charge(job, (now - began) / share / 3600) for job, began, share in self.running.values())
@@ -84,13 +88,29 @@ class Ledger:
             return f"{line}, at least {core_hours:,.2f} to go, and {plural(unknown, 'job')} of unknown price"
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
-        return f"{line}, about {core_hours:,.2f} to go, for {duration(hours)}: until {end}, without time in queues"
+        ends = f"({spread['core_hours_low']:,.2f} to {spread['core_hours_high']:,.2f})"
+        return (
+            f"{line}, about {core_hours:,.2f} {ends} to go, for {duration(hours)}: until {end}, without time in queues"
+        )
+
+    def dearer(self):
+        """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
+        for job, *_ in [*self.running.values()]:
+            if not job.kind or job.id in self.told:
+                continue
+            training = Live(job.run, self.planner.project.paths.places(job.kind)[1](job.run))
+            training.update()
+            if (times := training.times_planned() or 0.0) > DEARER:
+                self.told.add(job.id)
+                hours = times * training.described["prediction"]["core_hours"]
+                pace = f"{times:.1f} times what was planned, at the pace of its last steps"
+                yield f"{title(job.rule, job.wildcards)} will cost about {hours:,.2f} core-h, {pace}"
 
     def _remaining(self, now):
         """What is left of jobs that run, and those that wait."""
         for job, began, shared in self.running.values():
-            hours = None if job.hours_expected is None else max(0.0, job.hours_expected - (now - began) / shared / 3600)
-            yield dataclasses.replace(job, hours_expected=hours)
+            ran = (now - began) / shared / 3600
+            yield job.rest(max(0.0, 1 - ran / job.hours_expected)) if job.hours_expected else job
         yield from self.waiting.values()
 
     def _charge(self, job, hours):

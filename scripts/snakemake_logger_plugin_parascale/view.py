@@ -1,7 +1,7 @@
 """What a workflow shows: a line for each finished training and each verdict; in a terminal also what runs now and a bar, elsewhere
 once a minute what is left; errors in our words.
 
-Snakemake's own lines are those of a dry run, and all of them with `--verbose`.
+A dry run shows its plan alone. Snakemake's own lines are there with `--verbose`.
 """
 
 import math
@@ -25,7 +25,7 @@ from parascale.report.live import Live as Training
 from parascale.settings.strict import nearest
 from parascale.settings.yaml_files import read_yaml
 
-# Of a run that is under way, Snakemake's lines about these say what the view says shorter, or nothing to a user.
+# Snakemake's lines about these say what the view, or the plan, says shorter, or nothing to a user.
 LEFT_OUT = {
     *(LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.SHELLCMD, LogEvent.PROGRESS),
     *(LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED, LogEvent.GROUP_INFO),
@@ -48,7 +48,7 @@ class View:
 
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
-        self.dryrun, self.bar, self.screen, self.workflow = settings.dryrun, None, None, None
+        self.bar = self.screen = self.workflow = None
         self.told, self.told_at = None, -math.inf  # what is left
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
@@ -61,7 +61,7 @@ class View:
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
             self.say(user_message(record.getMessage(), self.workflow))
-        elif self.dryrun or not (event in LEFT_OUT or (event is None and NOISE.match(record.getMessage()))):
+        elif not (event in LEFT_OUT or (event is None and NOISE.match(record.getMessage()))):
             self.snakemake.handle(record) if self.bar is None else self.say(self.snakemake.format(record))
 
     def say(self, text):

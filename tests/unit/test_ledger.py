@@ -72,6 +72,28 @@ def test_a_failed_attempt_counts_and_the_job_waits_again(ledger):
     assert ledger.waiting.keys() == {1, 2, 3, 4}
 
 
+@pytest.mark.parametrize(("pace", "steps", "said"), [(40.0, 50, True), (40.0, 30, False), (1.4, 50, False)])
+def test_a_training_that_becomes_far_dearer_is_told_once_and_before_it_has(ledger, pace, steps, said):
+    """By the pace of its last steps, once these are not its first, which are slow."""
+    planner = ledger.planner
+    predicted = planner.prediction("ddp-8")
+    work = planner.project.paths.under_way / "runs" / "ddp-8"
+    write_json(work / "run.json", {"steps": predicted.steps, "prediction": predicted.as_dict()})
+    seconds = pace * predicted.seconds / predicted.steps
+    lines = [{"step": step, "seconds": {"total": seconds}} for step in range(1, steps + 1)]
+    (work / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [*ledger.dearer()] == [], "it has not been started"
+    ledger.started([3, 4], BEGAN)
+    told = [*ledger.dearer()]
+    assert len(told) == said and [*ledger.dearer()] == []
+    if said:
+        hours, times = (
+            float(each)
+            for each in re.search(r"\(ddp-8\) will cost about ([\d.]+) core-h, ([\d.]+) times", told[0]).groups()
+        )
+        assert 1.5 < times < pace and hours == pytest.approx(times * predicted.core_hours, rel=0.05)
+
+
 def test_history_is_that_of_the_same_site(ledger):
     """A laptop's seconds say nothing about a cluster that shares the folder of results."""
     ledger.started([2], BEGAN)
@@ -109,7 +131,7 @@ def test_the_start_of_a_job_that_costs_something_is_worth_a_line(chain):
     assert not chain.started([0], BEGAN)
     chain.finished(0, BEGAN)
     assert chain.started([1, 3], BEGAN)
-    assert "1 of 5 jobs done, 0.00 core-h used, about 384.00 to go, for 2 h" in chain.line(BEGAN)
+    assert "1 of 5 jobs done, 0.00 core-h used, about 384.00 (229.98 to 641.16) to go, for 2 h" in chain.line(BEGAN)
 
 
 def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
@@ -117,11 +139,11 @@ def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
     chain.started([0, 1], BEGAN)
     chain.finished(0, BEGAN)
     chain.failed(1, BEGAN + HOUR)
-    assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 to go" in chain.line(BEGAN + HOUR)
+    assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 (229.98 to 641.16) to go" in chain.line(BEGAN + HOUR)
     chain.started([1], BEGAN + HOUR)
     assert chain.failed(1, BEGAN + 2 * HOUR)
     lost = "1 of 5 jobs done, 3 failed or depend on one that did, 256.00 core-h used"
-    assert f"{lost}, about 128.00 to go" in chain.line(BEGAN + 2 * HOUR)
+    assert f"{lost}, about 128.00 (76.66 to 213.72) to go" in chain.line(BEGAN + 2 * HOUR)
     chain.started([3], BEGAN + 2 * HOUR)
     chain.finished(3, BEGAN + 3 * HOUR)
     assert chain.line(BEGAN + 3 * HOUR).endswith("384.00 core-h used")
@@ -144,7 +166,7 @@ def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):
     assert plan.totals["wall_hours_at_once"] == 2
     ledger = Ledger(plan, planner)
     ledger.started([1, 2], BEGAN)
-    assert "128.00 core-h used, about 128.00 to go, for 1 h" in ledger.line(BEGAN + HOUR)
+    assert "128.00 core-h used, about 128.00 (76.66 to 213.72) to go, for 1 h" in ledger.line(BEGAN + HOUR)
     ledger.failed(1, BEGAN + 2 * HOUR)
     ledger.finished(2, BEGAN + 2 * HOUR)
     assert ledger.used == pytest.approx(256)

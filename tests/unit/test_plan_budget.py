@@ -157,6 +157,44 @@ def test_the_cap_counts_what_was_spent(tmp_path):
         budget.check(budget.make_plan(jobs(), planner, spent=spent(paths, "jureca")))
 
 
+def test_the_chance_to_exceed_the_cap_is_that_of_the_range(tmp_path):
+    """In 10 of 100 cases a plan costs more than the upper end of its range, in 90 more than the lower one."""
+    free = budget.make_plan(jobs()[2:], Planner(project(tmp_path))).totals
+    assert free["chance_over_budget"] is None
+    for end, chance in (("high", 0.1), ("low", 0.9)):
+        planner = Planner(project(tmp_path, core_hours=free[f"core_hours_{end}"]))
+        plan = budget.make_plan(jobs()[2:], planner)
+        assert plan.totals["chance_over_budget"] == pytest.approx(chance, abs=0.001)
+        assert f"exceeded in {100 * chance:.0f} of 100 cases" in tables.text(plan)
+    everything = budget.make_plan(jobs()[2:], planner, spent=Spent(1e6))
+    assert everything.totals["chance_over_budget"] == 1
+    assert budget.make_plan([], planner).totals["chance_over_budget"] < 0.001
+
+
+def test_more_than_the_cap_at_worst_is_a_warning_that_names_what_may_take_longer(tmp_path):
+    plan = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=100.0)), history={"prepare": 0.1})
+    budget.check(plan)
+    (warning,) = budget.warnings(plan)
+    assert re.match(
+        r"at worst 1[34]\d\.\d core-h are more than budget\.core_hours = 100; most above .*: prepare \+115\.2, ",
+        warning,
+    )
+
+
+def test_a_plan_says_what_parity_costs_and_which_jobs_are_dearest(tmp_path):
+    """Its sums by what jobs do; that of trainings is the one of `parascale plan --check`."""
+    parity = [dataclasses.replace(job, id=job.id + 2, rule="parity_run", kind="parity") for job in jobs()[2:]]
+    plan = budget.make_plan([*jobs()[2:], *parity], Planner(project(tmp_path)))
+    trainings, checks = (
+        sum(job.core_hours_expected for job in plan.jobs if job.kind == kind) for kind in ("run", "parity")
+    )
+    said = tables.text(plan)
+    assert f"Of that: trainings {trainings:,.2f}, parity runs {checks:,.2f}; targets such as `ddp` leave out" in said
+    dearest = max(plan.jobs, key=lambda job: job.core_hours_expected)
+    assert f"Dearest: {dearest.rule} ({dearest.run}) {dearest.core_hours_expected:,.2f}, " in said
+    assert f"{trainings:,.2f} core-h" in tables.cost(budget.make_plan(jobs()[2:], Planner(project(tmp_path))))
+
+
 def test_nothing_to_run_says_so(tmp_path):
     planner = Planner(project(tmp_path))
     plan = budget.make_plan([], planner)

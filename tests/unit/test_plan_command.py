@@ -116,7 +116,7 @@ def test_the_check_counts_what_was_spent(write, call, tmp_path):
     """And names the jobs of a killed workflow of which nobody knows what they were charged."""
     write(config="budget: {core_hours: 10}\n")
     code, text = call("plan", "--check", "--run", "single")
-    whole = float(re.search(r"can start: (\S+) core-h expected\n", text)[1])
+    whole = float(re.search(r"can start: (\S+) core-h \(", text)[1])
     assert code == 0 and 1 < whole < 10, text
     lost = {"event": "started", "rule": "convert", "wildcards": {"dataset": "d"}, "site": "here", "cores": 128}
     lost |= {"time": "2026-01-01T00:00:00+00:00", "kind": None, "benchmark": None}
@@ -139,7 +139,7 @@ def test_the_check_counts_what_is_left(write, printed, monkeypatch):
     write()
 
     def expected():
-        return float(re.search(r"can start: (\S+) core-h expected\n", printed("plan", "--check", "--run", "single"))[1])
+        return float(re.search(r"can start: (\S+) core-h \(", printed("plan", "--check", "--run", "single"))[1])
 
     whole = expected()
     monkeypatch.setattr(Planner, "reason", lambda *_: Reason("continues what was begun", step=500))
@@ -151,7 +151,10 @@ def test_every_run_is_described(write, call):
     code, text = call("plan")
     assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
     assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
-    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), \d+\.\d\d core-h", text)
+    assert re.search(
+        r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), [\d.]+ core-h \([\d.]+ to [\d.]+\)",
+        text,
+    )
 
 
 def test_what_was_charged_stands_beside_what_was_foretold(tmp_path):
@@ -206,10 +209,13 @@ def test_advice_in_words(write, call):
     assert code == 0 and re.match(
         r"Weights, gradients and optimizer states \(\d+ MB\) fit one GPU: start with DDP\.", text
     ), text
-    assert re.search(r"\d+ layouts for 8 GPUs of here, by time; rests on formula", text)
+    assert re.search(
+        r"\d+ layouts for 8 GPUs of here, by time; .* the simpler first\nIn \w+, as is usual here; .*; rests on formula",
+        text,
+    )
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
     assert re.search(
-        r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, [\d.]+ (s|min|h), [\d.]+ core-(min|h)\n     every GPU",
+        r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, [\d.]+ (s|min|h), [\d.]+ core-(s|h) \([\d.]+ to [\d.]+\)\n     every GPU",
         text,
     )
     code, text = call("advise", "--workload", "w", "--gpus", "7")
@@ -229,7 +235,9 @@ def test_advice_can_be_ranked_by_what_it_costs(write, advise):
 def test_advice_for_a_larger_batch_takes_longer_steps(write, advise):
     write()
     small, large = (
-        json.loads(advise("--workload", "w", "--gpus", "8", "--global-batch", batch, "--json"))[0]["prediction"]
+        json.loads(advise("--workload", "w", "--gpus", "8", "--precision", "fp32", "--global-batch", batch, "--json"))[
+            0
+        ]["prediction"]
         for batch in ("24", "96")
     )
     assert large["step_seconds"] > 1.1 * small["step_seconds"]
@@ -240,19 +248,40 @@ def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise):
     write(dim=1024)
     arguments = ("--workload", "w", "--gpus", "32", "--scaling")
     text, steps = advise(*arguments), json.loads(advise(*arguments, "--json"))
-    line = r"^ +(\d+)  +\d\S* .*?(?:h|min|s)  +[\d.]+ core-(?:h|min)  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?"
+    line = r"^ +(\d+)  +\d\S* .*?(?:h|min|s)  +[\d.]+ core-(?:h|s) \(.*?\)  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?"
     rows = re.findall(line, text, re.MULTILINE)
     assert [int(gpus) for gpus, *_ in rows] == [1, 2, 4, 8, 16, 32]
     efficiencies = [int(efficiency) for _, efficiency, *_ in rows]
     assert efficiencies[0] == 100 and efficiencies == sorted(efficiencies, reverse=True)
-    assert text.count("<- the knee: time × cost is least") == 1
-    assert re.search(r"\n +4 .*\n +4 GPUs cost what 1 costs here: whole nodes are charged\n +8 ", text)
-    assert text.count("whole nodes are charged") == 1
+    assert text.count("<- the knee: time × cost of the steps is least") == 1
+    assert re.search(r"\n +4 .*\n +4 GPUs are charged for an hour as much as 1, .*: fewer save nothing\n +8 ", text)
+    assert text.count("whole nodes are") == 1
     assert [(str(step["gpus"]), f"{step['efficiency']:.0%}", step["strategy"], step["knee"]) for step in steps] == [
         (gpus, f"{efficiency}%", strategy, bool(knee)) for gpus, efficiency, strategy, knee in rows
     ]
     assert {step["gpus"]: step["free_from"] for step in steps if step["free_from"]} == {4: 1}
     assert all(step["prediction"]["wall_seconds"] > 0 and step["layout"] and step["reason"] for step in steps)
+
+
+def test_core_hours_say_how_far_they_take_each_layout(write, advise):
+    """In words and in JSON, of layouts and of numbers of GPUs; as many steps as are paid for, and not one more."""
+    write()
+    arguments = ("--workload", "w", "--core-hours", "5000", "--gpus", "8")
+    for more in ((), ("--scaling",)):
+        text, found = advise(*arguments, *more), json.loads(advise(*arguments, *more, "--json"))
+        paid = re.findall(
+            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\): ([\d,]+) steps in [\d.]+ days$",
+            text,
+            re.MULTILINE,
+        )
+        assert [int(steps.replace(",", "")) for steps in paid] == [each["steps"] for each in found][
+            : len(paid)
+        ] and len(paid) >= 4
+        first = found[0]
+        assert first["tokens_low"] < first["tokens"] < first["tokens_high"]
+        nodes = first["layout"]["nodes"]
+        assert first["days"] * 24 * 128 * nodes == pytest.approx(5000, rel=1e-4)
+    assert "pay for" not in advise("--workload", "w", "--gpus", "8")
 
 
 @pytest.mark.parametrize(

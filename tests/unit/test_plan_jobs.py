@@ -1,7 +1,10 @@
 """What single jobs are charged: those that train nothing, those of a training under way; energy; and what changed since the last plan."""
 
 import dataclasses
+import itertools
 import json
+import random
+import re
 import time
 from pathlib import Path
 
@@ -12,9 +15,10 @@ from parascale.data.text import check_expected
 from parascale.errors import DataError
 from parascale.families.sizes import model_sizes
 from parascale.plan import budget, ledger, tables
+from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
-from parascale.plan.price import PlannedJob, price
+from parascale.plan.price import PlannedJob, limit_minutes, price
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, load_project_file
@@ -56,6 +60,23 @@ def test_jobs_that_train_nothing_have_a_price(jureca, stage, wildcards):
     assert jureca.site.assumed.startup_seconds / 3600 < priced.hours_expected < 1 and priced.basis == "formula"
     assert priced.core_hours_expected == pytest.approx(128 * priced.hours_expected)
     assert price(job, jureca, {job.rule: 0.25}).hours_expected == 0.25
+
+
+@pytest.mark.parametrize(
+    ("stage", "wildcards", "minutes"),
+    [
+        ("prepare", {"dataset": "wikitext2"}, 15),
+        ("verify", {"dataset": "imagewoof", "format": "hdf5"}, 15),
+        ("summarise", {"run": "xsum-course-1"}, 15),
+        ("other", {}, 120),
+    ],
+)
+def test_a_job_that_trains_nothing_has_a_time_limit_by_its_price(jureca, stage, wildcards, minutes):
+    """Four times its price in quarters of an hour, longer at each attempt, within the partition; two hours where it has none."""
+    hours = price(other(stage, **wildcards), jureca, {}).hours_expected
+    limits = [limit_minutes(stage, wildcards, jureca, attempt, "dc-gpu") for attempt in (1, 2, 1000)]
+    assert limits[0] >= minutes and limits == [limits[0], 2 * limits[0], 24 * 60]
+    assert limits[0] == minutes if hours is None else 4 * hours <= limits[0] / 60 < 4 * hours + 0.25
 
 
 def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
@@ -230,6 +251,42 @@ def test_energy_is_that_of_the_gpus_at_full_power(tmp_path):
     assert unknown.totals["gpu_kwh_expected"] is None
     assert plan.totals["gpu_kwh_expected"] == pytest.approx(0.4 * plan.totals["gpu_hours_expected"])
     assert " kWh" in tables.text(plan) and " kWh" not in tables.text(unknown)
+    assert plan.totals["co2_kg_expected"] is None and "CO₂" not in tables.text(plan)
+    german = budget.make_plan(
+        jobs(), planner, site=dataclasses.replace(JURECA, gpu_watts=400.0, co2_grams_per_kwh=363.0)
+    )
+    assert german.totals["co2_kg_expected"] == pytest.approx(0.363 * german.totals["gpu_kwh_expected"])
+    assert " kg of CO₂" in tables.text(german)
+
+
+def test_a_plan_says_how_much_narrower_probes_would_make_it(jureca):
+    """Every training and parity run of the shipped table, before its probes and with them, off from the formulas as probes would be."""
+    planned = [
+        PlannedJob(number, "train", {"run": name}, run.layout.nodes, run.layout.gpus_per_node, kind=kind)
+        for number, (kind, (name, run)) in enumerate(itertools.product(("run", "parity"), jureca.project.runs.items()))
+    ]
+    plan, measured, noise = budget.make_plan(planned, jureca), Planner(jureca.project), random.Random(1)
+    hours = sum(each.core_hours for each in jureca.probing.values())
+    told = re.search(
+        r"(\d+) probes for ([\d.]+) core-h .* narrow the range of the price by about (\d+) %", tables.text(plan)
+    )
+    assert (int(told[1]), float(told[2])) == (len(jureca.probes), pytest.approx(hours, abs=0.006))
+    seen = [
+        Observation(
+            "probe",
+            name,
+            dataclasses.asdict(run),
+            jureca.facts(run).vocabulary,
+            step * noise.lognormvariate(0, 0.05),
+            {},
+        )
+        for name, run in jureca.probes.items()
+        for step in [jureca.probing[name].step_seconds]
+    ]
+    measured.__dict__["calibration"] = Calibration(jureca.site.name, tuple(seen))
+    after = budget.make_plan(planned, measured)
+    before, now = (each.totals["core_hours_high"] - each.totals["core_hours_low"] for each in (plan, after))
+    assert int(told[3]) - 2 < 100 * (1 - now / before) < int(told[3]) + 10 and not after.calibrating
 
 
 def test_what_changed_since_the_last_plan(tmp_path):

@@ -73,7 +73,7 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
         assert plan.totals[f"node_hours_{end}"] == pytest.approx(hours["single"] + 2 * hours["ddp-8"])
         assert plan.totals[f"gpu_hours_{end}"] == pytest.approx(hours["single"] + 8 * hours["ddp-8"])
     low, high = (plan.totals[f"core_hours_{end}"] for end in ("low", "high"))
-    assert f"{low:,.2f} to {high:,.2f} core-h" in tables.text(plan)
+    assert f"core-h ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" in tables.text(plan)
 
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=1000))
     begun = budget.make_plan(trainings, planner).totals

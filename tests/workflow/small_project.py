@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from .programs import call
@@ -109,9 +110,9 @@ class SmallProject:
 
     def planned(self, *arguments):
         """The rules that a dry run would run, with their counts."""
-        output = self.snakemake(*arguments, "-n", "--quiet", "rules")
-        table = output.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
-        return {line.split()[0]: int(line.split()[1]) for line in table if line.split()[0] != "total"}
+        self.snakemake(*arguments, "-n")
+        plan = json.loads((self.folder / "results/plan/plan.json").read_text())
+        return dict(Counter(job["rule"] for job in plan["jobs"]))
 
     def edit(self, name, old, new):
         """Replace text in a file."""

@@ -132,7 +132,7 @@ def test_a_deployed_workflow_has_a_configuration_of_its_own(checkout, tmp_path):
     shutil.copytree(checkout.folder / "config", folder / "config")
     shutil.copytree(checkout.folder / "text", folder / "text")
     shutil.rmtree(checkout.folder / "config")  # nothing is read there
-    jobs = counted(run(checkout, elsewhere, *call, "-n"))
+    jobs = counted(run(checkout, elsewhere, *call, "-np"))
     assert (jobs["all"], jobs["train_single"], jobs["train_ddp"], jobs["parity_verdict"]) == (1, 1, 1, 2)
     before = written(checkout.folder)
     run(checkout, elsewhere, *call, "--", "data")
@@ -149,7 +149,7 @@ def test_a_workflow_has_ours_as_a_part_under_names_of_its_own(checkout, tmp_path
     (folder / "config/config.yaml").write_text(OTHER_CONFIG)
     runs = "run\tworkload\nsingle\t{}\n"
     (folder / "config/mine.tsv").write_text(runs.format("lm-small"))  # whose size a plan knows before its data is there
-    whole = run(checkout, elsewhere, *call, "-n", "--", "parascale_all")
+    whole = run(checkout, elsewhere, *call, "-np", "--", "parascale_all")
     jobs = counted(whole)
     assert [jobs[f"parascale_{name}"] for name in ("train_single", "parity_run", "comparison_report")] == [1, 1, 1]
     plan = dict(re.findall(r"^(\w+|local jobs)  +(.*)$", whole.partition("Plan for local")[2], re.MULTILINE))
@@ -175,7 +175,7 @@ def test_a_checkout_that_is_read_only_serves_many(checkout, tmp_path):
     call = "--snakefile", checkout.folder / "Snakefile", "--directory", place
     call += "--profile", checkout.folder / "profiles/local"
     try:
-        jobs = counted(run(checkout, elsewhere, *call, "-n", before=AS_ANYONE))
+        jobs = counted(run(checkout, elsewhere, *call, "-np", before=AS_ANYONE))
         assert (jobs["all"], jobs["train_single"], jobs["train_ddp"]) == (1, 1, 1)
         run(checkout, elsewhere, *call, "--", "data", before=AS_ANYONE)
     finally:

@@ -11,6 +11,7 @@ from parascale.plan import advise as advice_of
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts
 from parascale.report import numbers
+from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 
@@ -19,20 +20,28 @@ from parascale.settings.run import PRECISIONS, Run
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
 @click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), help="The precision.  [default: bf16 if the site's GPUs have it]"
+)
 @click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
 @click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
+@click.option(
+    "--core-hours", type=click.FloatRange(min=0.0, min_open=True), help="Say how far so many take each layout."
+)
 @click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
 @click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts, or all numbers of GPUs, as JSON.")
 @with_project
-def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
+def advise(
+    project, workload, machine, gpus, precision, by, global_batch, scaling, core_hours, vocabulary, top, as_json
+):
     """Rank the layouts for a number of GPUs, with their memory and the reason in words.
 
     \b
     Example: parascale advise --workload lm-small --site jureca --gpus 8
     Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
+    Example: parascale advise --workload llama-1b --site jureca --gpus 16 --core-hours 5000
     """
     if scaling:
         _refuse_options_of_a_list()
@@ -44,27 +53,45 @@ def advise(project, workload, machine, gpus, precision, by, global_batch, scalin
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
-    known = calibrate.known(project.paths, site.name)
+    known, usual = calibrate.known(project.paths, site.name), "" if precision else ", as is usual here"
+    precision = precision or advice_of.usual_precision(site)
     if scaling:
         steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
-        print(json.dumps([*map(step_dict, steps)], indent=2) if as_json else "\n".join(scaling_lines(steps, site)))
-        return
-    ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
+        ranked = [step.advice for step in steps]
+    else:
+        ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
+
+    def paid(advice):
+        return advice_of.bought(advice, core_hours, site, known, facts) if core_hours else {}
+
     if as_json:
-        print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
+        found = map(step_dict, steps) if scaling else map(as_dict, ranked)
+        print(json.dumps([each | paid(advice) for each, advice in zip(found, ranked, strict=True)], indent=2))
         return
-    thumb = advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary)
-    best = ranked[0].prediction
-    if thumb:
+    how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
+    if scaling:
+        print("\n".join([how, *scaling_lines(steps, site, paid)]))
+        return
+    if thumb := advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary):
         print(thumb)
+    best = ranked[0].prediction
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    print(
-        f"{len(ranked)} layouts for {gpus} {gpu if gpus == 1 else several} of {site.name}, by {by}; rests on {best.basis}\n"
-    )
+    order = f"by {by}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
+    print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
+    print(f"{how}; rests on {best.basis}\n")
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
+        if bought := paid(advice):
+            print(f"     {_in_words(bought)}")
+
+
+def _in_words(paid):
+    """What `advice_of.bought` says, in words."""
+    unit, (hours, steps, done, *ends, days) = [*paid][2], paid.values()
+    work = f"{numbers.short(done)} {unit} ({' to '.join(map(numbers.short, ends))})"
+    return f"{hours:,g} core-h pay for {work}: {steps:,} steps in {numbers.significant(days)} days"
 
 
 def _refuse_options_of_a_list():
@@ -76,18 +103,21 @@ def _refuse_options_of_a_list():
         raise click.UsageError(f"--scaling shows the fastest layout of each number of GPUs: leave out {named}")
 
 
-def scaling_lines(steps, site):
-    """The best layout on each number of GPUs: time, cost, and the knee."""
+def scaling_lines(steps, site, paid):
+    """The best layout on each number of GPUs: time, cost, and the knee; what core-hours pay for, where that is asked."""
     gpu, gpus = advice_of.nouns(site)
-    lines = [f"{gpus:>9}  {'time':>12}  {'cost':>13}  {'efficiency':>10}  best layout"]
+    lines = [f"{gpus:>9}  {'steps':>12}  {'beside them':>12}  {'cost':>32}  {'efficiency':>10}  best layout"]
     for step in steps:
         said = step.advice.prediction
-        mark = "  <- the knee: time × cost is least" if step.knee else ""
-        time, cost = numbers.duration(said.wall_seconds), numbers.core_hours(said.core_hours)
-        best = line(step.advice, gpu).split(":")[0]
-        lines.append(f"{step.gpus:9,}  {time:>12}  {cost:>13}  {numbers.percent(step.efficiency):>10}  {best}{mark}")
+        mark = "  <- the knee: time × cost of the steps is least" if step.knee else ""
+        beside = numbers.duration(said.wall_seconds - said.seconds)
+        cells = f"{numbers.duration(said.seconds):>12}  {beside:>12}  {numbers.price(said):>32}  {numbers.percent(step.efficiency):>10}"
+        lines.append(f"{step.gpus:9,}  {cells}  {line(step.advice, gpu).split(':')[0]}{mark}")
         if step.free_from:
-            lines.append(f"          {step.gpus} {gpus} cost what {step.free_from} costs here: whole nodes are charged")
+            each = f"{step.gpus} {gpus} are charged for an hour as much as {step.free_from}, because whole nodes are"
+            lines.append(f"{'':11}{each}: fewer save nothing")
+        if bought := paid(step.advice):
+            lines.append(f"{'':11}{_in_words(bought)}")
     return lines
 
 
@@ -108,8 +138,8 @@ def line(advice, gpu="GPU"):
     if predicted.memory_bytes is not None:
         memory = f"{predicted.memory_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
     how = ", measured" if predicted.basis == "history" else ""
-    step = "" if predicted.step_seconds is None else f", {1000 * predicted.step_seconds:.1f} ms a step{how}"
-    cost = numbers.core_hours(predicted.core_hours)
+    step = "" if predicted.step_seconds is None else f", {numbers.duration(predicted.step_seconds)} a step{how}"
+    cost = numbers.price(predicted)
     cost = cost and f", {numbers.duration(predicted.wall_seconds)}, {cost}"
     return f"{layout.strategy()} ({degrees.strip() or f'one {gpu}'}): {memory}{step}{cost}"
 

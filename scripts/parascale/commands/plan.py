@@ -7,11 +7,11 @@ import click
 
 from parascale.cli import project_options, run_option
 from parascale.data.named_files import missing_data
-from parascale.plan import budget, ledger, limits
+from parascale.plan import budget, ledger, limits, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import cores_asked
 from parascale.plan.price import PlannedJob
-from parascale.report.numbers import plural
+from parascale.report.numbers import plural, price
 
 BASES = {
     "formula": "no run that computes alike was observed here; constants of this kind of GPU, or of processors as measured",
@@ -71,7 +71,7 @@ def describe(name, planner):
         lines.append(f"{predicted.steps:,} steps of {1000 * predicted.step_seconds:.1f} ms ({phases})")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
-            f"{predicted.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {predicted.core_hours:.2f} core-h"
+            f"{predicted.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {price(predicted)}"
         )
     if predicted.unknown:
         lines.append(f"unknown: {predicted.unknown}")
@@ -146,8 +146,9 @@ def judge(names, planner):
     if unpriced := sum(planner.prediction(name).wall_seconds is None for name in names):
         notes.append(f"{plural(unpriced, 'run')} without a price")
     refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site)))
-    cost = f"{expected.totals['core_hours_expected']:,.2f} core-h expected"
-    cost += f" beside {expected.spent:,.2f} spent before" if expected.spent else ""
+    cost = tables.cost(expected).removeprefix("Cost: ")
+    cost += f", beside {expected.spent:,.2f} spent before" if expected.spent else ""
+    cost += "; `snakemake -n` adds parity runs and other jobs"
     verdict = [f"refused: {line}" for line in refused] or [f"all {len(names)} runs can start: {cost}"]
     print("\n".join([f"note: {line}" for line in notes] + verdict))
     return 1 if refused else 0

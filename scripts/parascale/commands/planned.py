@@ -20,20 +20,13 @@ def planned_page(plan, planner):
         title=f"Plan for {plan.site}",
         subtitle="What still has to run, as it is planned; the report shows what it took.",
         warnings=(*budget.warnings(plan), *plan.violations),
-        state=_price(plan) if plan.jobs else tables.NOTHING,
+        state=f"{tables.cost(plan)}." if plan.jobs else tables.NOTHING,
         workloads=[(_planned(planner, name, some), ()) for name, some in workloads.items()],
         steps=(),
         cost=None,
         parts=[Part("jobs", "Every job, and why", tables=(jobs,), notes=tables.remarks(plan))] if plan.jobs else (),
         tables=(),
     )
-
-
-def _price(plan):
-    totals = plan.totals
-    least = "at least " if totals["jobs_unknown"] else ""
-    expected, worst = (f"{totals[f'core_hours_{kind}']:,.2f}" for kind in ("expected", "worst"))
-    return f"Expected cost: {least}{expected} core-h, {worst} at worst. {tables.remarks(plan)[0]}."
 
 
 def _planned(planner, name, jobs):

@@ -1,5 +1,6 @@
 """Every layout for a number of GPUs, ranked by time, with what memory says and why, in plain words."""
 
+import bisect
 from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
@@ -10,6 +11,7 @@ from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_o
 from parascale.settings import Layout, Run, identity
 
 GIGA = 1e9
+MOST_STEPS = 10**9  # of a training
 STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 
@@ -25,6 +27,11 @@ class RankedLayout:
     def layout(self):
         """Its Layout."""
         return self.run.layout
+
+
+def usual_precision(site):
+    """The precision in which a machine is used: bf16 where its GPUs have it, else fp32."""
+    return "bf16" if "bf16" in site.peak_tflops else "fp32"
 
 
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
@@ -79,8 +86,8 @@ def _measured(workload, site, gpus, precision, calibration):
 
 @dataclass(frozen=True)
 class Step:
-    """The best layout on a number of GPUs. efficiency: speed-up over that of the first Step, of the ideal. free_from: the fewest GPUs
-    that cost as much an hour; None where fewer cost less. knee: whether this is the best trade of time against cost."""
+    """The best layout on a number of GPUs. efficiency: of its training steps, speed-up over that of the first Step, of the ideal. free_from:
+    the fewest GPUs that cost as much an hour; None where fewer cost less. knee: whether this is the best trade of time against cost."""
 
     gpus: int
     advice: RankedLayout
@@ -92,7 +99,8 @@ class Step:
 def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
     """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked.
 
-    The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over
+    Start-up, evaluation and saving weigh much in a short run and little in a long one: efficiency and knee are those of training steps
+    alone. The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over
     time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
@@ -109,11 +117,11 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
         raise ConfigError(
             f"no number of GPUs up to {gpus} has a layout of workload {workload.name} that fits and has a known price"
         )
-    least, first = found[0][0], found[0][1].prediction.wall_seconds
+    least, first = found[0][0], found[0][1].prediction.seconds
     per_node = site.gpus_per_node if site.charges == "whole_nodes" else None
     steps = []
     for count, best in found:
-        efficiency = least * first / (count * best.prediction.wall_seconds)
+        efficiency = least * first / (count * best.prediction.seconds)
         steps.append(Step(count, best, efficiency, least if per_node and least < count == per_node else None))
     least = min(map(_time_by_cost, steps))
     knee = next(step for step in steps if _time_by_cost(step) <= NEAR * least)
@@ -122,7 +130,32 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
 
 def _time_by_cost(step):
     said = step.advice.prediction
-    return said.wall_seconds * (step.gpus * said.wall_seconds if said.core_hours is None else said.core_hours)
+    charged = step.gpus if said.core_hours is None else said.core_hours / said.wall_seconds
+    return said.seconds**2 * charged
+
+
+def bought(advice, core_hours, site, calibration=None, facts=None):
+    """What core-hours pay for in a RankedLayout, as plain values: steps, work with its range, days; empty where prices are not known."""
+    run, training = advice.run, advice.run.workload.training
+    if not advice.prediction.core_hours:
+        return {}
+
+    def of(steps):
+        more = replace(run, workload=replace(run.workload, training=replace(training, steps=steps, epochs=None)))
+        return predict(more, site, calibration, facts, remedy=False)
+
+    steps = bisect.bisect(range(1, MOST_STEPS), core_hours, key=lambda steps: of(steps).core_hours)
+    unit, paid = run.workload.unit, of(max(1, steps))
+    each = run.global_batch * model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes).targets
+    ends = {f"{unit}_low": paid.wall_high, f"{unit}_high": paid.wall_low}
+    ends = {name: steps * each * paid.wall_seconds / wall for name, wall in ends.items()}
+    return {
+        "core_hours": core_hours,
+        "steps": steps,
+        unit: steps * each,
+        **ends,
+        "days": steps and paid.wall_seconds / 86400,
+    }
 
 
 def nouns(site):
@@ -182,23 +215,29 @@ def reason(run, site, prediction, best=None):
 def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     """The JSC course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
-    capacity, (gpu, _) = capacity_bytes(run, site), nouns(site)
+    capacity, (gpu, several) = capacity_bytes(run, site), nouns(site)
     sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)
     if sizes is None or vocabulary is None or capacity is None:
         return None
     held = STATE_BYTES * sizes.count
     states = f"{held / GIGA:.1f} GB" if held > 0.1 * GIGA else f"{held / 1e6:.0f} MB"
     limit = FITS_BELOW * capacity
-    one_sample = replace(workload, training=replace(workload.training, global_batch=gpus, accumulate=1))
 
-    def used(**degrees):
-        layout = Layout(gpus_per_node=gpus, activation_checkpointing=True, **degrees)
-        return sum(memory_parts(replace(run, workload=one_sample, layout=layout), site, vocabulary).values())
+    def fits(layout):
+        one_sample = replace(workload.training, global_batch=layout.data_parallel, accumulate=1)
+        layout = replace(layout, gpus_per_node=layout.data_parallel, activation_checkpointing=True)
+        parts = memory_parts(
+            replace(run, workload=replace(workload, training=one_sample), layout=layout), site, vocabulary
+        )
+        return sum(parts.values()) < limit
 
-    if used(dp=gpus) < limit:
+    if fits(Layout(dp=gpus)):
         return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: start with DDP."
-    if used(fsdp=gpus) < limit:
+    enough = next((count for count in (gpus, *(2**power for power in range(1, 13))) if fits(Layout(fsdp=count))), None)
+    if enough == gpus:
         return f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: start with FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
+    if enough:
+        return f"Weights, gradients and optimizer states ({states}) do not fit, but a shard of them does from {enough} {several} on: FSDP."
     return f"Not even one layer and its activations fit one {gpu}: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."

@@ -1,14 +1,17 @@
 """What the jobs that still have to run will cost together, and whether the project may spend it."""
 
+import bisect
 import graphlib
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from parascale import numerics
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
+from parascale.plan.calibrate import OWN, computes
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
 from parascale.plan.predict import RANGE, quantile
 from parascale.plan.price import KEPT, price, title
@@ -34,7 +37,7 @@ class Plan:
 
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
-    changed since the last plan, in words. targets: what was asked for; none: the first rule.
+    changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
     """
 
     site: str
@@ -51,6 +54,7 @@ class Plan:
     spent_unknown: tuple = ()
     since: str | None = None
     targets: tuple = ()
+    calibrating: str = ""
 
     def as_dict(self):
         """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
@@ -82,8 +86,12 @@ def make_plan(
         if priced[-1].basis == KEPT:
             kept.add(job.id)
     totals = _totals(priced)
-    totals |= _ranges(priced) | {
-        "gpu_kwh_expected": site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000,
+    kwh = site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000
+    left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
+    totals |= ranges(priced) | {
+        "gpu_kwh_expected": kwh,
+        "co2_kg_expected": kwh and site.co2_grams_per_kwh and kwh * site.co2_grams_per_kwh / 1000,
+        "chance_over_budget": None if left is None else chance_above(_parts(priced, "core_hours"), left),
         "wall_hours_at_once": wall_hours(priced),
         "wall_hours_limited": wall_hours(priced, capacity) if capacity else None,
     }
@@ -102,7 +110,24 @@ def make_plan(
         spent_unknown=spent.unknown,
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
+        calibrating=_calibrating(planner, priced),
     )
+
+
+def _calibrating(planner, jobs):
+    """What the probes of `calibrate` would cost, and to what they would narrow the price of PricedJobs; empty where they would not."""
+    hours, known = [each.core_hours for each in planner.probing.values()], []
+    probed = {computes(run) for run in planner.probes.values()}
+    for job in jobs:
+        if job.basis == "formula" and job.kind and job.parts and computes(planner.run(job.run, job.kind)) in probed:
+            steps, *beside = job.parts
+            job = replace(job, parts=(steps._replace(own=OWN, shared=OWN), *beside))
+        known.append(job)
+    if known == jobs or None in hours:
+        return ""
+    before, after = (found["core_hours_high"] - found["core_hours_low"] for found in map(ranges, (jobs, known)))
+    probes = f"{len(hours)} probes for {sum(hours):,.2f} core-h (target `calibrate`)"
+    return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 
 def violations(jobs, site):
@@ -175,7 +200,10 @@ def warnings(plan):
     if plan.quota and plan.cap is None and not plan.quota.allows(expected):
         said.append(f"expected {expected:,.1f} core-h are more than {plan.quota.words}")
     elif plan.quota and not plan.quota.allows(worst):
-        said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}")
+        said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}{_most_uncertain(plan)}")
+    if plan.cap is not None and plan.spent + expected <= plan.cap < plan.spent + worst:
+        cap = f"budget.core_hours = {plan.cap:,g}"
+        said.append(f"at worst {plan.spent + worst:,.1f} core-h are more than {cap}{_most_uncertain(plan)}")
     if plan.cap is not None and plan.unknown:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     if plan.cap is not None and plan.spent_unknown:
@@ -187,6 +215,13 @@ def warnings(plan):
     if edited := numerics.warning():
         said.append(edited)
     return said + [of_memory(job, job) for job in plan.jobs if job.fits in ("risky", "does not fit")]
+
+
+def _most_uncertain(plan):
+    """Where the worst case lies above what is expected, by rule."""
+    above = {row["rule"]: row["core_hours_worst"] - row["core_hours_expected"] for row in rows(plan, False)}
+    most = sorted(above, key=above.get, reverse=True)[:NAMED]
+    return "; most above what is expected: " + ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in most)
 
 
 def of_memory(job, predicted):
@@ -208,13 +243,23 @@ def _grouped(jobs, name, words):
     return tuple(words.format(value, few(titles, NAMED), len(titles)) for value, titles in groups.items())
 
 
-def _ranges(jobs):
+def ranges(jobs):
     """{what is charged, low and high: hours} that 80 of 100 sums over jobs lie between, without what is unknown."""
-    found = {}
-    for name, held in HELD.items():
-        parts = [part.times(held(job)) for job in jobs if job.nodes for part in job.parts if part.value]
-        found |= {f"{name}_{end}": quantile(parts, z) for end, z in (("low", -RANGE), ("high", RANGE))}
-    return found
+    parts = {name: _parts(jobs, name) for name in HELD}
+    ends = ("low", -RANGE), ("high", RANGE)
+    return {f"{name}_{end}": quantile(parts[name], z) for name in HELD for end, z in ends}
+
+
+def _parts(jobs, name):
+    """`predict.Part`s of what jobs are charged in one of the units HELD."""
+    return [part.times(HELD[name](job)) for job in jobs if job.nodes for part in job.parts if part.value]
+
+
+def chance_above(parts, limit):
+    """The probability, to a thousandth, that the sum of `predict.Part`s is more than `limit`."""
+    deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd: `quantile` has none at 0
+    number = bisect.bisect(deviations, limit, key=lambda z: quantile(parts, z))
+    return 1 - NormalDist().cdf(deviations[number - 1]) if number else 1.0
 
 
 def _totals(jobs):

@@ -77,11 +77,11 @@ class Calibration:
 
         Precision, determinism and compiling decide how fast a machine computes. Looked up once for each: plans of thousands ask.
         """
-        wanted = "seen", run.workload.name, *_computes(run)
+        wanted = "seen", run.workload.name, *computes(run)
         if wanted not in self._found:
             self._found[wanted] = own, others = [], []
             for seen in self._different:
-                if _computes(seen.resolved) == _computes(run):
+                if computes(seen.resolved) == computes(run):
                     (own if seen.resolved.workload.name == run.workload.name else others).append(seen)
         return self._found[wanted]
 
@@ -160,7 +160,7 @@ class Calibration:
 
     def rates(self, site, run, sample_bytes=0):
         """(the Rates of `site` for a run, or None where a data sheet lacks the peak rate; the Fitted that they are part of, or None)."""
-        wanted = "rates", run.workload.name, *_computes(run)
+        wanted = "rates", run.workload.name, *computes(run)
         if wanted not in self._found:
             self._found[wanted] = self._fitted(site, run, sample_bytes)
         return self._found[wanted]
@@ -193,7 +193,8 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _computes(run):
+def computes(run):
+    """What decides, beside its work, how fast a run computes."""
     return run.precision, run.deterministic, run.layout.compile
 
 

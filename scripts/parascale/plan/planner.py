@@ -57,11 +57,16 @@ class Planner:
         return probes(self.project.runs, self.site)
 
     @functools.cached_property
+    def probing(self):
+        """{name: Prediction} of the probes that memory allows, by formulas alone."""
+        found = self._all_probes.items()
+        predicted = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found}
+        return {name: each for name, each in predicted.items() if each.fits not in ("risky", "does not fit")}
+
+    @functools.cached_property
     def probes(self):
         """The probes of this run table by name, those that memory allows."""
-        found = self._all_probes
-        predicted = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found.items()}
-        return {name: run for name, run in found.items() if predicted[name].fits not in ("risky", "does not fit")}
+        return {name: self._all_probes[name] for name in self.probing}
 
     def run(self, name, kind="run"):
         """A Run of the table, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""

@@ -4,11 +4,13 @@ it reads and writes. Where nothing tells, it is unknown, and the job says why.
 At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any other job its time limit.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json
+from parascale.plan import limits
 from parascale.plan.calibrate import saved_bytes
 from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, Part, charged_core_hours
 from parascale.plan.time import forward_seconds
@@ -72,6 +74,12 @@ class PricedJob(PlannedJob):
     repeats: float = 0.0
     parts: tuple = ()
 
+    def rest(self, left):
+        """What is left of the job: a fraction of its time and of what it is expected to cost."""
+        hours, charged = (left * each for each in (self.hours_expected, self.core_hours_expected))
+        parts = tuple(part.times(left) for part in self.parts)
+        return replace(self, hours_expected=hours, core_hours_expected=charged, parts=parts)
+
 
 def price(job, planner, history, ready=True):
     """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
@@ -83,7 +91,8 @@ def price(job, planner, history, ready=True):
     elif job.rule in history:
         parts, facts = (Part(3600 * history[job.rule], shared=BESIDE_ERROR),), {"basis": "history"}
     else:
-        seconds, missing = _other_seconds(job, planner)
+        stage = Path(job.benchmark).parent.name if job.benchmark else None  # says what it does
+        seconds, missing = _other_seconds(stage, job.wildcards, planner, max(1, job.gpus))
         parts = None if seconds is None else (Part(seconds, shared=BESIDE_ERROR),)
         facts = {"note": missing} if parts is None else {"basis": "formula"}
     hours = None if parts is None else sum(part.value for part in parts) / 3600
@@ -133,14 +142,22 @@ def title(rule, wildcards):
     return f"{rule} ({values})" if values else rule
 
 
-def _other_seconds(job, planner):
-    """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). The folder of its benchmark says what it does."""
-    stage = Path(job.benchmark).parent.name if job.benchmark else None
+def limit_minutes(stage, wildcards, planner, attempt, partition, processes=1):
+    """The time limit of a job that trains nothing at its `attempt` (from 1): four times what it is expected to take, in steps of 15
+    minutes; two hours where that is not known. stage: see `_other_seconds`."""
+    seconds, _ = _other_seconds(stage, wildcards, planner, processes)
+    minutes = attempt * (120 if seconds is None else 15 * math.ceil(4 * seconds / 900))
+    longest = limits.max_hours(planner.site, partition)
+    return minutes if longest is None else min(minutes, math.floor(60 * longest))
+
+
+def _other_seconds(stage, wildcards, planner, processes):
+    """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). stage: the folder of its benchmark."""
     if stage in DATA:
-        seconds, missing = _of_data(stage, job.wildcards["dataset"], planner)
+        seconds, missing = _of_data(stage, wildcards["dataset"], planner)
     elif stage in COPIES or stage == "summarise":
-        name = job.wildcards.get("run") or job.wildcards["first"]
-        seconds, missing = _of_run(stage, name, planner, max(1, job.gpus))
+        name = wildcards.get("run") or wildcards["first"]
+        seconds, missing = _of_run(stage, name, planner, processes)
     else:
         return None, "no earlier job of this rule to go by"
     return (None, missing) if seconds is None else (planner.site.assumed.startup_seconds + seconds, None)

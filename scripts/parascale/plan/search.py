@@ -63,14 +63,12 @@ def best_of(workload, layout, precision, site, estimate, measure):
 
 
 def ranked(found, measure):
-    """Pairs of Run and Prediction, the best first; among those that formulas cannot tell apart, the simpler one."""
-    ordered, placed = sorted(found, key=lambda pair: _quality(pair[1], measure)), []
-    while ordered:
-        place, least = _quality(ordered[0][1], measure)
-        near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
-        placed += sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
-        ordered = ordered[len(near) :]
-    return placed
+    """Pairs of Run and Prediction, the best first; of those that formulas cannot tell from the best, the simpler."""
+    ordered = sorted(found, key=lambda pair: _quality(pair[1], measure))
+    place, least = _quality(ordered[0][1], measure)
+    near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
+    simpler = sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
+    return simpler + ordered[len(near) :]
 
 
 def _tried(workload, layout, precision, site, estimate):

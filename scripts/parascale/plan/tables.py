@@ -1,9 +1,10 @@
 """The plan as people read it: a table for the terminal, and sentences."""
 
-from parascale.plan.budget import reasons, rows, warnings
+from parascale.plan.budget import NAMED, reasons, rows, warnings
+from parascale.plan.price import title
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
-UNITS = {"node": "node-h", "gpu": "GPU-h", "core": "core-h"}
+KINDS = {"run": "trainings", "parity": "parity runs"}
 NOTHING = "Nothing has to run: 0 core-h."
 
 
@@ -27,31 +28,28 @@ def cells(plan, by_strategy=True):
 
 
 def remarks(plan):
-    """Sentences below the table: wall time, quota, cap, unknowns, warnings, violations."""
-    totals = plan.totals
+    """Sentences below the table: price, wall time, quota, cap, what would change the price, unknowns, warnings, violations."""
+    totals, said = plan.totals, [cost(plan), *_shares_of(plan)]
     least = "at least " if totals["jobs_unknown"] else ""
-    said = [
-        f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all jobs run at once, without time in queues"
-    ]
+    wall = f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all jobs run at once"
     if totals["wall_hours_limited"] is not None:
         what = "cores" if plan.capacity_is_cores else "jobs at once"
-        said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
-    if totals["core_hours_high"]:
-        ends = ((totals[f"{name}_hours_low"], totals[f"{name}_hours_high"], unit) for name, unit in UNITS.items())
-        spans = ", ".join(f"{low:,.2f} to {high:,.2f} {unit}" for low, high, unit in ends if high)
-        said.append(f"In 80 of 100 cases: {spans}" + (", without what is unknown" if least else ""))
+        wall += f", {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
+    said.append(f"{wall}; time in queues comes on top")
     if plan.since:
         said.append(f"Since the last plan: {plan.since}")
     if plan.quota:
         said.append(_share(plan.quota, totals["core_hours_expected"], totals["core_hours_worst"]))
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
-        said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h")
+        chance = f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
+        said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}")
     if totals["gpu_kwh_expected"]:
-        said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh at their full power")
+        co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
+        said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")
     bases = sorted({job.basis for job in plan.jobs if job.basis})
     if bases:
-        said.append(f"Rests on: {', '.join(bases)}")
+        said.append(f"Rests on: {', '.join(bases)}{plan.calibrating and f'; {plan.calibrating}'}")
     if totals["jobs_without_limit"]:
         said.append(f"{totals['jobs_without_limit']} jobs ask for no time limit: the worst case leaves them out")
     if totals["core_hours_repeated"]:
@@ -60,6 +58,30 @@ def remarks(plan):
     said += [f"unknown: {line}" for line in plan.unknown]
     said += [f"warning: {line}" for line in warnings(plan)]
     return said + [f"can never start: {line}" for line in plan.violations]
+
+
+def cost(plan):
+    """What a Plan is expected to cost, with its range, as a sentence."""
+    low, high, expected, worst = (plan.totals[f"core_hours_{name}"] for name in ("low", "high", "expected", "worst"))
+    ends = f" ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" if high else ""
+    return f"Cost: {'at least ' * bool(plan.unknown)}{expected:,.2f} core-h{ends}; at worst {worst:,.2f}"
+
+
+def _shares_of(plan):
+    """What trainings and parity runs cost of a Plan, and its dearest runs."""
+    priced = sorted((job for job in plan.jobs if job.core_hours_expected), key=lambda job: -job.core_hours_expected)
+    kinds = dict.fromkeys(("trainings", "parity runs", "other jobs"), 0.0)
+    for job in priced:
+        kinds[KINDS.get(job.kind, "other jobs")] += job.core_hours_expected
+    if priced:
+        said = ", ".join(f"{name} {hours:,.2f}" for name, hours in kinds.items() if hours)
+        yield f"Of that: {said}" + "; targets such as `ddp` leave out parity runs, the proof of same results" * bool(
+            kinds["parity runs"]
+        )
+    if dearest := [f"{title(job.rule, job.wildcards)} {job.core_hours_expected:,.2f}" for job in priced if job.run][
+        :NAMED
+    ]:
+        yield f"Dearest: {', '.join(dearest)}"
 
 
 def _share(quota, expected, worst):

@@ -1,6 +1,7 @@
 """Runs under way as one table, followed through their files as these grow. Nothing is written, and no job is asked anything."""
 
 import json
+import statistics
 import time
 from contextlib import suppress
 
@@ -40,6 +41,14 @@ class Live:
         if not self.attempts or self.attempts[-1].get("outcome"):
             return self.attempts[-1]["outcome"] if self.attempts else "starting"
         return "silent" if self.lease is None or now - self.lease["time"] > SILENT_SECONDS else "running"
+
+    def times_planned(self):
+        """How many times what it was planned to take a run will take in all, at the pace of its last steps; None while that is not known."""
+        planned = self.described.get("prediction") or {}
+        if not planned.get("wall_seconds") or not self.steps or self.step < 2 * RECENT:  # the first steps are slow
+            return None
+        seconds = statistics.mean(line["seconds"]["total"] for line in self.recent)
+        return (sum(planned["beside"].values()) + seconds * self.steps) / planned["wall_seconds"]
 
     def cells(self, now):
         """What stands under COLUMNS; what is not known is empty."""

@@ -88,6 +88,9 @@ class Site:
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
+    co2_grams_per_kwh: Number | None = option(
+        None, "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", low=0.0
+    )
     host_memory_gb: Number | None = option(
         None, "memory of a node, 10⁹ bytes; without `cores_per_node`: this machine's", above=0.0
     )
