@@ -1,6 +1,8 @@
 """The plan as people read it: a table for the terminal, and sentences."""
 
-from parascale.plan.budget import NAMED, reasons, rows, warnings
+from collections import defaultdict
+
+from parascale.plan.budget import NAMED, ranges, reasons, rows, warnings
 from parascale.plan.price import title
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
@@ -69,19 +71,21 @@ def cost(plan):
 
 def _shares_of(plan):
     """What trainings and parity runs cost of a Plan, and its dearest runs."""
-    priced = sorted((job for job in plan.jobs if job.core_hours_expected), key=lambda job: -job.core_hours_expected)
-    kinds = dict.fromkeys(("trainings", "parity runs", "other jobs"), 0.0)
+    priced, kinds = sorted(plan.jobs, key=lambda job: -(job.core_hours_expected or 0.0)), defaultdict(list)
     for job in priced:
-        kinds[KINDS.get(job.kind, "other jobs")] += job.core_hours_expected
-    if priced:
-        said = ", ".join(f"{name} {hours:,.2f}" for name, hours in kinds.items() if hours)
-        yield f"Of that: {said}" + "; targets such as `ddp` leave out parity runs, the proof of same results" * bool(
-            kinds["parity runs"]
-        )
-    if dearest := [f"{title(job.rule, job.wildcards)} {job.core_hours_expected:,.2f}" for job in priced if job.run][
-        :NAMED
-    ]:
-        yield f"Dearest: {', '.join(dearest)}"
+        kinds[KINDS.get(job.kind, "other jobs")].append(job)
+    said = ", ".join(f"{name} {found}" for name in (*KINDS.values(), "other jobs") if (found := _priced(kinds[name])))
+    if said:
+        without = "; targets such as `ddp` leave out parity runs, the proof of same results"
+        yield f"Of that: {said}{without if kinds['parity runs'] else ''}"
+    if dearest := [f"{title(job.rule, job.wildcards)} {_priced([job])}" for job in priced if job.run and job.parts]:
+        yield f"Dearest: {', '.join(dearest[:NAMED])}"
+
+
+def _priced(jobs):
+    """What jobs cost together, with the range; empty where they cost nothing or that is not known."""
+    low, high = (ranges(jobs)[f"core_hours_{end}"] for end in ("low", "high"))
+    return high and f"{sum(job.core_hours_expected or 0.0 for job in jobs):,.2f} ({low:,.2f} to {high:,.2f})"
 
 
 def _share(quota, expected, worst):
