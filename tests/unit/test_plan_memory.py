@@ -285,6 +285,14 @@ def test_attention_with_dropout_is_explicit_on_every_device():
     assert explicit.moved - fused.moved > 4 * weights and explicit.drawn > 4 * weights and not fused.drawn
 
 
+def test_pipelines_hold_as_much_however_many_micro_batches():
+    """What was received is let go once it was computed with; torch would hold a tensor for each micro-batch and direction."""
+    few, many = (make_run(GPT, batch=count, pp=2, micro_batches=count) for count in (8, 24))
+    received = 32 * GPT.dim * 4
+    for rank in range(2):
+        assert peaks(many, VOCABULARY, rank)[0] - peaks(few, VOCABULARY, rank)[0] < 4 * received
+
+
 def test_a_replicated_block_frees_what_it_computed_with():
     """As a gathered one does: the loss finds copies of none of the four blocks beside the parameters, an evaluation those of one."""
     freed, kept = (make_run(GPT, dp=2, tp=2, reshard_after_forward=reshard) for reshard in (True, False))

@@ -4,6 +4,8 @@ Schedules come from `torch.distributed.pipelining`. Layers keep their names in e
 same whatever the cut.
 """
 
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
@@ -41,6 +43,9 @@ class TimedStage(PipelineStage):
 
     draws: of dropout, which is told the micro-batch: its forward pass draws, and its backward pass where it recomputes.
     last: whether this is the last schedule of a step; earlier ones leave their gradients to it, as micro-batches do.
+
+    torch holds a tensor to receive into for each micro-batch and direction as long as the stage lives. Here each is made when it is
+    received, and let go when it was read: what is needed beyond, autograd holds.
     """
 
     draws, last = None, True
@@ -59,13 +64,40 @@ class TimedStage(PipelineStage):
         with torch.compiler.set_stance("force_eager"):
             return super()._prepare_backward_infra(*args, **kwargs)
 
+    @contextmanager
+    def _without_memory(self):
+        device, self.device = self.device, torch.device("meta")
+        yield
+        self.device = device
+
+    def _setup_forward_recv_info(self, *args, **kwargs):
+        with self._without_memory():
+            super()._setup_forward_recv_info(*args, **kwargs)
+
+    def _create_grad_recv_info(self, *args, **kwargs):
+        with self._without_memory():
+            return super()._create_grad_recv_info(*args, **kwargs)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id):
+        _place(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id):
+        _place(self.grad_recv_info[bwd_chunk_id], self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
     def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
         self.draws.begin_micro_batch(fwd_chunk_id)
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        _place(self.args_recv_info[fwd_chunk_id], "meta")
+        return output
 
-    def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
+    def backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, **kwargs):
         self.draws.begin_micro_batch(bwd_chunk_id)
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
+        _place(self.grad_recv_info[bwd_chunk_id], "meta")
+        if loss is not None and full_backward:
+            loss.detach_()  # the schedule keeps it, and by its graph what this stage received
 
     def perform_reduce_grad(self, grad_scale_factor):
         if self.last:
@@ -78,6 +110,13 @@ class TimedStage(PipelineStage):
     def backward_maybe_with_nosync(self, *args, **kwargs):
         with self.clock.phase("backward"):
             return super().backward_maybe_with_nosync(*args, **kwargs)
+
+
+def _place(received, device):
+    """Give what a stage receives a new place on `device`: with `meta`, none."""
+    for each in received:
+        if each.buffer is not None:
+            each.buffer = torch.empty_like(each.buffer, device=device, requires_grad=False)
 
 
 def _stay_gathered(action, context):

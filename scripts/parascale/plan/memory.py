@@ -302,6 +302,5 @@ class RankMemory:
         return self.root * self.batch.compute if self.frees else self._gathered()
 
     def _received(self):
-        """A pipeline's tensors to receive into, one for each micro-batch and direction."""
-        directions = sum((not stage.first) + (not stage.last) for stage in self.stages)
-        return directions * self.layout.micro_batches * self.boundary
+        """A pipeline's tensors to receive into, one for each direction; those of micro-batches in flight are inputs that blocks keep."""
+        return sum((not stage.first) + (not stage.last) for stage in self.stages) * self.boundary
