@@ -98,8 +98,12 @@ CASES = {
     "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "dp 2 x pp 2 accumulated": Case({"dp": 2, **pp(2, 2, "1F1B")}, training={"accumulate": 3}, bf16=True),
     "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
+    # At the usual rate of 3e-3 this batch trains so that rounding grows to 15 % of a gradient's norm, in one process with 2 parts as well.
     "fsdp 2 x pp 2 V accumulated": Case(
-        {"fsdp": 2, **pp(2, 4, "ZBVZeroBubble")}, training={"accumulate": 2, "global_batch": 16}
+        {"fsdp": 2, **pp(2, 4, "ZBVZeroBubble")},
+        training={"accumulate": 2, "global_batch": 16},
+        optim={"lr": 1e-3},
+        bf16=True,
     ),
     "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),

@@ -65,6 +65,16 @@ def defer(root, layout, last, own):
     root.set_requires_all_reduce(last or (each and own))
 
 
+def sum_up(root):
+    """Add the gradients that a pass for weights alone has left in half precision to the sums in fp32: hooks do that in passes for inputs,
+    between which several may follow."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None:
+            for parameter in group.fsdp_params:
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+
+
 def _free(unit, *_):
     """Free what a unit computed with, which `replicate` would keep until its backward pass, beside the parameters."""
     unit.reshard()

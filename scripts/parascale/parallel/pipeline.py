@@ -13,6 +13,7 @@ from torch.distributed.pipelining.schedules import RESHARD, PipelineScheduleMult
 
 from parascale.errors import RequirementError
 from parascale.families.foreign import Passed
+from parascale.parallel import fsdp
 from parascale.parallel.mesh import set_timeout
 from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
@@ -98,6 +99,10 @@ class TimedStage(PipelineStage):
         _place(self.grad_recv_info[bwd_chunk_id], "meta")
         if loss is not None and full_backward:
             loss.detach_()  # the schedule keeps it, and by its graph what this stage received
+
+    def backward_weight_one_chunk(self, bwd_chunk_id, last_backward=False):
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        fsdp.sum_up(self.submod)
 
     def perform_reduce_grad(self, grad_scale_factor):
         if self.last:
