@@ -14,6 +14,8 @@ rule convert_checkpoint:
         LOGS / "convert_checkpoint/{run}.log",
     benchmark:
         PATHS.results / "benchmarks/convert_checkpoint/{run}.tsv"
+    wildcard_constraints:
+        run=TRAINED,
     threads: PROJECT.config.checkpoints.threads
     resources:
         **data_node("convert_checkpoint"),
@@ -36,6 +38,8 @@ rule verify_checkpoint:
         LOGS / "verify_checkpoint/{run}.log",
     benchmark:
         PATHS.results / "benchmarks/verify_checkpoint/{run}.tsv"
+    wildcard_constraints:
+        run=TRAINED,
     # The model is evaluated in one process, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
@@ -49,7 +53,7 @@ rule verify_checkpoint:
 
 rule checkpoints:
     input:
-        [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs],
+        [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.trained],
 
 
 # Two runs, on request: `ddp-vs-single.txt` and the like. The largest differences come first.
@@ -65,8 +69,8 @@ rule compare_checkpoints:
     benchmark:
         PATHS.results / "benchmarks/compare_checkpoints/{first}-vs-{second}.tsv"
     wildcard_constraints:
-        first=pattern(PROJECT.runs),
-        second=pattern(PROJECT.runs),
+        first=TRAINED,
+        second=TRAINED,
     threads: PROJECT.config.checkpoints.threads
     resources:
         **data_node("compare_checkpoints"),

@@ -89,6 +89,7 @@ ASKED = {
     for name, run in RUNS.items()
 }
 NONE = pattern([])
+TRAINED = pattern(PROJECT.trained)
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
 CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
@@ -195,8 +196,8 @@ def shared(value, runs=RUNS):
     return lambda wildcards: value(runs[wildcards.run])
 
 
-# The prepared data that a run reads.
-data_of = shared(lambda run: PATHS.data_of(run) / "manifest.json")
+# The prepared data that a run reads; none of a script, which finds its own.
+data_of = shared(lambda run: [] if run.workload.is_script else PATHS.data_of(run) / "manifest.json")
 
 
 def source_of(dataset):

@@ -3,4 +3,7 @@
 Nothing here knows Snakemake. CONTRIBUTING.md says who may import whom.
 """
 
+from parascale.recording import record
+
+__all__ = ["record"]
 __version__ = "0.9.0"

@@ -130,17 +130,18 @@ def modules_of(*results, families=(), files=()):
         file for pattern in patterns for file in PACKAGE.glob(pattern) if file.suffix in (".py", ".html", ".css", ".js")
     }
     ours = sorted((str(file.relative_to(PACKAGE)), _digest(file)) for file in found)
-    return dict(ours) | {os.path.basename(file): _digest(file) for file in _with_neighbours(files)}
+    home = os.path.dirname(files[0]) if files else ""
+    return dict(ours) | {os.path.relpath(file, home or "."): _digest(file) for file in _with_neighbours(files)}
 
 
 def _with_neighbours(files):
-    """Files, and those that they import from their own folders, directly or not."""
+    """Files, and those that they import from their own folders, directly or not; of a package there, all of it."""
     found = [str(file) for file in files]
-    for file in found:
+    for file in (file for file in found if file.endswith(".py")):
         for name in re.findall(r"^\s*(?:from|import)\s+(\w+)", _text(file), re.MULTILINE):
             beside = os.path.join(os.path.dirname(file), f"{name}.py")
-            if os.path.isfile(beside) and beside not in found:
-                found.append(beside)
+            package = sorted(map(str, Path(beside).with_suffix("").rglob("*.py")))
+            found += [each for each in (beside, *package) if os.path.isfile(each) and each not in found]
     return found
 
 

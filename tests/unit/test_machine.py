@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from parascale.train.machine import Memory, distinct, read_machine
+from parascale.train.gauges import distinct
+from parascale.train.machine import Memory, read_machine
 
 CPU = torch.device("cpu")
 

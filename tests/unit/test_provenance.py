@@ -172,7 +172,7 @@ UNDECIDING = {
 
 def decides(name):
     """Whether a module is on one of the lists of what decides a training's numbers."""
-    tasks = ("training", "lightning", *TASKS)
+    tasks = ("training", "lightning", *(TASKS.keys() & provenance.CODE.keys()))  # a script decides for itself
     patterns = [pattern for result in tasks for pattern in provenance.CODE[result]] + ["families/*/*modules.py"]
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

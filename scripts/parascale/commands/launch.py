@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -12,10 +13,11 @@ import click
 
 from parascale import slurm, submissions
 from parascale.cli import COUNT, Location, Number, configuration_words, project_options, run_option
-from parascale.commands.train import KINDS
+from parascale.commands.store import trim
+from parascale.commands.train import KINDS, with_prediction
 from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
-from parascale.launch import die_with_parent
+from parascale.launch import STOPPED, TERMINATED, die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.channel import read_secret
 from parascale.launch.environment import check_node
@@ -25,10 +27,10 @@ from parascale.launch.resources import cores_of
 from parascale.launch.several_nodes import place_in_step, run_in_step, run_nodes_here
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
-from parascale.settings import Site, load_site, strict
+from parascale.settings import Site, load_site, script, strict
 from parascale.settings.yaml_files import read_yaml
 from parascale.store.keys import key_of_run
-from parascale.train.job import job_of, published
+from parascale.train.job import FILES, job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 SECONDS = Number(min=0, min_open=True)
@@ -82,9 +84,10 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
         words = configuration_words(context)
-        planned, planned_gpus, job = planned_launch(find, name, kind, site, words, first=not node)
+        planned, planned_gpus, job, project = planned_launch(find, name, kind, site, words, first=not node)
         if job and not in_step and not command and published(job):
             return 0
+        run = functools.partial(run_script, project, job, os.getcwd()) if planned.files and not command else None
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
         raise click.UsageError(
@@ -97,20 +100,20 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
         hint = "" if Path(command[0]).suffix else "; a run is named with --run"
         raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
-        chosen = dataclasses.replace(chosen, command=command)
+        chosen = dataclasses.replace(chosen, command=command, files=None)
     check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
-    return start(chosen, in_step, node, meet, secret_file, gpus or planned_gpus or chosen.processes)
+    return start(chosen, in_step, node, meet, secret_file, gpus or planned_gpus or chosen.processes, run)
 
 
 def planned_launch(find, name, kind, site, words, first):
-    """(Launch, GPUs requested on each node, Job) of a run; without a name, (Launch of one process, None, None).
+    """(Launch, GPUs requested on each node, Job, project) of a run; without a name, (Launch of one process, None, None, None).
 
     words: of the command line, which name the project. first: whether this is node 0. Changes into the project's folder.
     """
     if not name:
-        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None, None
     if site and Path(site).suffix == ".yaml":
         raise click.UsageError("--run trains for a site of the project: name it without .yaml")
     words += ["--config", f"site={site}"] if site else []
@@ -128,8 +131,9 @@ def planned_launch(find, name, kind, site, words, first):
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
+    files = str(Path.cwd() / job.work / FILES) if job and run.workload.is_script else None
     planned = Launch(
-        command=("-m", "parascale", *verb, "--run", name, *words),
+        command=script.words(run, files) if files else ("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
         processes=run.layout.processes_per_node,
         site=site,
@@ -140,8 +144,9 @@ def planned_launch(find, name, kind, site, words, first):
         nsight=bool(run.profile) and run.profiler == "nsight",
         work=job and str(Path.cwd() / job.work),
         alone=kind == "run" and site.device == "cpu",
+        files=files,
     )
-    return planned, run.layout.gpus_per_node, job
+    return planned, run.layout.gpus_per_node, job, project
 
 
 def _only_launcher(logs):
@@ -174,24 +179,37 @@ def chosen_site(site, find):
     return load_site(project.config, site) if site else project.site
 
 
-def start(launch, in_step, node, meet, secret_file, gpus):
-    """Choose the way of starting, and start. Returns the exit code."""
+def run_script(project, job, folder, launch, place):
+    """`run_node` for a run that is a script of the user's own, with its record; in the project's folder, as every training."""
+    from parascale.train.script import run_script
+
+    with contextlib.chdir(folder):
+        job = job if place.node else with_prediction(job)
+        code = run_script(job, place.node, functools.partial(run_node, launch, place), (STOPPED, TERMINATED))
+        if code == place.node == 0:
+            trim(project)
+        return code
+
+
+def start(launch, in_step, node, meet, secret_file, gpus, run=None):
+    """Choose the way of starting, and start. run: instead of `run_node`. Returns the exit code."""
+    run = run or run_node
     job = slurm.job_id()
     if job and not in_step:
         slurm.note_restarts()  # for the lease: which start of the job this is
     if in_step:
         die_with_parent()
-        return run_node(launch, place_in_step(launch.site, read_secret("-")))
+        return run(launch, place_in_step(launch.site, read_secret("-")))
     if node is not None:
         host, _, port = meet.rpartition(":")
-        return run_node(launch, Place(node, host, int(port), read_secret(secret_file)))
+        return run(launch, Place(node, host, int(port), read_secret(secret_file)))
     if launch.nodes > 1 and job:
         again, wait = [*LAUNCHER, "--in-step", *sys.argv[2:]], launch.grace + launch.timeout
         return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
     if launch.nodes > 1:
-        return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
-    if launch.processes > 1 or launch.nsight:
-        return run_node(launch, Place(bind=job is not None or launch.alone))
+        return run_nodes_here(launch, LAUNCHER, sys.argv[2:], run)
+    if launch.processes > 1 or launch.nsight or launch.files:
+        return run(launch, Place(bind=job is not None or launch.alone))
     # One process needs no launcher above it, nor the time to start one.
     if job and (cores := cores_of_ranks(launch.site, 1)[0]):
         os.sched_setaffinity(0, cores)

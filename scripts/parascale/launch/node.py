@@ -18,6 +18,7 @@ from parascale.launch.environment import of_allocator
 from parascale.launch.hang import explain, note_cause
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.workers import Worker, Workers, root_cause
+from parascale.recording import FOLDER
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
@@ -47,6 +48,9 @@ class Launch:
     nsight: bool = False  # Nsight Systems watches every process
     work: str | None = None  # folder of the run under way, whose record gets the cause of a hang
     alone: bool = False  # nothing else is to run on this machine: its times are compared
+    files: str | None = (
+        None  # folder of a script of the user's own, which may end well without having finished when it is asked to stop
+    )
 
     @property
     def threads(self):
@@ -83,8 +87,11 @@ class Stop:
         self.asked = True
 
 
-def run_node(launch, place):
-    """Run this node's ranks to their end. Returns the exit code that all nodes of the run share."""
+def run_node(launch, place, watched=contextlib.nullcontext):
+    """Run this node's ranks to their end. Returns the exit code that all nodes of the run share.
+
+    watched: context manager, called with {rank: process id}, to be entered while they run.
+    """
     stop = Stop()
 
     def wait():
@@ -97,7 +104,8 @@ def run_node(launch, place):
     with holder:
         workers = Workers(_start(launch, place, *master))
         try:
-            own = _watch(launch, workers, peers, stop)
+            with watched(workers.pids):
+                own = _watch(launch, workers, peers, stop)
             verdict = peers.verdict(own, launch.timeout)
         finally:
             workers.end()
@@ -148,6 +156,9 @@ def _start(launch, place, address, port):
             "LOCAL_WORLD_SIZE": launch.processes,
             "MASTER_ADDR": address,
             "MASTER_PORT": port,
+            # By these, libraries know that the processes are started already, in a Slurm job, too.
+            "GROUP_RANK": place.node,
+            "TORCHELASTIC_RUN_ID": "parascale",
         }
         environment.update((name, str(value)) for name, value in ranks.items())
         yield Worker(rank, launch.python_command, environment, cores[local_rank], launch.logs, shown=rank == 0)
@@ -172,6 +183,8 @@ def process_environment(launch, environment):
     environment = {**environment, **added, **{name: str(value) for name, value in launch.site.environment.items()}}
     if launch.site.device == "cuda":
         environment |= of_allocator(environment)
+    if launch.files:
+        environment[FOLDER] = launch.files
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -209,7 +222,8 @@ def _watch(launch, workers, peers, stop):
             break
     failures = _settled(workers, peers)
     if not failures:
-        return Report(STOPPED if STOPPED in workers.ended else 0, [])
+        stopped = STOPPED in workers.ended or (launch.files and stop_at is not None)
+        return Report(STOPPED if stopped else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
     return Report(TERMINATED if only_terminated else FAILED, failures)
 

@@ -41,10 +41,10 @@ def place_in_step(site, secret):
     return Place(node, address, rendezvous.meeting_port(job, step), secret, bind=True)
 
 
-def run_nodes_here(launch, launcher, options):
+def run_nodes_here(launch, launcher, options, run=run_node):
     """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
 
-    launcher, options: the launcher's own command and its options, which the other nodes are started with.
+    launcher, options: the launcher's own command and its options, which the other nodes are started with. run: as `run_node`.
     """
     launch = replace(launch, cores=max(1, launch.cores // launch.nodes))
     with rendezvous.reserve_port() as holder:
@@ -58,7 +58,7 @@ def run_nodes_here(launch, launcher, options):
             others.append(subprocess.Popen(command, stdin=subprocess.PIPE, **ties))
             _tell(others[-1], secret)
         try:
-            return run_node(launch, Place(port=port, secret=secret.strip()))
+            return run(launch, Place(port=port, secret=secret.strip()))
         finally:
             for other in others:
                 other.wait(timeout=launch.timeout)

@@ -66,7 +66,7 @@ class Worker:
             process_group=0,  # so that a rank's own children end with it
             preexec_fn=prepare,
         )
-        self.output = self._process.stdout
+        self.output, self.pid = self._process.stdout, self._process.pid
         if self.output:
             os.set_blocking(self.output.fileno(), False)
 
@@ -152,6 +152,11 @@ class Workers:
         """Look at every rank."""
         for worker in self.ranks:
             worker.poll()
+
+    @property
+    def pids(self):
+        """Rank → id of its process."""
+        return {worker.rank: worker.pid for worker in self.ranks}
 
     @property
     def running(self):

@@ -35,7 +35,7 @@ class Observation:
     source: str
     run: str
     settings: dict
-    vocabulary: int
+    vocabulary: int | None  # None of a script of the user's own
     step_seconds: float
     phases: dict
     startup_seconds: float | None = None
@@ -85,11 +85,16 @@ class Calibration:
                     (own if seen.resolved.workload.name == run.workload.name else others).append(seen)
         return self._found[wanted]
 
+    @property
+    def _ours(self):
+        """The observations that formulas may explain: those of no script."""
+        return [each for each in self.observations if each.vocabulary is not None]
+
     @cached_property
     def _different(self):
         """One observation of each set of runs that are equally fast, with the median of their steps."""
         groups = defaultdict(list)
-        for observation in self.observations:
+        for observation in self._ours:
             groups[identity.speed_of(observation.resolved)].append(observation)
         return [
             dataclasses.replace(group[0], step_seconds=statistics.median(each.step_seconds for each in group))
@@ -102,6 +107,22 @@ class Calibration:
         if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
+
+    def of_script(self, run):
+        """(basis, seconds a step, beside the steps) of finished runs, else of probes, of a script in the same layout; None without any."""
+        for source, basis, wanted in (("run", "history", run), ("probe", "probe", _any_steps(run))):
+            own = identity.speed_of(wanted)
+            seen = [each for each in self.observations if each.source == source and each.vocabulary is None]
+            seen = [
+                each
+                for each in seen
+                if own == identity.speed_of(_any_steps(each.resolved) if source == "probe" else each.resolved)
+            ]
+            if seen:
+                return basis, *(
+                    statistics.median(getattr(each, f"{name}_seconds") for each in seen) for name in ("step", "extra")
+                )
+        return None
 
     def peak(self, run):
         """The most bytes that a rank of finished runs like `run` needed, or None."""
@@ -143,7 +164,7 @@ class Calibration:
     def _constants(self, site):
         """{what is assumed: median of what was observed}, as far as it was."""
         starts, saves, constants = [], [], []
-        for observation in self.observations:
+        for observation in self._ours:
             run, vocabulary = observation.resolved, observation.vocabulary
             if observation.startup_seconds is not None:
                 starts.append(observation.startup_seconds / site.crowding(site.processes_together(run.layout)))
@@ -193,6 +214,11 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
+def _any_steps(run):
+    """A run of a script, whatever the number of its steps."""
+    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, steps=None))
+
+
 def computes(run):
     """What decides, beside its work, how fast a run computes."""
     return run.precision, run.deterministic, run.layout.compile
@@ -229,9 +255,11 @@ def saved_bytes(run, vocabulary):
 def observe_probe(folder):
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out."""
     lines = read_json_lines(folder / "steps.jsonl")
+    whole = observe_run(folder)
+    if whole.vocabulary is None:
+        return dataclasses.replace(whole, source="probe", **_of_script(whole, lines))
     saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
     beside = sum(line.get("evaluation_seconds", 0.0) for line in lines) + sum(saves)
-    whole = observe_run(folder)
     lines = lines[WARM_UP:] or lines
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
     return dataclasses.replace(
@@ -244,16 +272,29 @@ def observe_probe(folder):
     )
 
 
+def _of_script(whole, lines):
+    """Seconds a step of a script's probe, and what it took besides; nothing new where it records no step."""
+    warm = lines[WARM_UP:] or lines[1:]
+    if not warm:
+        return {}
+    steps = whole.resolved.workload.steps
+    every = (warm[-1]["step"] - lines[0]["step"]) / (len(lines) - 1)
+    step = statistics.median(line["seconds"]["total"] for line in warm) / every
+    return {"step_seconds": step, "extra_seconds": max(0.0, whole.extra_seconds + steps * (whole.step_seconds - step))}
+
+
 def observe_run(folder):
     """The Observation in a finished run's folder, from its sums: a plan over thousands of runs reads no single step."""
     described, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
+    # A script may record every tenth step, or none.
+    steps = summary["steps"] if described["vocabulary"] else described["steps"] or 1
     return Observation(
         source="run",
         run=described["run"],
         settings=described["settings"],
         vocabulary=described["vocabulary"],
-        step_seconds=summary["seconds"] / summary["steps"],
-        phases={name: seconds / summary["steps"] for name, seconds in summary["phases"].items() if seconds is not None},
+        step_seconds=summary["seconds"] / steps,
+        phases={name: seconds / steps for name, seconds in summary["phases"].items() if seconds is not None},
         extra_seconds=summary["wall_seconds"] - summary["seconds"],
         peak_memory_bytes=summary.get("peak_memory_bytes"),
     )

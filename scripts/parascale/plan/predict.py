@@ -8,7 +8,7 @@ from typing import NamedTuple
 from parascale.families.sizes import model_sizes, unknown_sizes
 from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.calibrate import Calibration, saved_bytes
+from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
 from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_parts, total, verdict
 from parascale.plan.search import find_remedy
 from parascale.plan.time import forward_seconds, step_seconds
@@ -98,6 +98,8 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     change that would make it fit.
     """
     calibration = calibration or Calibration(site.name)
+    if run.workload.is_script:
+        return _of_script(run, site, calibration)
     site, facts, basis = calibration.measured(site), facts or data_facts(run), calibration.basis(run)
     unknown = unknown_sizes(run.workload.model)
     if not unknown and facts.vocabulary is None:
@@ -188,11 +190,38 @@ def _time(run, site, calibration, sizes, facts):
         factor = calibration.beside(run.workload.name, lambda seen: _beside_of_seen(seen, site, calibration, facts))
         predicted = _beside(run, site, facts, steps, seconds, _evaluation(run, work, rates, site))
         beside = {what: factor * each for what, each in predicted.items()}
+    return found | _priced(run, site, seconds, beside, own, shared, seen=same)
+
+
+def _of_script(run, site, calibration):
+    """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
+    seen, steps = calibration.of_script(run), run.workload.steps
+    if seen is None:
+        remedy = (
+            "run the target `calibrate`" if steps else "give its workload `steps`, for `{steps}`, and run `calibrate`"
+        )
+        return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}, or finish it once")
+    basis, step, extra = seen
+    mean = math.exp(HISTORY_ERROR**2 / 2)
+    priced = _priced(
+        run,
+        site,
+        (steps or 1) * step * mean,
+        {"beside the steps": extra * mean},
+        HISTORY_ERROR,
+        0.0,
+        basis == "history",
+    )
+    return Prediction(basis, steps=steps or 1, step_seconds=step, **priced)
+
+
+def _priced(run, site, seconds, beside, own, shared, seen):
+    """What a Prediction says of the seconds of all steps and those `beside` them. seen: whether all of it was observed together."""
     extra = sum(beside.values())
     wall = seconds + extra
     # A run that was seen is slow in all of it.
-    parts = (Part(wall, own, shared),) if same else (Part(seconds, own, shared), Part(extra, shared=BESIDE_ERROR))
-    return found | {
+    parts = (Part(wall, own, shared),) if seen else (Part(seconds, own, shared), Part(extra, shared=BESIDE_ERROR))
+    return {
         "seconds": seconds,
         "wall_seconds": wall,
         "wall_low": quantile(parts, -RANGE),
@@ -278,6 +307,8 @@ def data_facts(run, paths=None):
 def facts_of(folder, run):
     """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
     data, workload = run.workload.data, run.workload
+    if workload.is_script:
+        return DataFacts(None)
     manifest = folder / "manifest.json" if folder else None
     if manifest is None or not manifest.is_file():
         samples, tokens = data.expected.train_samples, data.expected_tokens

@@ -9,7 +9,7 @@ follow by formula.
 import dataclasses
 from collections import defaultdict
 
-from parascale.settings import Layout, Run
+from parascale.settings import Layout, Run, identity
 from parascale.settings.layout import DATA_AXES, RECOMPUTATION
 
 STEPS = 25
@@ -22,6 +22,9 @@ def probes(runs, site):
     found = {}
     families = defaultdict(list)
     for run in runs.values():
+        if run.workload.is_script:
+            found |= _of_script(run, found)
+            continue
         families[run.workload.name, run.precision, run.layout.compile].append(run)
     for (workload, precision, compiled), family in families.items():
         saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
@@ -30,6 +33,17 @@ def probes(runs, site):
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
             found[name] = _probe(name, family[0].workload, precision, divisor, layout)
     return found
+
+
+def _of_script(run, found):
+    """A probe of a script whose number of steps can be told, one in each layout: no formula leads from one to another."""
+    if run.workload.steps is None:
+        return {}
+    probe = dataclasses.replace(
+        run, run=f"{run.run}@{STEPS}", workload=dataclasses.replace(run.workload, steps=STEPS), baseline=None, repeat=1
+    )
+    known = any(identity.speed_of(each) == identity.speed_of(probe) for each in found.values())
+    return {} if known else {probe.run: probe}
 
 
 def _kinds(layouts, site):

@@ -83,6 +83,8 @@ def difference(record, baseline):
         return f"other settings than `{baseline.name}`: {changed}"
     if _machine(record) != _machine(baseline):
         return f"measured on another machine than `{baseline.name}`"
+    if run.scaling == "weak" and None in (record.summary.work, baseline.summary.work):
+        return "the script records no `samples`, so that its work is unknown"
     if run.scaling == "weak":
         same = run.global_batch * other.layout.data_parallel == other.global_batch * run.layout.data_parallel
         return "" if same else f"another batch per rank than `{baseline.name}`"
@@ -201,7 +203,7 @@ class Experiment:
     def title(self):
         """What is trained: `lm-small, 491,520 tokens`."""
         workload, (amount, unit, _) = self.first.run.workload.name, work_of(self.first)
-        return f"{workload}, {whole(amount)} {unit}" if self.kind == "strong" else workload
+        return f"{workload}, {whole(amount)} {unit}" if self.kind == "strong" and amount is not None else workload
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def findings(record, devices=(), comparison=None):
         *_waiting(record),
         *_use(gpus),
         *(_time(record) if done else ()),
+        *(_unsaid(record) if done and record.run.workload.is_script else ()),
     )
     found = [Finding(*said) for holds, *said in rules if holds]
     looked = "the samples of its devices" if devices else "no samples of its devices are there"
@@ -118,6 +119,16 @@ def _time(record):
     rest = 1 - trained / wall if wall > SHORT_RUN_SECONDS else 0
     text = f"{percent(rest)} of the wall time was not training: starts, evaluation, saving."
     yield rest > NOT_TRAINING, "note", text, "seconds and wall_seconds in summary.json"
+
+
+def _unsaid(record):
+    """What a script of the user's own does not record."""
+    summary, whole = record.summary, not record.summary.steps
+    known = {"steps": summary.steps or None, "loss": summary.train_loss, "samples": summary.work}
+    names = ", ".join(name for name, value in known.items() if value is None)
+    rest = " Its time is that of the whole job, start-up included." if whole else ""
+    short = f"records no {names}" + (": time of the whole job" if whole else "")
+    yield names, "note", f"The script records no {names}: `parascale.record` does.{rest}", "steps.jsonl", short
 
 
 def _beside_others(record, compared):

@@ -62,8 +62,10 @@ class Live:
         yield self.name
         yield f"{self.step:,} of {self.steps:,}" if self.steps else numbers.whole(self.step)
         yield numbers.loss(self.last.get("loss"))
-        yield f"{numbers.short(sum(line[unit] for line in self.recent) / seconds)} {unit}/s" if seconds else ""
-        yield numbers.duration(seconds / len(self.recent) * (self.steps - self.step)) if seconds and self.steps else ""
+        made = self.step - self.recent[0]["step"] + 1 if self.recent else 0  # a script may record every tenth step
+        work = sum(line.get(unit, 0) for line in self.recent)
+        yield f"{numbers.short(work / seconds)} {unit}/s" if seconds and work else ""
+        yield numbers.duration(seconds / made * (self.steps - self.step)) if seconds and self.steps else ""
         yield f"{numbers.significant(hours)}{planned and f' of {planned}'}" if hours else ""
         yield state
 

@@ -30,11 +30,11 @@ DIGITS = re.compile(r"(\d+)")
 class Summary:
     """`summary.json`: seconds, bytes, joules; losses in nats; `work` in tokens or images."""
 
-    work: int
+    work: int | None
     work_unit: str
     steps: int
     seconds: float
-    rate: float
+    rate: float | None
     attempts: int | None = None
     wall_seconds: float | None = None
     train_loss: float | None = None
@@ -197,7 +197,7 @@ def _finished(name, folder, parity, notes, summaries):
         return RunRecord(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
     try:
         curve = load_curve(folder / "steps.jsonl")
-        if len(curve.steps) != (steps := summary.steps):
+        if summary.train_loss is not None and len(curve.steps) != (steps := summary.steps):
             notes = (*notes, f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}")
     except RecordError as error:
         curve, notes = None, (*notes, f"no curve: {error}")

@@ -27,6 +27,8 @@ def recipe(run):
     decided = settings(run, RECIPE)
     for key in SCALED:
         decided.pop(key, None)
+    if run.workload.is_script:
+        return decided
     decided |= {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
     if (width := getattr(run.workload.model, "hidden_width", None)) is not None:
         decided["workload.model.hidden"] = width
@@ -103,8 +105,10 @@ def key_of(run, site, code, data=None):
 
 
 def continuation_of(run, site, code, data):
-    """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is."""
-    return {"recipe": recipe(run), "device": kind_of_device(site), "code": code, "data": digest_of(data)}
+    """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is. Whether a script of
+    the user's own reads the checkpoint of another layout, nobody knows."""
+    parts = {"recipe": recipe(run), "device": kind_of_device(site), "code": code, "data": digest_of(data)}
+    return parts | ({"layout": settings(run, LAYOUT)} if run.workload.is_script else {})
 
 
 def threads(run, site):
@@ -175,7 +179,9 @@ def numbered(runs):
     seen, result = {}, {}
     for name, run in runs.items():
         # Equal settings make equal text, without the cost of a digest.
-        same = repr((recipe(run), settings(run, LAYOUT), run.workload.data.dataset, run.workload.model.kind))
+        workload = run.workload
+        trains = workload.command if workload.is_script else (workload.data.dataset, workload.model.kind)
+        same = repr((recipe(run), settings(run, LAYOUT), trains))
         seen[same] = seen.get(same, 0) + 1
         result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
     return result
@@ -183,7 +189,17 @@ def numbered(runs):
 
 def _places(run):
     """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
-    return {"workload.name": run.workload.name} | {key: value for key, info, value in _settings(run) if info.path}
+    places = {key: _absolute(value) for key, info, value in _settings(run) if info.path}
+    return {"workload.name": run.workload.name} | places
+
+
+def _absolute(value):
+    """A path, or paths, whether a job was told them from the current folder or from the root."""
+    if isinstance(value, dict):
+        return {key: _absolute(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_absolute(each) for each in value]
+    return os.path.abspath(value) if isinstance(value, str) else value
 
 
 def _plain(value):

@@ -64,8 +64,8 @@ class Paths:
         return self.results / "data" / dataset / format
 
     def data_of(self, run):
-        """The prepared data that a Run reads."""
-        return self.data(run.workload.data.dataset, run.workload.data.format)
+        """The prepared data that a Run reads; None where it is a script, which finds its own."""
+        return None if run.workload.is_script else self.data(run.workload.data.dataset, run.workload.data.format)
 
     def start_of(self, run):
         """The checkpoint that a Run begins from, of another run; None if it starts from scratch."""

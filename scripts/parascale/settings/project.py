@@ -55,7 +55,7 @@ class Project:
     @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a workload uses."""
-        return {workload.data.dataset: workload.data for workload in self.workloads.values()}
+        return {each.data.dataset: each.data for each in self.workloads.values() if not each.is_script}
 
     @functools.cached_property
     def image_datasets(self):
@@ -70,8 +70,13 @@ class Project:
     @functools.cached_property
     def converted(self):
         """Names of the runs whose checkpoints are converted and verified for the report."""
-        spread = [name for name, run in self.runs.items() if run.layout.world_size > run.layout.dp]
-        return {"none": [], "one": [*spread, *self.runs][:1], "all": list(self.runs)}[self.config.checkpoints.report]
+        spread = [name for name, run in self.trained.items() if run.layout.world_size > run.layout.dp]
+        return {"none": [], "one": [*spread, *self.trained][:1], "all": [*self.trained]}[self.config.checkpoints.report]
+
+    @functools.cached_property
+    def trained(self):
+        """The runs by name whose models are ours to train, and to compare: those that are no script."""
+        return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""
@@ -190,6 +195,8 @@ def load_workload(folder, name):
             f"{path}: sets nothing: give at least `training: {{steps: 100}}`; data and model have defaults"
         )
     workload = resolved_paths(strict.load(Workload, with_name(values, name, path), places, columns=COLUMNS), places)
+    if workload.is_script:
+        return workload
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)
@@ -207,7 +214,7 @@ def run_from_dict(values):
 def compiled_where_it_gains(run, site):
     """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
     layout = run.layout
-    if layout.compile is not None:
+    if layout.compile is not None or run.workload.is_script:
         return run
     gains = False
     if site.device == "cuda" and not layout.splits_backward:
@@ -255,7 +262,7 @@ def _check_starts(runs, where):
 def _check_datasets(workloads):
     """Workloads that share a dataset must mean the same data."""
     seen, names = {}, {}
-    for workload in workloads.values():
+    for workload in (each for each in workloads.values() if not each.is_script):
         data = workload.data
         strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", names)
         other = seen.setdefault(data.dataset, workload)

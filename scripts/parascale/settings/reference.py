@@ -63,13 +63,15 @@ def _workload_schema():
     kinds = _kinds()
     shared = _definitions(*TASKS.values(), *(settings for _, settings in kinds.values()))
     for name, task in TASKS.items():
+        properties = _without_name(shared[task.__name__])["properties"]
+        properties["extends"] = {"type": "string", "description": "the workload that this one changes"}
+        if task.is_script:
+            continue
         own = {kind: settings for kind, (of, settings) in kinds.items() if of == name}
         named = {"anyOf": [{"enum": list(own)}, {"type": "string", "pattern": ":"}]}
         usual = _reference(Model.variant({}, {"task": name}))
         model = _one_of("kind", own, {"required": ["kind"]}, usual, {"anyOf": list(map(_reference, own.values()))})
-        properties = _without_name(shared[task.__name__])["properties"]
         properties["model"] = {"type": "object", "properties": {"kind": named}, **model}
-        properties["extends"] = {"type": "string", "description": "the workload that this one changes"}
     usual, anything = _reference(TASKS[LANGUAGE_MODEL]), {"anyOf": list(map(_reference, TASKS.values()))}
     named = {"task": {"enum": list(TASKS), "description": declared(Workload)["task"].field.description}}
     return {**_one_of("task", TASKS, {"required": ["extends"]}, anything, usual), "properties": named, "$defs": shared}
@@ -136,8 +138,8 @@ def _rows_of_workloads():
     rows = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
     rows |= dict(sorted(whose.items(), key=lambda each: each[0].key.partition(".")[0]))
     for row, names in rows.items():
-        every = kinds if row.key.startswith("model.") else TASKS
-        of = "" if len(names) == len(every) else ", ".join(f"`{name}`" for name in names)
+        every = kinds if row.key.startswith("model.") else [name for name, task in TASKS.items() if not task.is_script]
+        of = "" if len(names) >= len(every) else ", ".join(f"`{name}`" for name in names)
         yield Row(row.key, row.expert, (of, *row.cells))
 
 

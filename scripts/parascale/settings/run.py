@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from parascale.errors import ConfigError
+from parascale.settings import script
 from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import Workload
@@ -133,6 +134,8 @@ class Run:
     def check(self):
         """Raise ConfigError for combinations that cannot be trained, before anything is spent."""
         self.layout.check()
+        if self.workload.is_script:
+            return script.check(self)
         training, layout = self.workload.training, self.layout
         if (training.steps is None) == (training.epochs is None):
             raise ConfigError(f"workload {self.workload.name}: give either training.steps or training.epochs")

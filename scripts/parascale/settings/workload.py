@@ -186,7 +186,26 @@ class Workload:
 
     name: str = required("the file's name without `.yaml`; set by the loader", SITE)
     title: str = option("", "title in reports", SITE)
-    task: Literal["language_model", "summarisation", "classification"] = option(LANGUAGE_MODEL, "what the model learns")
+    task: Literal["language_model", "summarisation", "classification", "script"] = option(
+        LANGUAGE_MODEL, "what the model learns; `script`: a training script of your own runs as it is"
+    )
+
+    unit: ClassVar = "samples"  # what the work is counted in
+    is_script: ClassVar = False  # whether a program of the user's own trains
+    of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
+    of_images: ClassVar = False  # the dataset holds images; else it holds text
+
+    @staticmethod
+    def variant(values, beside):
+        """The class of a task's workloads."""
+        task = values.get("task", LANGUAGE_MODEL)
+        return TASKS.get(task, Learning) if isinstance(task, str) else Learning
+
+
+@settings(RECIPE)
+class Learning(Workload):
+    """A training of ours: data, a model, an optimizer."""
+
     data: Data = section(Data, "the dataset")
     model: chosen(Model) = section(dict, "the model")
     optim: Optim = section(Optim, "the optimizer")
@@ -197,23 +216,15 @@ class Workload:
         CONDUCT,
     )
 
-    unit: ClassVar = "tokens"  # what the work is counted in: each label that enters the loss is one
-    of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
-    of_images: ClassVar = False  # the dataset holds images; else it holds text
+    unit: ClassVar = "tokens"  # each label that enters the loss is one
 
     def windows_in(self, tokens):
         """Samples of training in so many tokens; None where that does not follow from them."""
         return None
 
-    @staticmethod
-    def variant(values, beside):
-        """The class of a task's workloads."""
-        task = values.get("task", LANGUAGE_MODEL)
-        return TASKS.get(task, Workload) if isinstance(task, str) else Workload
-
 
 @settings(RECIPE)
-class LanguageModelling(Workload):
+class LanguageModelling(Learning):
     """A language model, on windows of text."""
 
     task: Literal["language_model"] = option(LANGUAGE_MODEL, "what the model learns")
@@ -232,7 +243,7 @@ class LanguageModelling(Workload):
 
 
 @settings(RECIPE)
-class Summarisation(Workload):
+class Summarisation(Learning):
     """A summariser, on pairs of a document and its summary."""
 
     task: Literal["summarisation"] = option("summarisation", "what the model learns")
@@ -247,7 +258,7 @@ class Summarisation(Workload):
 
 
 @settings(RECIPE)
-class Classification(Workload):
+class Classification(Learning):
     """A classifier, on images with a class each."""
 
     task: Literal["classification"] = option("classification", "what the model learns")
@@ -262,9 +273,46 @@ class Classification(Workload):
         return (self.training.image_size,)
 
 
-TASKS = {LANGUAGE_MODEL: LanguageModelling, "summarisation": Summarisation, "classification": Classification}
+@settings(RECIPE)
+class Script(Workload):
+    """A training script of the user's own: `parascale.settings.script` says how it is called."""
+
+    task: Literal["script"] = option("script", "what the model learns")
+    command: str = required("the script, a Python program (`train.py`)", CONDUCT, path=True)
+    arguments: dict[str, object] = option(
+        {},
+        'its options, name → value: `{lr: 0.1, data: "{folder}/data", amp: true}` is `--lr 0.1 --data … --amp`. Braces are filled in: '
+        "columns of the row (`{dp}`, `{seed}`), `{world_size}`, `{strategy}`, `{steps}`; `{work}`: folder for its checkpoints; `{folder}`: where "
+        "the script lies",
+    )
+    inputs: list[str] = option(
+        [], "more files that decide its numbers, such as its settings: an edit trains again", CONDUCT, path=True
+    )
+    steps: int | None = option(
+        None, "steps that it makes, for `{steps}` in its arguments: then short probes say what a run costs", low=1
+    )
+
+    is_script: ClassVar = True
+    sizes: ClassVar = ()
+    # What everyone who asks for these of a workload is to find.
+    data: ClassVar = Data()
+    model: ClassVar = Model(kind="script")
+    optim: ClassVar = Optim()
+
+    @property
+    def training(self):
+        """Its steps, as far as they are known; a script of an unknown number counts as one."""
+        return Training(steps=self.steps or 1, evaluate=False)
+
+
+TASKS = {
+    LANGUAGE_MODEL: LanguageModelling,
+    "summarisation": Summarisation,
+    "classification": Classification,
+    "script": Script,
+}
 
 
 def work_unit(step):
-    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
-    return next(task.unit for task in TASKS.values() if task.unit in step)
+    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens`, `images` or `samples`; None: none of them."""
+    return next((task.unit for task in TASKS.values() if task.unit in step), None)

@@ -8,7 +8,7 @@ from parascale.errors import ConfigError
 from parascale.families import families as all_families
 from parascale.families import families_of
 from parascale.numerics import training_modules
-from parascale.provenance import digest_of_modules
+from parascale.provenance import digest_of_modules, modules_of
 from parascale.settings import identity
 from parascale.settings.pretrained import Pretrained
 
@@ -26,7 +26,10 @@ def key_of(run, site, known):
 
 
 def data_known(folder, start=None):
-    """What is known of prepared data in `folder`, and of the checkpoint that a training starts from. FileNotFoundError without them."""
+    """What is known of prepared data in `folder`, and of the checkpoint that a training starts from. FileNotFoundError without them;
+    nothing of a script's own data (folder: None)."""
+    if folder is None:
+        return []
     known = [(folder / "manifest.json").read_text(encoding="utf-8")]
     if start is not None and not start.is_dir():
         raise FileNotFoundError(start)
@@ -41,6 +44,8 @@ def code_of_run(run):
 def modules_of_run(run):
     """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, the user's class or
     the files of the folder that describes the model."""
+    if run.workload.is_script:
+        return modules_of(files=(run.workload.command, *run.workload.inputs))
     kind = run.workload.model.kind
     path, _, own = kind.partition(":")
     # The user's class may build on any family; of those that came later only what its file names counts, so that keys stay.

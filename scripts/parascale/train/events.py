@@ -65,7 +65,7 @@ def scalars(line):
         if line.get(name) is not None:
             yield name, line[name]
     unit = work_unit(line)
-    if seconds["total"] > 0:
+    if unit and seconds["total"] > 0:
         yield f"{unit}_per_second", line[unit] / seconds["total"]
     for phase, value in seconds.items():
         if value > 0:

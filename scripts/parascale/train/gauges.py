@@ -3,9 +3,15 @@
 Each gauge's `read` yields mappings of columns of `parascale.telemetry`.
 """
 
+import os
+import platform
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from parascale import slurm
 
 # Bits of nvmlClocksThrottleReasons that slow a GPU down against its will (nvml.h); others, such as an idle GPU, do not count.
 THROTTLING = {
@@ -18,6 +24,44 @@ THROTTLING = {
 # Waiting for a disk is idle, and guests are counted among `user` and `nice` already.
 NOT_BUSY = ("iowait", "guest", "guest_nice")
 SHORTEST_SECONDS = 0.05  # over less, a difference of processor times says nothing
+GIB = 2**30
+# The environment that torchrun and our launcher set; one process in all needs none of it.
+PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+
+def place():
+    """(rank, rank on this node, processes on this node) of this process."""
+    return tuple(int(os.environ.get(name, default)) for name, default in PLACE)
+
+
+def host():
+    """This node without its GPUs; None for what it does not tell. Memory in bytes."""
+    return {
+        "host": slurm.node_name(),
+        "cpu": _processor(),
+        "cores": psutil.cpu_count(logical=False),
+        "hardware_threads": psutil.cpu_count(),
+        "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB
+        "system": platform.release(),
+    }
+
+
+def distinct(machines):
+    """The machines of all ranks, each kind once, with the `hosts` of that kind."""
+    kinds = {}
+    for machine in machines:
+        facts = {name: value for name, value in machine.items() if name != "host"}
+        kinds.setdefault(tuple(facts.items()), facts | {"hosts": []})["hosts"].append(machine["host"])
+    return [kind | {"hosts": list(dict.fromkeys(kind["hosts"]))} for kind in kinds.values()]
+
+
+def _processor():
+    """The processor's model as Linux names it; on Arm it names none, and the architecture stands for it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 class Gpus:

@@ -13,6 +13,8 @@ from parascale.store.folders import record_in
 from parascale.store.keys import code_of_run, data_known
 from parascale.store.trainings import Store, StoreError
 
+FILES = "files"  # the folder of a script of the user's own in that of its run under way
+
 
 class ChangedDataError(ParascaleError):
     """The data of a training was rebuilt while it ran."""
@@ -22,7 +24,7 @@ class ChangedDataError(ParascaleError):
 class Job:
     """One training.
 
-    data: folder of the prepared data. work: folder of the run under way. output: folder that the finished run is published to.
+    data: folder of the prepared data, None of a script. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
     code_digest: of the code that decides a training's numbers. prediction: what the plan predicted, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
@@ -33,7 +35,7 @@ class Job:
 
     run: Run
     site: Site
-    data: Path
+    data: Path | None
     work: Path
     output: Path
     results: Path
@@ -97,7 +99,7 @@ def published(job):
 
     Called before the processes of a run start: needs no torch.
     """
-    if not job.data.is_dir() or not show_kept(job):
+    if not (job.data is None or job.data.is_dir()) or not show_kept(job):
         return False
     if record_in(job.work).get("key") == job.key:  # its end was cut off after it was kept
         lease = Lease(job.work)

@@ -1,28 +1,17 @@
 """What a training really ran on, and what took its memory: read on the nodes that compute, not copied from a site's file."""
 
-import platform
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import torch
 
-from parascale import slurm
 from parascale.parallel.tying import local
-
-GIB = 2**30
+from parascale.train.gauges import host
 
 
 def read_machine(device):
     """This node as the process on `device` sees it; None for what it does not tell. Memory in bytes."""
-    found = {
-        "host": slurm.node_name(),
-        "cpu": _processor(),
-        "cores": psutil.cpu_count(logical=False),
-        "hardware_threads": psutil.cpu_count(),
-        "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB
-        "system": platform.release(),
-    }
+    found = host()
     if device.type == "cuda":
         told = torch.cuda.get_device_properties(device)
         found |= {"gpu": told.name, "gpus": torch.cuda.device_count(), "gpu_memory_bytes": told.total_memory}
@@ -33,24 +22,6 @@ def read_machine(device):
             pynvml.nvmlInit()
             found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     return found
-
-
-def distinct(machines):
-    """The machines of all ranks, each kind once, with the `hosts` of that kind."""
-    kinds = {}
-    for machine in machines:
-        facts = {name: value for name, value in machine.items() if name != "host"}
-        kinds.setdefault(tuple(facts.items()), facts | {"hosts": []})["hosts"].append(machine["host"])
-    return [kind | {"hosts": list(dict.fromkeys(kind["hosts"]))} for kind in kinds.values()]
-
-
-def _processor():
-    """The processor's model as Linux names it; on Arm it names none, and the architecture stands for it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 class Memory:

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from parascale import slurm
 from parascale.files import atomic_path
 from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
-from parascale.train.gauges import Gpus, NodeGauges
-from parascale.train.process import place
+from parascale.train.gauges import Gpus, NodeGauges, place
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
 
@@ -28,12 +27,21 @@ def monitored(job, processes):
     processes: process id of each rank of the run. Only the first process of a node samples.
     """
     rank, local_rank, local_size = place()
-    if local_rank or job.monitor is None:
+    if local_rank:
         yield
         return
-    node = rank // local_size
     ranks = range(rank, rank + local_size)
-    gauges = [NodeGauges({rank: processes[rank] for rank in ranks})]
+    with sampled(job, rank // local_size, {rank: processes[rank] for rank in ranks}):
+        yield
+
+
+@contextmanager
+def sampled(job, node, processes):
+    """The same for a node by its number. processes: rank → process id of each of its ranks."""
+    if job.monitor is None:
+        yield
+        return
+    ranks, gauges = list(processes), [NodeGauges(processes)]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
     monitor = Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)

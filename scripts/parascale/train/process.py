@@ -23,8 +23,6 @@ GRACE = 1.5  # times the timeout: for a step that waits for nobody
 SLACK = 0.1  # part of that time between two looks
 NOTED = 0.7  # part of the timeout after which a rank says what it does: with the whole of it a peer that waits ends
 MOVED_BYTES = 16 << 20  # moved between two looks: only a state is so large; samples of devices and logs are smaller
-# The environment that torchrun and our launcher set; one process in all needs none of it.
-PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 # A process of its own: while a thread keeps Python's lock, no other of ours runs. It hears each of our ticks, and counts its own.
 GUARD = """
@@ -42,11 +40,6 @@ while quiet < seconds:
 print(f"a thread has kept Python's lock for {quiet:.0f} s, or the process does not end", file=sys.stderr, flush=True)
 os.kill(parent, signal.SIGABRT)
 """
-
-
-def place():
-    """(rank, rank on this node, processes on this node) of this process."""
-    return tuple(int(os.environ.get(name, default)) for name, default in PLACE)
 
 
 def listen_for_signals():

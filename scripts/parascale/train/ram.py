@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parascale.errors import FullDiskError
 from parascale.files import atomic_path
-from parascale.train.process import place
+from parascale.train.gauges import place
 
 RAM = Path("/dev/shm")
 

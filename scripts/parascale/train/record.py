@@ -4,6 +4,7 @@ Written by rank 0 into the work folder, appended to while the run goes on, and p
 lines show its progress.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -15,9 +16,11 @@ from types import MappingProxyType
 import psutil
 from tqdm import tqdm
 
-from parascale import slurm
+from parascale import numerics, provenance, slurm
 from parascale.files import read_json_lines, write_text
+from parascale.settings import identity
 from parascale.settings.layout import DEGREES
+from parascale.store.keys import modules_of_run
 from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
@@ -43,7 +46,7 @@ class Recorder:
         self.last_step = None
 
     def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1, wandb=None):
-        """Start an attempt that continues with optimizer step `first_step`.
+        """Start an attempt that continues with optimizer step `first_step`; None: nobody knows yet, and no line is dropped.
 
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
         saved: what the checkpoint keeps: the `line` of its own step, which is missing where the attempt before died just
@@ -54,7 +57,7 @@ class Recorder:
         """
         saved = saved or {}
         due, last_line, recorded = saved.get("due", False), saved.get("line"), saved.get("recorded", {})
-        lines = [line for line in self.steps() if line["step"] < first_step - due]
+        lines = [line for line in self.steps() if first_step is None or line["step"] < first_step - due]
         if last_line and not due and (not lines or lines[-1]["step"] < last_line["step"]):
             lines.append(last_line)
         self.known_steps = recorded["steps"] - due if recorded else len(lines)
@@ -62,7 +65,7 @@ class Recorder:
             print(f"{self.steps_path} is damaged: the lines of {lost} steps are lost; the attempt's record says so")
         _write_lines(self.steps_path, lines)
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
-        self.first_step, self.last_step = first_step, first_step - 1
+        self.first_step, self.last_step = first_step, first_step and first_step - 1
         self.attempts = _closed(self._known_attempts(recorded.get("attempts", [])), died_at)
         self.attempts.append(
             {
@@ -116,6 +119,12 @@ class Recorder:
     def steps(self):
         """All whole lines of steps, each step once: where a disk was full, a line may have been written a second time."""
         return list({line["step"]: line for line in _whole_lines(self.steps_path, "step")}.values())
+
+    def take(self, lines):
+        """Take the lines of steps that somebody else has recorded, instead of those known so far."""
+        _write_lines(self.steps_path, lines)
+        self.known_steps, self.last_step = len(lines), lines[-1]["step"] if lines else None
+        self.events.begin(self.attempts[0]["started"], max(1, len(lines)), lines)
 
     def _known_attempts(self, kept):
         """The attempts of the file, and those that a checkpoint has kept and the file has lost."""
@@ -174,10 +183,10 @@ def summarise(run, site, steps, attempts, facts):
     phases = Counter()
     for line in steps:
         phases.update(line["seconds"])
-    seconds = phases.pop("total")
     wall_seconds = sum(attempt["seconds"] for attempt in attempts)
-    work = sum(line[unit] for line in steps)
-    last = [line["loss"] for line in steps[-10:]]
+    seconds = phases.pop("total", wall_seconds)  # a script may record no step
+    work = sum(line[unit] for line in steps) if steps and all(unit in line for line in steps) else None
+    last = [line["loss"] for line in steps if "loss" in line][-10:]
     return {
         "schema_version": SCHEMA_VERSION,
         "run": run.run,
@@ -193,8 +202,8 @@ def summarise(run, site, steps, attempts, facts):
         "steps": len(steps),
         "seconds": seconds,
         "wall_seconds": wall_seconds,
-        "rate": work / seconds,
-        "train_loss": sum(last) / len(last),
+        "rate": None if work is None else work / seconds,
+        "train_loss": None if not last or None in last else sum(last) / len(last),
         "skipped_steps": sum(line["skipped"] for line in steps) if run.precision == "fp16" else None,
         **facts,
         "phases": dict(phases),
@@ -202,6 +211,36 @@ def summarise(run, site, steps, attempts, facts):
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
+
+
+def description(job, steps):
+    """What run.json holds of a run from its start on. steps: of the whole run."""
+    run, code = job.run, modules_of_run(job.run)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": run.run,
+        "strategy": run.strategy,
+        "settings": dataclasses.asdict(run),
+        "site": dataclasses.asdict(job.site),
+        "global_batch": None if run.workload.is_script else run.global_batch,
+        "steps": steps,
+        "code_digest": job.code_digest,
+        "code": code,
+        "unproven": [name for name in numerics.unproven() if name in code],
+        "data": identity.digest_of(job.known_data),
+        "key": job.key,
+        "git_commit": provenance.git_commit(),
+        "versions": provenance.versions(),
+        "prediction": job.prediction,
+    }
+
+
+def predicted_first(job, begun):
+    """A Job with the prediction of what was `begun` in the same layout, before the first step: later attempts know more, and would
+    flatter the plan."""
+    if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout):
+        return dataclasses.replace(job, prediction=begun["prediction"])
+    return job
 
 
 def _whole_lines(path, key):

@@ -18,19 +18,17 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parascale import numerics, provenance
 from parascale.checkpoint import store
 from parascale.checkpoint.manifest import read_manifest, step_folder, whole_checkpoints
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
-from parascale.settings import identity
-from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
 from parascale.train import monitor, wandb_run
-from parascale.train.machine import Memory, distinct, read_machine
+from parascale.train.gauges import distinct
+from parascale.train.machine import Memory, read_machine
 from parascale.train.process import peak_memory
-from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
+from parascale.train.record import Recorder, description, predicted_first, summarise
 from parascale.train.take_over import continuation_of, take_over
 
 
@@ -96,33 +94,15 @@ class RunState:
         self.lease, died_at, begun, self.continued_code = take_over(self.job)
         if begun is None:
             return died_at, True
-        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(self.job.run.layout):
-            # What was predicted before the first step: later attempts know more, and would flatter the plan.
-            self.job = dataclasses.replace(self.job, prediction=begun["prediction"])
+        self.job = predicted_first(self.job, begun)
         self.continuation = continuation_of(self.job)
         write_json(self.job.work / "run.json", {"continuation": self.continuation, **self._description()})
         return died_at, False
 
     def _description(self):
         """What run.json holds from the start on."""
-        run, code = self.job.run, modules_of_run(self.job.run)
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "run": run.run,
-            "strategy": run.strategy,
-            "settings": dataclasses.asdict(run),
-            "site": dataclasses.asdict(self.job.site),
-            "global_batch": run.global_batch,
-            "steps": self.steps,
-            "code_digest": self.job.code_digest,
-            "code": code,
-            "unproven": [name for name in numerics.unproven() if name in code],
-            "data": identity.digest_of(self.job.known_data),
-            "key": self.job.key,
-            "git_commit": provenance.git_commit(),
-            "versions": provenance.versions() | {"cuda": torch.version.cuda},
-            "prediction": self.job.prediction,
-        }
+        found = description(self.job, self.steps)
+        return found | {"versions": found["versions"] | {"cuda": torch.version.cuda}}
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""

@@ -1,0 +1,68 @@
+"""`from parascale import record`: what a training script of the user's own says of its steps. It imports no torch."""
+
+import functools
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+FOLDER = "PARASCALE_FOLDER"  # a script's folder for its checkpoints; the record of the run lies beside it
+
+
+def record(*, step, loss=None, samples=None, **figures):
+    """Record an optimizer step: the curve, and the rate, of the run that this process is part of. Outside of a run it does nothing.
+
+    The first rank's call counts; others may call it too. step: its number; a script that continues goes on with it. loss: in any
+    type that `float` takes. samples: trained since the call before, over all processes. figures: more numbers, such as `lr`,
+    `grad_norm` or `validation_loss`. A second call for a step adds to what the first said.
+    """
+    folder = os.environ.get(FOLDER)
+    if folder and os.environ.get("RANK", "0") == "0":
+        numbers = {"loss": loss, "samples": samples, **figures}
+        _lines(Path(folder).parent / "steps.jsonl").add(
+            int(step), {name: _number(each) for name, each in numbers.items() if each is not None}
+        )
+
+
+def _number(value):
+    return float(value.item() if hasattr(value, "item") else value)  # of a tensor with gradients, `float` warns
+
+
+@functools.cache
+def _lines(path):
+    return _Lines(path)
+
+
+class _Lines:
+    """The end of `steps.jsonl`, where this process appends a line for each step."""
+
+    def __init__(self, path):
+        import psutil
+
+        self.path, self.file, self.last = path, None, {}
+        self.since = psutil.Process().create_time()
+
+    def add(self, step, numbers):
+        """Append a step's line, or one that takes the place of the last."""
+        now = time.time()
+        seconds, self.since = now - self.since, now
+        if not self.file:
+            self._begin(step)
+        line = {"step": step} | {name: each if math.isfinite(each) else None for name, each in numbers.items()}
+        if self.last.get("step") == step:
+            line, seconds = self.last | line, seconds + self.last["seconds"]["total"]
+        elif not self.last:
+            line["first"] = True  # of an attempt: its seconds hold the start, until the launcher has seen others
+        if "samples" in line:
+            line["samples"] = int(line["samples"])
+        self.last = line | {"seconds": {"total": seconds}}
+        self.file.write(json.dumps(self.last) + "\n")
+
+    def _begin(self, step):
+        """Drop the steps after the checkpoint that the script continues from: they are done again."""
+        from parascale.files import read_json_lines, write_text
+
+        known = read_json_lines(self.path, readable=True) if self.path.exists() else []
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in known if line["step"] < step))
+        self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (open as long as the script)

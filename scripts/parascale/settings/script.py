@@ -1,0 +1,79 @@
+"""How a training script of the user's own is called: what its row of the run table says becomes its arguments."""
+
+import os
+from pathlib import Path
+from string import Formatter
+
+from parascale.errors import ConfigError
+from parascale.settings.layout import DEGREES
+from parascale.settings.options import declared
+from parascale.settings.strict import nearest
+
+# Columns that say how the workflow starts and compares a run; a script need not be told.
+OURS = ("run", "workload", "layout", "scaling", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
+
+
+def check(run):
+    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns that the script would not be told."""
+    workload = run.workload
+    for key, file in (("command", workload.command), *(("inputs", file) for file in workload.inputs)):
+        if not os.path.isfile(file):
+            folder, name = os.path.split(file)
+            there = sorted(each.name for each in Path(folder).glob(f"*{Path(name).suffix}"))
+            raise ConfigError(f"workload {workload.name}: {key} = `{file}`: no such file{nearest(name, there)}")
+    known, used = _columns(run) | _words(run, "work"), set()
+    for name, text in _texts(workload.arguments):
+        try:
+            fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        except ValueError as error:
+            raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
+        for field in fields - known.keys():
+            raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
+        used |= fields
+    if "steps" in used and workload.steps is None:
+        raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
+    for group in (run, run.layout):
+        for name, setting in declared(type(group)).items():
+            value = getattr(group, name)
+            if name not in OURS and name not in used and value != setting.field.get_default():
+                raise ConfigError(
+                    f"{name} = {value} would do nothing: the script of workload {workload.name} is not told. Hand it over, "
+                    f'`arguments: {{{name}: "{{{name}}}"}}`, or leave the column out'
+                )
+
+
+def words(run, work):
+    """The script and its arguments. work: the folder for its checkpoints."""
+    known = _columns(run) | _words(run, work)
+
+    def filled(value):
+        return str(value).format_map(known) if isinstance(value, str) else str(value)
+
+    line = [run.workload.command]
+    for name, value in run.workload.arguments.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        if value is not None and value is not False:
+            line += [f"--{name}", *map(filled, values)]
+    return tuple(line)
+
+
+def _columns(run):
+    groups = run, run.layout
+    return {name: getattr(group, name) for group in groups for name in declared(type(group)) if name not in OURS[1:3]}
+
+
+def _words(run, work):
+    return {
+        "workload": run.workload.name,
+        "world_size": run.layout.world_size,
+        "strategy": run.strategy,
+        "steps": run.workload.steps,
+        "work": work,
+        "folder": os.path.abspath(os.path.dirname(run.workload.command)),
+    }
+
+
+def _texts(arguments):
+    """(name, text) of each argument that is, or holds, text."""
+    for name, value in arguments.items():
+        yield from ((name, each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))

@@ -1,0 +1,110 @@
+"""A run that is a training script of the user's own: the launcher keeps its record, and publishes what it left.
+
+work/runs/<run>/files/   the script's own folder, `PARASCALE_FOLDER` in its environment: there it saves, and finds what it saved. Of a
+                         finished run it is `checkpoint/`. The rest of the record is that of every training (`train/state.py`).
+"""
+
+import shutil
+import statistics
+from contextlib import contextmanager
+from functools import partial
+
+from parascale import slurm
+from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
+from parascale.files import make_folder, read_json, write_json
+from parascale.store.folders import copy_tree
+from parascale.store.trainings import Store
+from parascale.telemetry import read_samples
+from parascale.train import monitor
+from parascale.train.gauges import distinct, host
+from parascale.train.job import FILES
+from parascale.train.record import Recorder, description, predicted_first, summarise
+from parascale.train.take_over import continuation_of, take_over
+
+
+def run_script(job, node, run, stopped):
+    """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
+
+    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. stopped: the codes of runs
+    that were asked to stop.
+    """
+    if node:
+        return run(partial(_watched, job, node))
+    lease, died_at, begun, _ = take_over(job)
+    if begun is None:  # another job has finished it meanwhile
+        return 0
+    job, record = predicted_first(job, begun), Recorder(job.work)
+    described = description(job, job.run.workload.steps)
+    write_json(job.work / "run.json", {"continuation": continuation_of(job), **described})
+    make_folder(job.work / FILES)
+    record.begin(None, [slurm.node_name()], died_at, allocation=job.allocation)
+    outcome = "failed"
+    try:
+        code = run(partial(_watched, job, node))
+        outcome = "finished" if code == 0 else "stopped" if code in stopped else "failed"
+    finally:
+        _end(record, outcome)
+        if outcome != "finished":
+            lease.release()
+    if outcome == "finished":
+        kept = Store(job.store)
+        with kept.keeping(job.key, f"{job.output.parent.name}/{job.output.name}") as folder:
+            _fill(folder, job, record, described)
+        lease.give_up()
+        kept.show(job.key, job.output, job.run)
+    return code
+
+
+@contextmanager
+def _watched(job, node, processes):
+    """Sample a node and its ranks while the body runs, and say what node it is."""
+    write_json(job.work / f"machine-{node:05d}.json", host())
+    with monitor.sampled(job, node, processes):
+        yield
+
+
+def _end(record, outcome):
+    """Close the attempt with what the script has recorded in it. When the first step of an attempt began, nobody said: it counts as the
+    median of the others."""
+    lines = record.steps()
+    firsts = [line for line in lines if "first" in line]
+    if others := [line["seconds"]["total"] for line in lines if "first" not in line]:
+        for line in firsts:
+            line["seconds"]["total"] = statistics.median(others)
+    record.take(lines)
+    record.attempts[-1]["first_step"] = firsts[-1]["step"] if firsts else None
+    record.end(outcome)
+
+
+def _fill(folder, job, record, described):
+    """Put all that is kept of the finished run into a folder."""
+    copy_tree(job.work / FILES, folder / "checkpoint")
+    names = [
+        path.relative_to(folder / "checkpoint") for path in sorted((folder / "checkpoint").rglob("*")) if path.is_file()
+    ]
+    files = describe_files(folder / "checkpoint", [name for name in names if str(name) != MANIFEST])
+    write_manifest(folder / "checkpoint", {"run": job.run.run, "script": job.run.workload.command}, files)
+    for path in (record.steps_path, record.events.path):
+        shutil.copyfile(path, folder / path.name)
+    machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]
+    attempts = record.attempts
+    ended = {
+        "parameters": None,
+        "vocabulary": None,
+        "excluded": {},
+        "hosts": [machine["host"] for machine in machines],
+        "machines": distinct(machines),
+        "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
+        "attempts": attempts,
+    }
+    write_json(folder / "run.json", described | ended)
+    facts = monitor.publish(job.work, folder / "device.csv") | {"peak_memory_bytes": _peak(folder / "device.csv", job)}
+    write_json(folder / "summary.json", summarise(job.run, job.site, record.steps(), attempts, facts))
+
+
+def _peak(samples, job):
+    """The most bytes that a sample saw of a process, or on a GPU; None without one."""
+    kind = "gpu" if job.site.device == "cuda" else "rank"
+    devices = (device for device in read_samples([samples]) if device.kind == kind)
+    most = max((value for device in devices for value in device.known("memory_bytes")), default=None)
+    return None if most is None else int(most)

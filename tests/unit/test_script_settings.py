@@ -1,0 +1,131 @@
+"""A training script of the user's own: what its settings mean, what they refuse, and what trains it again."""
+
+import dataclasses
+
+import pytest
+
+from parascale.errors import ConfigError
+from parascale.plan.planner import Planner
+from parascale.settings import load_project_file, run_from_dict, script
+from parascale.store.keys import key_of_run
+
+WORKLOAD = """
+task: script
+command: train.py
+arguments: {lr: 0.1, amp: true, debug: false, sizes: [1, "{dp}"], out: "{work}/x", of: "{run}-{world_size}", steps: "{steps}"}
+inputs: [settings.json]
+steps: 100
+"""
+RUNS = "run\tworkload\tgpus_per_node\tdp\nalone\town\t1\t1\nboth\town\t2\t2\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A function that loads a project with a script, after edits (file, old, new)."""
+    (tmp_path / "workloads").mkdir()
+    files = {
+        "config.yaml": "site: local\nruns: runs.tsv\n",
+        "runs.tsv": RUNS,
+        "workloads/own.yaml": WORKLOAD,
+        "workloads/train.py": "import helper\nfrom package.inner import thing\n",
+        "workloads/helper.py": "x = 1\n",
+        "workloads/other.py": "x = 1\n",
+        "workloads/package/inner.py": "thing = 1\n",
+        "workloads/settings.json": "{}",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def load(*edits):
+        for name, old, new in edits:
+            path = tmp_path / name
+            text = path.read_text()
+            assert old in text
+            path.write_text(text.replace(old, new, 1))
+        return load_project_file(tmp_path / "config.yaml", bases=[tmp_path, "config"])
+
+    return load
+
+
+def test_its_arguments_follow_from_the_row(project):
+    run = project().runs["both"]
+    command, *words = script.words(run, "/work")
+    assert command.endswith("workloads/train.py")
+    assert " ".join(words) == "--lr 0.1 --amp --sizes 1 2 --out /work/x --of both-2 --steps 100"
+    assert run_from_dict(dataclasses.asdict(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (("workloads/own.yaml", "command: train.py", "command: trian.py"), "did you mean `train.py`"),
+        (("workloads/own.yaml", "[settings.json]", "[setings.json]"), "did you mean `settings.json`"),
+        (("workloads/own.yaml", "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
+        (("workloads/own.yaml", "{world_size}", "{"), "a brace itself is written twice"),
+        (("workloads/own.yaml", "steps: 100", ""), "needs `steps` in the workload"),
+        (("workloads/own.yaml", "steps: 100", "data: {}"), "unknown key `data`"),
+        (("workloads/own.yaml", "command:", "comand:"), "did you mean `command`"),
+        (
+            ("runs.tsv", "dp\nalone\town\t1\t1", "dp\tprecision\nalone\town\t1\t1\tbf16"),
+            '`arguments: {precision: "{precision}"}`',
+        ),
+        (("runs.tsv", "dp\nalone\town\t1\t1", "dp\tseed\nalone\town\t1\t1\t2"), "seed = 2 would do nothing"),
+        (
+            ("runs.tsv", "dp\nalone\town\t1\t1", "dp\tinit_from\nalone\town\t1\t1\tboth"),
+            "init_from = both would do nothing",
+        ),
+        (("runs.tsv", "dp\nalone\town\t1\t1", "dp\tmicro_batch\nalone\town\t1\t1\t2"), "did you mean `micro_batches`"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_before_anything_is_spent(project, edit, said):
+    with pytest.raises(ConfigError) as refused:
+        project(edit)
+    assert said in str(refused.value)
+
+
+def test_a_column_that_an_argument_hands_over_is_allowed(project):
+    edits = (
+        ("workloads/own.yaml", "lr: 0.1", 'lr: 0.1, precision: "{precision}"'),
+        ("runs.tsv", "dp\n", "dp\tprecision\n"),
+    )
+    run = project(*edits, ("runs.tsv", "both\town\t2\t2", "both\town\t2\t2\tbf16")).runs["both"]
+    assert "--precision bf16" in " ".join(script.words(run, "/work"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "changes"),
+    [
+        (("workloads/train.py", "import helper", "import os\nimport helper"), True),
+        (("workloads/train.py", "import helper", "import helper  # of ours"), False),
+        (("workloads/helper.py", "1", "2"), True),
+        (("workloads/package/inner.py", "1", "2"), True),
+        (("workloads/settings.json", "{}", "{} "), True),
+        (("workloads/other.py", "1", "2"), False),
+        (("workloads/own.yaml", "lr: 0.1", "lr: 0.2"), True),
+        (("workloads/own.yaml", "task", "title: Mine\ntask"), False),
+        (("runs.tsv", "both\town", "again\town"), False),
+    ],
+)
+def test_its_key_is_that_of_its_files_and_arguments(project, edit, changes):
+    found = project()
+    before = key_of_run(list(found.runs.values())[1], found.site)
+    found = project(edit)
+    keys = {before, key_of_run(list(found.runs.values())[1], found.site)}
+    assert len(keys) == 1 + changes
+
+
+def test_two_scripts_with_equal_arguments_are_no_repeats(project, tmp_path):
+    (tmp_path / "workloads/second.yaml").write_text(WORKLOAD.replace("train.py", "other.py"))
+    found = project(("runs.tsv", RUNS, RUNS + "second\tsecond\t1\t1\nagain\town\t1\t1\n"))
+    assert {name: run.repeat for name, run in found.runs.items()} == {"alone": 1, "both": 1, "second": 1, "again": 2}
+
+
+def test_a_probe_of_each_layout_makes_few_steps_and_its_remedy_is_named_before(project):
+    planner = Planner(project())
+    assert {name: run.workload.steps for name, run in planner.probes.items()} == {"alone@25": 25, "both@25": 25}
+    assert "run the target `calibrate`" in planner.prediction("both").unknown
+    planner = Planner(
+        project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 100", ""))
+    )
+    assert not planner.probes and "give its workload `steps`" in planner.prediction("both").unknown

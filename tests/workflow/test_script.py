@@ -1,0 +1,169 @@
+"""The script of docs/own-script.md, run as it stands there: rows, curves, a kill and a continuation, prices, and what is not known."""
+
+import contextlib
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from parascale.plan.planner import Planner
+from parascale.settings import load_project_file
+from tests.command import COMMAND
+
+from .small_project import REPOSITORY, SmallProject
+
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "docs/own-script.md").read_text("utf-8"), re.DOTALL)
+SCRIPT, WORKLOAD, ROWS = (dict(BLOCKS)[kind] for kind in ("python", "yaml", "tsv"))
+
+
+def write(folder):
+    """The documented script, and the same without a line of ours, in a project."""
+    bare = re.sub(r"^.*(parascale import|record\().*\n", "", SCRIPT, flags=re.MULTILINE)
+    assert "record" not in bare
+    for name, text in {"waves": SCRIPT, "bare": bare}.items():
+        (folder / f"config/workloads/{name}.py").write_text(text)
+        (folder / f"config/workloads/{name}.yaml").write_text(WORKLOAD.replace("waves", name))
+    (folder / "config/tiny.tsv").write_text(ROWS + "bare\tbare\t2\t2\n")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    project = SmallProject(tmp_path_factory.mktemp("scripts"))
+    write(project.folder)
+    assert project.planned() == {
+        **{"train_single": 1, "train_ddp": 2, "parity_verdict": 3, "job_report": 3, "comparison_report": 1, "all": 1}
+    }
+    project.snakemake()
+    return project
+
+
+def record(project, run):
+    """What a run left: its lines of steps, and its summary."""
+    folder = project.folder / "results/runs" / run
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return lines, json.loads((folder / "summary.json").read_text())
+
+
+def test_the_rows_have_what_the_script_records(finished):
+    rows = {row["run"]: row for row in csv.DictReader((finished.folder / "results/report/summary.csv").open())}
+    single, ddp, bare = (rows[name] for name in ("waves-single", "waves-ddp", "bare"))
+    for row, parity in ((single, "baseline"), (ddp, "not comparable")):
+        assert (row["status"], row["parity"], row["work"], row["work_unit"]) == ("done", parity, "12800", "samples")
+        assert float(row["train_loss"]) < 0.1 < float(row["rate"])
+    assert float(ddp["speedup"]) > 0 and float(ddp["efficiency"]) == pytest.approx(float(ddp["speedup"]) / 2)
+    assert (bare["status"], bare["work"], bare["rate"], bare["train_loss"]) == ("done", "", "", "")
+    assert bare["seconds"] == bare["wall_seconds"] and float(bare["core_hours"]) > 0
+    assert "records no steps, loss, samples: time of the whole job" in bare["stands_out"]
+    page = (finished.folder / "results/report/index.html").read_text()
+    assert "waves, 12,800 samples" in page and "time of the whole job" in page
+
+
+def test_its_record_is_that_of_a_training(finished):
+    lines, summary = record(finished, "waves-ddp")
+    assert [line["step"] for line in lines] == list(range(1, 201)) and lines[0]["loss"] > lines[-1]["loss"]
+    assert summary["seconds"] < summary["wall_seconds"] - 0.5, "the start is no training"
+    folder = finished.folder / "results/runs/waves-ddp"
+    described = json.loads((folder / "run.json").read_text())
+    assert set(described["code"]) == {"waves.py"} and described["attempts"][0]["first_step"] == 1
+    assert (folder / "checkpoint/last.pt").is_file() and (
+        folder / "events.out.tfevents.parascale"
+    ).stat().st_size > 1000
+    assert (folder / "device.csv").read_text().count("rank") > 1
+
+
+def test_nothing_is_done_twice_and_an_edit_of_the_script_trains_its_rows_again(finished):
+    assert not finished.planned()
+    path = finished.folder / "config/workloads/waves.py"
+    text = path.read_text()
+    try:
+        path.write_text(text + "# the end\n")
+        assert not finished.planned()
+        path.write_text(text.replace("64), torch.nn.Tanh", "64), torch.nn.ReLU"))
+        assert {rule: count for rule, count in finished.planned().items() if "train" in rule} == {
+            "train_single": 1,
+            "train_ddp": 1,
+        }
+    finally:
+        path.write_text(text)
+
+
+def launch(project, *words):
+    environment = os.environ | {"PYTHONPATH": str(project.folder / "scripts")}
+    return subprocess.Popen(
+        [*COMMAND, "launch", *words], cwd=project.folder, env=environment, text=True, stdout=subprocess.PIPE
+    )
+
+
+def test_it_is_told_to_stop_saves_and_continues(tmp_path):
+    project = SmallProject(tmp_path)
+    write(tmp_path)
+    project.edit(
+        "config/workloads/waves.py", "        step += 1\n", "        step += 1\n        import time; time.sleep(0.02)\n"
+    )
+    steps = tmp_path / "work/runs/waves-ddp/steps.jsonl"
+    process = launch(project, "--run", "waves-ddp")
+    deadline = time.monotonic() + 240
+    while not (steps.is_file() and steps.read_text().count("\n") > 5) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=240)
+    assert process.returncode == 75, "stopped with its state saved, although the script ends with 0"
+    reached = json.loads(steps.read_text().splitlines()[-1])["step"]
+    assert 5 < reached < 200 and (tmp_path / "work/runs/waves-ddp/files/last.pt").is_file()
+    process = launch(project, "--run", "waves-ddp")
+    process.communicate(timeout=240)
+    assert process.returncode == 0
+    lines, summary = record(project, "waves-ddp")
+    assert [line["step"] for line in lines] == list(range(1, 201)) and summary["attempts"] == 2
+    attempts = json.loads((tmp_path / "results/runs/waves-ddp/run.json").read_text())["attempts"]
+    assert [(each["first_step"], each["outcome"]) for each in attempts] == [(1, "stopped"), (reached + 1, "finished")]
+
+
+def prediction(project, run, steps=200):
+    """What a plan says of a run, were its script to make so many steps."""
+    project.edit("config/workloads/waves.yaml", "steps: 200", f"steps: {steps}")
+    try:
+        with contextlib.chdir(project.folder):
+            return Planner(load_project_file("config/config.yaml")).prediction(run)
+    finally:
+        project.edit("config/workloads/waves.yaml", f"steps: {steps}", "steps: 200")
+
+
+def test_a_finished_run_prices_its_repeats(finished):
+    known, summary = prediction(finished, "waves-ddp"), record(finished, "waves-ddp")[1]
+    assert known.basis == "history" and known.wall_seconds == pytest.approx(summary["wall_seconds"], rel=0.01)
+    whole, summary = prediction(finished, "bare"), record(finished, "bare")[1]
+    assert whole.basis == "history" and whole.wall_seconds == pytest.approx(summary["wall_seconds"], rel=0.01)
+    assert "run the target `calibrate`" in prediction(finished, "waves-ddp", 4000).unknown
+
+
+@pytest.mark.slow
+def test_probes_price_rows_that_never_ran(finished):
+    assert finished.planned("calibrate")["probe"] == 3
+    finished.snakemake("calibrate")
+    short, long = (prediction(finished, "waves-ddp", steps) for steps in (4000, 8000))
+    assert (short.basis, short.steps, short.unknown) == ("probe", 4000, None)
+    assert long.seconds == pytest.approx(2 * short.seconds) and long.beside == short.beside
+    assert short.wall_low < short.wall_seconds < short.limit_seconds and short.core_hours > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [("raise ValueError('no data')", 1, "no data"), ("import os, signal; os.kill(os.getpid(), 9)", 1, "SIGKILL")],
+)
+def test_a_script_that_fails_is_a_failed_run(tmp_path, body, code, said):
+    project = SmallProject(tmp_path)
+    write(tmp_path)
+    (tmp_path / "config/workloads/waves.py").write_text(body)
+    process = launch(project, "--run", "waves-single")
+    process.communicate(timeout=120)
+    attempt = json.loads((tmp_path / "work/runs/waves-single/attempts.jsonl").read_text())
+    assert (process.returncode, attempt["outcome"]) == (code, "failed")
+    assert not Path(tmp_path / "work/runs/waves-single/lease.json").exists()
