@@ -27,6 +27,7 @@ from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import number_type
+from parascale.settings.pretrained import Pretrained
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
 from parascale.train.optim import make_optimizers
@@ -214,7 +215,8 @@ def _fix_shapes(pipeline, run):
     samples, window = run.micro_batch, run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
     kind = number_type(run.precision)
-    shape = sequence, run.workload.model.dim
+    model = run.workload.model
+    shape = sequence, model.dim if model.folder is None else Pretrained(model.folder).config["hidden_size"]
     hidden = (torch.empty(samples, *shape, dtype=kind, device="meta", requires_grad=True),)
     tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)
     for stage in schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]:

@@ -288,9 +288,10 @@ def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
         "offers single, ddp, fsdp; units of FSDP and recomputation: encoder.layers.*",
         "not tp: it offers no `tensor_plan`",
         "not pp: it offers no `pipeline_plan`",
+        f"counted for plans: {tmp_path}/vit.py.counts.json",
     ]
     (tmp_path / "vit.yaml").write_text(VIT_WORKLOAD.replace("dropout: 0.0", "dropout: 0.1"))
-    assert looked_at(tmp_path / "vit.yaml")[-1].startswith(
+    assert looked_at(tmp_path / "vit.yaml")[-2].startswith(
         "its layouts will be `not comparable`: the model draws random"
     )
     with pytest.raises(

@@ -72,6 +72,35 @@ def printed(call):
     return lambda *words: call(*words)[1]
 
 
+OWN = """
+from torch import nn
+
+
+class Mine(nn.Sequential):
+    def __init__(self, settings, vocabulary, window):
+        super().__init__(nn.Embedding(vocabulary, settings.dim), nn.Linear(settings.dim, vocabulary))
+"""
+
+
+def test_a_class_of_one_s_own_is_priced_once_it_is_counted(write, call, tmp_path):
+    """Until its file, its settings or its vocabulary changes. Counting trains nothing, and asks for no GPU."""
+    write(config="runs: runs.tsv\n")
+    workload, file = tmp_path / "config/workloads/w.yaml", tmp_path / "config/workloads/mine.py"
+    workload.write_text(workload.read_text().replace("model: {", 'model: {kind: "mine.py:Mine", '))
+    file.write_text(OWN)
+    unknown = "unknown: its model is not counted yet: run parascale check model config/workloads/w.yaml"
+    assert unknown in call("plan", "--run", "single")[1]
+    assert unknown in call("advise", "--workload", "w", "--gpus", "4")[1]
+    code, said = call("check", "model", "config/workloads/w.yaml")
+    assert code == 0 and said.endswith(f"counted for plans: {file.relative_to(tmp_path)}.counts.json\n")
+    said = call("plan", "--run", "single")[1]
+    assert "memory" in said and "1,000 steps of" in said and "unknown" not in said
+    assert "GB a GPU: fits" in call("advise", "--workload", "w", "--gpus", "4")[1]
+    assert "ceiling" in call("plan", "--explain", "single")[1]
+    file.write_text(OWN + "\n")
+    assert unknown in call("plan", "--run", "single")[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [

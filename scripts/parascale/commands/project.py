@@ -8,10 +8,12 @@ import click
 from parascale import slurm
 from parascale.cli import COUNT, InputFile, named_run, project_options, run_option
 from parascale.errors import ConfigError
-from parascale.files import write_text
+from parascale.families.counted import counts_of
+from parascale.files import read_json, write_json, write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
+from parascale.plan.predict import data_facts
 from parascale.settings import Layout, Run, Workload, load_workload, strict
 from parascale.settings.pretrained import Pretrained, folders
 from parascale.settings.reference import fill, schemas
@@ -58,13 +60,17 @@ def check(context, find, name):
     "--window", type=COUNT, default=64, show_default=True, help="Tokens of a sample, unless a workload says it."
 )
 @click.option(
-    "--vocabulary", type=COUNT, help="Entries, or classes; default: as it is expected, the folder's, or 1,000."
+    "--vocabulary",
+    type=COUNT,
+    help="Entries, or classes; default: the data's, as it is expected, the folder's, or 1,000.",
 )
-def model(target, window, vocabulary):
-    """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient.
+@project_options
+def model(find, target, window, vocabulary):
+    """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient; and count it for plans.
 
-    TARGET is the file of a workload, a language model's class, which gets the default settings, or a folder of `transformers`. Nothing is
-    trained.
+    TARGET is the file of a workload, a language model's class, which gets the default settings, or a folder of `transformers`. What a
+    workload's model computes and keeps is counted on tensors without data, and written beside the class or folder, where plans read it.
+    Nothing is trained.
 
     \b
     Example: parascale check model config/workloads/lm-small.yaml
@@ -72,20 +78,22 @@ def model(target, window, vocabulary):
     Example: parascale check model models/smollm --window 512
     """
     from parascale.families.folders import KINDS
-    from parascale.train.graph import described  # torch loads slowly
+    from parascale.train.counting import count  # torch loads slowly
+    from parascale.train.graph import described
 
-    [of_folders] = KINDS
+    [of_folders], known = KINDS, None
     if target.endswith(".yaml"):
         workload = load_workload(Path(target).parent, Path(target).stem)
+        known = data_facts(Run("checked", workload), find().paths).vocabulary
     else:
         named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
         values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
         workload = strict.load(Workload, values, f"model {target}")
     Run("checked", workload, Layout()).check()
     folder = workload.model.folder
-    known = workload.data.expected.vocabulary or (folder and Pretrained(folder, "TARGET").config.get("vocab_size"))
+    known = vocabulary or known or (folder and Pretrained(folder, "TARGET").config.get("vocab_size"))
     try:
-        print("\n".join(described(workload, vocabulary or known or 1000)))
+        print("\n".join(described(workload, known or 1000)))
     except (KeyError, TypeError, AttributeError) as error:
         if ":" not in target:
             raise
@@ -93,6 +101,13 @@ def model(target, window, vocabulary):
             f"{target} cannot be made as a language model with default settings ({type(error).__name__}: {error}): name the file of its "
             "workload instead"
         ) from error
+    if target.endswith(".yaml") and workload.model.is_own:
+        if not known:
+            print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
+            return
+        place, digest = counts_of(workload.model, known, *workload.sizes)
+        write_json(place, (read_json(place) if place.is_file() else {}) | {digest: count(workload, known)})
+        print(f"counted for plans: {place}")
 
 
 @click.command()

@@ -8,6 +8,7 @@ takes time though.
 
 import math
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 from parascale.families import part_of
 
@@ -22,13 +23,21 @@ def model_sizes(model, outputs, *places):
 
     None where `unknown_sizes` says why: what is unknown is never counted as 0.
     """
-    return None if unknown_sizes(model) else part_of(model.kind, "sizes")(model, outputs, *places)
+    return None if unknown_sizes(model, outputs, *places) else _class_of(model)(model, outputs, *places)
 
 
-def unknown_sizes(model):
-    """Why a config Model has no Sizes, in words: its kind has no formula, as a class of the user's own, or a file is missing; else None."""
-    sizes = part_of(model.kind, "sizes")
-    return f"no formula for models of kind {model.kind}" if sizes is None else sizes.unknown(model)
+def unknown_sizes(model, outputs, *places):
+    """Why `model_sizes` knows none, in words: a kind without formula, a model that is not counted, or a file that is missing; else None."""
+    sizes = _class_of(model)
+    if sizes is None:
+        return f"no formula for models of kind {model.kind}"
+    return sizes.unknown(model, outputs, *places)
+
+
+def _class_of(model):
+    if model.is_own:
+        return import_module("parascale.families.counted").CountedSizes  # it builds on this file
+    return part_of(model.kind, "sizes")
 
 
 def share(count, parts):
@@ -151,11 +160,12 @@ class Sizes:
     norms: int = 0  # those of batches: what ranks tell each other of each, in `statistics` elements of all together
     statistics: int = 0
     targets: int = 1  # labels of a sample that enter the loss
+    splits_logits: bool = True  # tensor parallelism makes them in parts
     chunked: bool = True  # the loss makes its logits in chunks, where `loss_bytes` says so; False: all at once, as other programs do
 
     @staticmethod
-    def unknown(model):
-        """Why nothing can be counted of a config Model, in words; None where all can be."""
+    def unknown(model, outputs, *places):
+        """Why nothing is known of a config Model, in words; None where all is. The others are the constructor's."""
         return None
 
     @property
@@ -213,6 +223,14 @@ class Sizes:
     def ends_bytes(self, batch):
         """Kept outside of the blocks, logits apart."""
         raise NotImplementedError
+
+    def start_bytes(self, batch):
+        """Kept of what stands before the blocks, where `block_bytes` leaves it out."""
+        return 0
+
+    def freed_bytes(self, batch):
+        """Of `ends_bytes` what is free again when `working_bytes` are held, where these leave it out."""
+        return 0
 
     def logits_bytes(self, batch, loss_parallel):
         """Logits of one micro-batch in the precision of the loss, fp32 at least."""

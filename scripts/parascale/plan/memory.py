@@ -118,6 +118,7 @@ class RankMemory:
         # In half precision, until all micro-batches are through or the evaluation ends.
         self.copies = self.elements * self.batch.compute if self.batch.copies else 0
         self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
+        self.working -= sizes.freed_bytes(self.batch) if self.last else 0
         if self.layout.activation_checkpointing:
             selective = self.layout.activation_checkpointing == "selective"
             self.kept = self.boundary + (sizes.selective_bytes(self.batch) if selective else 0)
@@ -257,6 +258,7 @@ class RankMemory:
         """Kept for the backward pass by all micro-batches in flight."""
         stages = self.stages if stages is None else stages
         kept = sum(stage.in_flight * stage.blocks * self.kept for stage in stages)
+        kept += sum(stage.in_flight for stage in stages if stage.first) * self.sizes.start_bytes(self.batch)
         return kept + sum(stage.in_flight for stage in stages if stage.last) * self.sizes.ends_bytes(self.batch)
 
     def _logit_copies(self):
@@ -271,7 +273,13 @@ class RankMemory:
         return max(stage.in_flight for stage in self.stages if stage.last or not self.last) - 1
 
     def _split_copies(self):
-        return 0 if self.layout.tp == 1 else 1 if self.layout.loss_parallel else 1 / self.layout.tp
+        return (
+            0
+            if self.layout.tp == 1 or not self.sizes.splits_logits
+            else 1
+            if self.layout.loss_parallel
+            else 1 / self.layout.tp
+        )
 
     def _head_gradient(self):
         return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)

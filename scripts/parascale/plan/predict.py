@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from parascale.families.counted import NOT_COUNTED
 from parascale.families.sizes import model_sizes, unknown_sizes
 from parascale.files import read_json
 from parascale.plan import limits
@@ -101,11 +102,11 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     if run.workload.is_script:
         return _of_script(run, site, calibration)
     site, facts, basis = calibration.measured(site), facts or data_facts(run), calibration.basis(run)
-    unknown = unknown_sizes(run.workload.model)
-    if not unknown and facts.vocabulary is None:
-        unknown = "vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload"
+    unknown = "vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload"
+    if facts.vocabulary is not None:
+        unknown = unknown_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     if unknown:
-        return Prediction(basis, unknown=unknown)
+        return Prediction(basis, unknown=f"{unknown}{run.workload.name}.yaml" if unknown == NOT_COUNTED else unknown)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     parts, capacity = memory_parts(run, site, facts.vocabulary), capacity_bytes(run, site)
     fits = verdict(total(parts), capacity)

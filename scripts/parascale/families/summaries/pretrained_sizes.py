@@ -137,7 +137,7 @@ class PretrainedSizes(EncoderDecoderSizes):
         self.unit = 1 - encoder.block / self.block
 
     @staticmethod
-    def unknown(model):
+    def unknown(model, outputs, *places):
         """What is wrong with the folder: it may be on another machine."""
         try:
             _described(model)

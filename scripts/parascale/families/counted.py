@@ -1,0 +1,114 @@
+"""Sizes of models without a formula, folders of `transformers` and classes of one's own: what `parascale check model` counted.
+
+The counts lie beside the model, in `<folder or file>.counts.json`, each under a digest of what it depends on.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from pathlib import Path
+
+from parascale.errors import ConfigError
+from parascale.families.sizes import Operations, Product, Sizes
+from parascale.files import read_json
+from parascale.settings.pretrained import CONFIG, Pretrained
+
+SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
+NOT_COUNTED = "its model is not counted yet: run parascale check model config/workloads/"  # and the workload's file
+FORM = 1  # of a count; another one is counted again
+
+
+def counts_of(model, outputs, *places):
+    """(file of the counts, digest of that of a config Model with `outputs` for samples of `places`).
+
+    Raises OSError where the class's file or the folder's `config.json` is missing.
+    """
+    settings = dataclasses.asdict(model)
+    if model.folder is None:
+        path, _, name = model.kind.partition(":")
+        source = read = Path(path)
+        settings["kind"] = name
+    else:
+        settings, outputs = {}, None  # those of its `config.json`
+        source = Pretrained(model.folder, "model.folder").folder
+        read = source / CONFIG
+    of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest(), settings, outputs, places]
+    digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
+    return source.with_name(f"{source.name}.counts.json"), digest
+
+
+def _found(model, outputs, *places):
+    """The count, or None."""
+    try:
+        path, digest = counts_of(model, outputs, *places)
+        return _read(path, path.stat().st_mtime_ns).get(digest)
+    except (ConfigError, OSError):  # the folder may be on another machine, and its variables set there
+        return None
+
+
+@functools.cache
+def _read(path, modified):
+    return read_json(path)
+
+
+def _bytes(name):
+    """A method: bytes of that name that a rank holds of a MicroBatch."""
+
+    def held(self, batch):
+        (few, many), size = SAMPLES, []
+        counted = self.found["bytes"]  # in a type in which its passes fail, as if it were in fp32
+        for low, high in zip(*(each[name] for each in counted.get(str(batch.compute), counted["4"])), strict=True):
+            size.append(low + (high - low) * (batch.samples - few) / (many - few))
+        return max(0, math.ceil(size[0] / batch.tp + size[1]))
+
+    return held
+
+
+class CountedSizes(Sizes):
+    """A model as it was counted. Its blocks are its repeated layers; without such all of it is one."""
+
+    block_bytes, start_bytes, last_bytes, forward_bytes, logits = map(
+        _bytes, ("block", "start", "last", "forward", "logits")
+    )
+    ends_bytes, freed_bytes, boundary_bytes, split_bytes = map(_bytes, ("ends", "ends", "boundary", "boundary"))
+    working_bytes = _bytes("working")
+
+    def __init__(self, model, outputs, *places):
+        self.found = found = _found(model, outputs, *places)
+        self.layers, self.tied, self.unit, self.targets = (
+            found[name] for name in ("layers", "tied", "unit", "targets")
+        )
+        self.splits_logits = found["splits_logits"]
+        self.block_split, self.block_whole = found["block"]
+        self.embedding_split, self.embedding_whole = found["embedding"]
+        self.head, self.norm = found["head"], found["norm"]
+        self.block_flops, self.ends_flops = found["blocks"]["full"], found["ends"]["full"]
+
+    @staticmethod
+    def unknown(model, outputs, *places):
+        return None if _found(model, outputs, *places) else NOT_COUNTED
+
+    def block_operations(self, batch, fused):
+        return self._operations("blocks", batch)
+
+    def ends_operations(self, batch, fused):
+        return self._operations("ends", batch)
+
+    def _operations(self, part, batch):
+        found, products = self.found[part], []
+        for rows, inner, outputs, split, times in found["products"]:
+            ways = {name: batch.tp if split == name else 1 for name in ("rows", "inner", "outputs")}
+            rows = batch.samples * rows / ways["rows"]
+            whole, rest = divmod(times, 1)
+            for each in [1.0] * int(whole) + [rest] * (rest > 0):  # blocks that differ count by their mean
+                products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"]))
+        attention, moved = (
+            batch.samples * (found[name][0] / batch.tp + found[name][1]) for name in ("attention", "moved")
+        )
+        # `moved` was counted in fp32.
+        return Operations(tuple(products), attention, moved * batch.compute / 4, round(found["kernels"]), batch.compute)
+
+    def logits_bytes(self, batch, loss_parallel):
+        return self.logits(batch) * max(4, batch.compute) / batch.compute

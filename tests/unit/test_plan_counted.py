@@ -1,0 +1,185 @@
+"""Models without a formula are counted once: what plans then say of them is what the real step takes, and what torch counts."""
+
+import dataclasses
+import json
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from parascale.evaluation.evaluate import summed_loss
+from parascale.evaluation.task import empty_batch
+from parascale.families.build import build_model
+from parascale.families.counted import counts_of
+from parascale.families.sizes import BACKWARD, MicroBatch
+from parascale.plan.memory import RankMemory, rank_stages, total
+from parascale.plan.work import ATTENTION_BACKWARD
+from parascale.settings import Layout, Run, Workload, make, run_from_dict
+from tests.distributed.cases import pp, ranks_of
+from tests.forks import FORKS
+
+from .folder_models import FAMILIES, VOCABULARY, make_folder
+from .test_plan_memory import measured, sizes_of
+
+WINDOW = 32
+LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
+QUICK = [("GPT-2", "fsdp"), ("Llama", "single"), ("Llama", "tp"), ("Llama", "pp")]
+CASES = [
+    (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
+]
+OWN = """
+from torch import nn
+
+
+class Recurrent(nn.Module):
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, settings.dim)
+        self.layers = getattr(nn, settings.options["kind"])(settings.dim, settings.dim, settings.layers, batch_first=True)
+        self.head = nn.Linear(settings.dim, vocabulary)
+
+    def forward(self, tokens_BT):
+        hidden_BTD, _ = self.layers(self.embedding(tokens_BT))
+        return self.head(hidden_BTD)
+
+
+class Blocks(nn.Module):
+    tensor_plan = {"layers.*.0": "columns", "layers.*.2": "rows"}
+
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, settings.dim)
+        width, hidden = settings.dim, settings.hidden
+        layers = (nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width)) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(settings.dim, vocabulary)
+
+    def forward(self, tokens_BT):
+        hidden_BTD = self.embedding(tokens_BT)
+        for layer in self.layers:
+            hidden_BTD = hidden_BTD + layer(hidden_BTD)
+        return self.head(hidden_BTD)
+
+"""
+
+
+def run_of(model, layout, precision="fp32"):
+    """A Run of a model in a layout."""
+    training = {"window": WINDOW, "global_batch": 16, "steps": 2}
+    workload = make(Workload, name="counted", model=model, training=training)
+    run = Run("test", workload, Layout(gpus_per_node=ranks_of(layout), **layout), precision)
+    run.check()
+    return run
+
+
+def counted(settings):
+    """The count of a run's model, in a process of its own."""
+    from parascale.train.counting import count
+
+    return count(run_from_dict(settings).workload, VOCABULARY)
+
+
+def keep_count(model):
+    """Count a model and keep that where plans look for it."""
+    run = run_of(model, {})
+    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
+        found = pool.submit(counted, dataclasses.asdict(run)).result()
+    place, digest = counts_of(run.workload.model, VOCABULARY, *run.workload.sizes)
+    place.write_text(json.dumps({digest: found}))
+    return model
+
+
+@pytest.fixture(scope="session")
+def family_of(tmp_path_factory):
+    """A function from a family's name to the settings of its tiny model, which is counted."""
+    made = {}
+
+    def model_of(family):
+        if family not in made:
+            folder = make_folder(tmp_path_factory.mktemp("counted") / "model", family)
+            made[family] = keep_count({"kind": "transformers", "folder": str(folder)})
+        return made[family]
+
+    return model_of
+
+
+def check_memory(run, error=0.1):
+    """Hold the predicted peak of each pipeline rank against the real step's."""
+    sizes = sizes_of(run, VOCABULARY)
+    for number, held in enumerate(rank_stages(run.layout, sizes.layers)):
+        rank = number * (run.layout.world_size // run.layout.pp)
+        with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
+            real, _ = pool.submit(measured, dataclasses.asdict(run), VOCABULARY, rank).result()
+        predicted = total(RankMemory(run, sizes, "cpu", held).peak())
+        print(f"rank {number}: {predicted / real - 1:+.1%}")
+        assert predicted == pytest.approx(real, rel=error), number
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
+)
+def test_predicted_memory_is_that_of_the_real_step(family, layout, family_of):
+    check_memory(run_of(family_of(family), LAYOUTS[layout]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"activation_checkpointing": True}, {"fsdp": 2}, {"tp": 2}])
+def test_memory_in_half_precision_is_that_of_the_real_step(layout, family_of):
+    check_memory(run_of(family_of("Gemma 2"), layout, "bf16"))
+
+
+def dispatched(run):
+    """(parameters, operations of a forward and a backward pass) of a run's model, as torch counts them."""
+    model = build_model(run.workload.model, VOCABULARY, *run.workload.sizes)
+    *inputs, labels = map(torch.from_numpy, empty_batch(run.workload, run.global_batch))
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    formulas = {
+        attention: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: (
+            sdpa_backward_flop_count(*shapes[:4])
+        ),
+    }
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, torch.backends.mkldnn.flags(enabled=False):
+        summed_loss(model(*inputs), labels).backward()
+    return sum(each.numel() for each in model.parameters()), counter.get_total_flops()
+
+
+def check_operations(run):
+    """Within 1 %: flash attention, unmasked, is 2.5 times as much work on the way back."""
+    sizes, batch = sizes_of(run, VOCABULARY), MicroBatch.of(run, "cpu")
+    parameters, real = dispatched(run)
+    parts = [(sizes.layers, sizes.block_operations(batch, False)), (1, sizes.ends_operations(batch, False))]
+    products = sum(times * sum(each.flops for each in part.products) for times, part in parts)
+    forward = run.global_batch * (sizes.layers * sizes.block_flops + sizes.ends_flops)
+    planned = (1 + BACKWARD) * products + (1 + ATTENTION_BACKWARD) * (forward - products)
+    print(f"{planned / real - 1:+.2%}")
+    assert sizes.count == parameters and planned == pytest.approx(real, rel=0.01)
+    assert sizes.flops_per_target == pytest.approx(3 * forward / run.global_batch / WINDOW)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("GPT-2", "Llama"))) for name in FAMILIES]
+)
+def test_predicted_operations_are_those_that_torch_dispatches(family, family_of):
+    check_operations(run_of(family_of(family), {}))
+
+
+def own(tmp_path, name, **settings):
+    """Settings of a class of one's own in a file."""
+    (tmp_path / "own.py").write_text(OWN)
+    return {"kind": f"{tmp_path}/own.py:{name}", "dim": 32, "layers": 2, "hidden": 64, **settings}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("Recurrent", {}),
+        pytest.param("Blocks", {"fsdp": 2}, marks=pytest.mark.slow),
+        ("Blocks", {"tp": 2}),
+    ],
+)
+def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
+    model = keep_count(own(tmp_path, name, options={"kind": "GRU"}))
+    check_operations(run_of(model, {}))
+    check_memory(run_of(model, layout))
