@@ -68,7 +68,8 @@ def parts_of(root, name):
 
 def modules():
     """Part → {module: digest} of all that trainings are made of, as the code is now."""
-    parts = ["training", *TASKS, "lightning", *(numerics.FAMILY + family for family in families.families())]
+    trained = [task for task in TASKS if task in provenance.CODE]  # a script trains with code of its own
+    parts = ["training", *trained, "lightning", *(numerics.FAMILY + family for family in families.families())]
     return {part: numerics.modules_now(part) for part in parts}
 
 

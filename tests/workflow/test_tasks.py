@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.unit.page_cells import Cells
 from tests.unit.pretrained_folders import make_t5
 
 from .small_project import SmallProject
@@ -76,9 +77,13 @@ def test_every_run_is_done_and_its_figures_are_in_the_report(finished):
         "pictures-single": ("done", "baseline", "images"),
     }
     assert int(rows["pictures-single"]["work"]) == 2 * 40
-    page = (results / "report/index.html").read_text()
-    for shown in ("mean F1 with the references", "Losses and accuracies", "without summary 1"):
-        assert shown in page
+    rouge = json.loads((results / "summaries/texts-single.json").read_text())["beam"]
+    summary = json.loads((results / "runs/pictures-single/summary.json").read_text())
+    figures = {("texts-single", f"beam_{name}"): rouge[name] for name in rouge}
+    figures |= {("pictures-single", name): summary[name] for name in ("validation_accuracy", "test_accuracy")}
+    cells = Cells((results / "report/index.html").read_text()).found.items()
+    shown = {(run, name): float(value) for (_, run, name), value in cells if (run, name) in figures}
+    assert shown == pytest.approx(figures)
     record = json.loads((results / "runs/texts-single/run.json").read_text())
     assert record["excluded"]["train"]["without_summary"] == 1 and record["prediction"]["memory_bytes"] > 0
     assert json.loads((results / "runs/pictures-single/run.json").read_text())["prediction"]["seconds"] > 0
