@@ -64,6 +64,12 @@ def test_its_arguments_follow_from_the_row(project):
         (("workloads/own.yaml", "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
         (("workloads/own.yaml", "{world_size}", "{"), "a brace itself is written twice"),
         (("workloads/own.yaml", "steps: 100", ""), "needs `steps` in the workload"),
+        (("workloads/own.yaml", ', steps: "{steps}"', ""), "steps = 100 would do nothing"),
+        (("workloads/own.yaml", "0.1", "2026-11-27"), "arguments.lr = 2026-11-27: give text, a number, true, false"),
+        (("workloads/own.yaml", "0.1", "{a: 1}"), "arguments.lr = {'a': 1}: give text"),
+        (("workloads/own.yaml", "[1,", "[null,"), "arguments.sizes = [None, '{dp}']: give text"),
+        (("workloads/own.yaml", "{dp}", "{dp:q}"), "arguments.sizes = `{dp:q}`: Unknown format code 'q'"),
+        (("workloads/own.yaml", "{dp}", "{compile:d}"), "arguments.sizes = `{compile:d}`: unsupported format"),
         (("workloads/own.yaml", "steps: 100", "data: {}"), "unknown key `data`"),
         (("workloads/own.yaml", "command:", "comand:"), "did you mean `command`"),
         (
@@ -125,7 +131,9 @@ def test_a_probe_of_each_layout_makes_few_steps_and_its_remedy_is_named_before(p
     planner = Planner(project())
     assert {name: run.workload.steps for name, run in planner.probes.items()} == {"alone@25": 25, "both@25": 25}
     assert "run the target `calibrate`" in planner.prediction("both").unknown
+    planner = Planner(project(("workloads/own.yaml", "steps: 100", "steps: 10")))
+    assert {name: run.workload.steps for name, run in planner.probes.items()} == {"alone@10": 10, "both@10": 10}
     planner = Planner(
-        project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 100", ""))
+        project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 10", ""))
     )
     assert not planner.probes and "give its workload `steps`" in planner.prediction("both").unknown

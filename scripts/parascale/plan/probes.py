@@ -39,9 +39,9 @@ def _of_script(run, found):
     """A probe of a script whose number of steps can be told, one in each layout: no formula leads from one to another."""
     if run.workload.steps is None:
         return {}
-    probe = dataclasses.replace(
-        run, run=f"{run.run}@{STEPS}", workload=dataclasses.replace(run.workload, steps=STEPS), baseline=None, repeat=1
-    )
+    steps = min(STEPS, run.workload.steps)
+    workload = dataclasses.replace(run.workload, steps=steps)
+    probe = dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
     known = any(identity.speed_of(each) == identity.speed_of(probe) for each in found.values())
     return {} if known else {probe.run: probe}
 

@@ -25,13 +25,18 @@ def check(run):
     for name, text in _texts(workload.arguments):
         try:
             fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-        except ValueError as error:
+            for field in fields - known.keys():
+                raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
+            text.format_map(known)
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
-        for field in fields - known.keys():
-            raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
         used |= fields
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
+    if "steps" not in used and workload.steps is not None:
+        raise ConfigError(
+            f"steps = {workload.steps} would do nothing: no argument of workload {workload.name} has `{{steps}}`"
+        )
     for group in (run, run.layout):
         for name, setting in declared(type(group)).items():
             value = getattr(group, name)
@@ -74,6 +79,9 @@ def _words(run, work):
 
 
 def _texts(arguments):
-    """(name, text) of each argument that is, or holds, text."""
+    """(name, text) of each argument that is, or holds, text. ConfigError for one that no command line can hold, as a date of YAML."""
     for name, value in arguments.items():
-        yield from ((name, each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, str | int | float) for each in values):
+            raise ConfigError(f"arguments.{name} = {value}: give text, a number, true, false, or a list of those")
+        yield from ((name, each) for each in values if isinstance(each, str))
