@@ -11,9 +11,9 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
+import operator
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 
@@ -135,21 +135,36 @@ def modules_of(*results, families=(), files=()):
 
 
 def _with_neighbours(files):
-    """Files, and those that they import from their own folders, directly or not; of a package there, all of it."""
+    """Files, and those that they import from their own folders or the first one's, directly or not; of a package there, all of it."""
     found = [str(file) for file in files]
-    for file in (file for file in found if file.endswith(".py")):
-        for name in re.findall(r"^\s*(?:from|import)\s+(\w+)", _text(file), re.MULTILINE):
-            beside = os.path.join(os.path.dirname(file), f"{name}.py")
-            package = sorted(map(str, Path(beside).with_suffix("").rglob("*.py")))
-            found += [each for each in (beside, *package) if os.path.isfile(each) and each not in found]
+    for file in found:
+        for name in _parsed(file)[1]:
+            for folder in dict.fromkeys((os.path.dirname(file), os.path.dirname(found[0]))):
+                found += [each for each in _modules(folder, name) if each not in found]
     return found
 
 
-def _text(file):
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read as Python: {error}") from None
+def _modules(folder, name):
+    """Files of the module `name`, as `package/module`, below a folder: a folder without `__init__.py` counts as far as it is named."""
+    place = folder
+    for part in name.split("/"):
+        place = os.path.normpath(os.path.join(place, part))
+        if os.path.isfile(os.path.join(place, "__init__.py")):
+            return sorted(map(str, Path(place).rglob("*.py")))
+        if os.path.isfile(f"{place}.py"):
+            return [f"{place}.py"]
+    return []
+
+
+def _imports(tree):
+    """What a syntax tree imports, as `package/module`, from top to bottom; of `from a import b` it may be the module `a/b`."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    for node in sorted(found, key=operator.attrgetter("lineno")):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.replace(".", "/") for alias in node.names)
+        else:
+            package = "../" * (node.level - 1) + f"{node.module}/".replace(".", "/") * bool(node.module)
+            yield from (package + alias.name for alias in node.names)
 
 
 def git_commit():
@@ -190,6 +205,11 @@ def _git(*arguments):
 
 def _digest(file):
     """Digest of a file's syntax tree, or of the text of a file that is no Python by its name."""
+    return _parsed(file)[0]
+
+
+def _parsed(file):
+    """(`_digest` of a file, what it imports)."""
     try:
         state = os.stat(file)
         return _read(str(file), state.st_mtime_ns, state.st_size)
@@ -199,12 +219,13 @@ def _digest(file):
 
 @functools.cache
 def _read(file, mtime, size):
-    """`_digest`, once in a process for each state of a file."""
+    """`_parsed`, once in a process for each state of a file."""
     content, words = Path(file).read_bytes(), []
     if not file.endswith(".py"):
-        return hashlib.sha256(content).hexdigest()
-    _describe(ast.parse(content), words.append)
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+        return hashlib.sha256(content).hexdigest(), ()
+    tree = ast.parse(content)
+    _describe(tree, words.append)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest(), tuple(dict.fromkeys(_imports(tree)))
 
 
 def _describe(node, say):

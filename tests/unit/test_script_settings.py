@@ -27,14 +27,20 @@ def project(tmp_path):
         "config.yaml": "site: local\nruns: runs.tsv\n",
         "runs.tsv": RUNS,
         "workloads/own.yaml": WORKLOAD,
-        "workloads/train.py": "import helper\nfrom package.inner import thing\n",
+        "workloads/train.py": "import os, helper\nfrom package.inner import thing\nimport datasets, whole.one\n",
         "workloads/helper.py": "x = 1\n",
         "workloads/other.py": "x = 1\n",
-        "workloads/package/inner.py": "thing = 1\n",
+        "workloads/package/inner.py": "from package import second\nfrom .third import x\nthing = 1\n",
+        "workloads/package/second.py": "from ..fourth import x\nx = 1\n",
+        "workloads/package/third.py": "x = 1\n",
+        "workloads/fourth.py": "x = 1\n",
+        "workloads/datasets/tool.py": "x = 1\n",
+        "workloads/whole/__init__.py": "",
+        "workloads/whole/deep/two.py": "x = 1\n",
         "workloads/settings.json": "{}",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
     def load(*edits):
@@ -102,10 +108,15 @@ def test_a_column_that_an_argument_hands_over_is_allowed(project):
 @pytest.mark.parametrize(
     ("edit", "changes"),
     [
-        (("workloads/train.py", "import helper", "import os\nimport helper"), True),
-        (("workloads/train.py", "import helper", "import helper  # of ours"), False),
+        (("workloads/train.py", "import os", "import sys\nimport os"), True),
+        (("workloads/train.py", "import os, helper", "import os, helper  # of ours"), False),
         (("workloads/helper.py", "1", "2"), True),
         (("workloads/package/inner.py", "1", "2"), True),
+        (("workloads/package/second.py", "1", "2"), True),
+        (("workloads/package/third.py", "1", "2"), True),
+        (("workloads/fourth.py", "1", "2"), True),
+        (("workloads/whole/deep/two.py", "1", "2"), True),
+        (("workloads/datasets/tool.py", "1", "2"), False),  # the name of an installed package, in a folder of data
         (("workloads/settings.json", "{}", "{} "), True),
         (("workloads/other.py", "1", "2"), False),
         (("workloads/own.yaml", "lr: 0.1", "lr: 0.2"), True),
