@@ -34,10 +34,10 @@ def pairs_of(folder):
 
 
 def source(folder):
-    """Several files a split, a slice, and a split of one row."""
+    """Several files a split, slices, of which one is empty, and a split of one row."""
     for name in "ab":
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return {"train": ["a.jsonl", "b.jsonl[2:6]"], "validation": "b.jsonl[1:2]", "test": "b.jsonl[6:]"}
+    return {"train": ["a.jsonl", "b.jsonl[2:6]", "b.jsonl[:10%]"], "validation": "b.jsonl[1:2]", "test": "b.jsonl[6:]"}
 
 
 def encode(raw, count, work, text, folder):
@@ -116,13 +116,17 @@ def test_shards_of_other_settings_or_of_another_number_are_not_joined(encoded, t
             join(raw, given, work, settings, tmp_path / "flat")
 
 
-def test_a_split_without_text_is_an_error_of_all_shards_together(tmp_path):
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [("", "1 empty documents, 1 rows that have null"), ("[:10%]", "0 empty documents, 0 rows that have null")],
+)
+def test_a_split_without_text_is_an_error_of_all_shards_together(part, message, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
-    files = dict.fromkeys(("train", "validation", "test"), "a.jsonl")
+    files = dict.fromkeys(("train", "validation", "test"), f"a.jsonl{part}")
     raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
     work, text = text_of(tmp_path)
     folders = encode(raw, 2, work, text, tmp_path / "shards")
-    with pytest.raises(DataError, match="`train` has no text: 1 empty documents, 1 rows that have null"):
+    with pytest.raises(DataError, match=f"`train` has no text: {message}"):
         join(raw, folders, work, text, tmp_path / "flat")
 
 

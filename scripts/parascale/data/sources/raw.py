@@ -71,8 +71,10 @@ class Raw:
         for shard in shards:
             shard.manifest = self.manifest | {"splits": {split: [] for split in self.splits}}
         for split in self.splits:
-            rows = [entry.get("last") or readers.count_rows(self.path(entry)) for entry in self.files(split)]
-            places = [range(entry.get("first", 0), last) for entry, last in zip(self.files(split), rows, strict=True)]
+            places = [
+                range(each["first"], each["last"]) if "last" in each else range(readers.count_rows(self.path(each)))
+                for each in self.files(split)
+            ]
             total, before = sum(map(len, places)), 0
             for entry, place in zip(self.files(split), places, strict=True):
                 for number, shard in enumerate(shards):
