@@ -47,8 +47,17 @@ if workflow.deployment_settings.deployment_method:
 
 
 def pattern(names):
-    """A regular expression that matches these names, and nothing if there are none."""
-    return "|".join(map(re.escape, names)) or "(?!)"
+    """A regular expression that matches these names, and nothing if there are none. What names share stands in it once, since Snakemake
+    reads all of it again for each file of each job."""
+    rests, firsts = {}, {}
+    for name in filter(None, names):
+        rests.setdefault(name[0], set()).add(name[1:])
+    for first, rest in sorted(rests.items()):
+        firsts.setdefault(pattern(rest), []).append(re.escape(first))
+    either = "|".join((f"[{''.join(some)}]" if some[1:] else some[0]) + rest for rest, some in firsts.items())
+    if "" in names:
+        return either and f"(?:{either})?"
+    return f"(?:{either})" if "|" in either else either or "(?!)"
 
 
 def near(path):
