@@ -9,6 +9,7 @@ except ModuleNotFoundError as missing:
         f"the environment that runs Snakemake lacks `{missing.name}`, which this workflow's package needs or is. Run `make install` in the "
         "checkout, then .venv/bin/snakemake; or in your own environment: pip install -e <checkout>"
     ) from None
+import gc
 import json
 import os
 import re
@@ -37,6 +38,9 @@ from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store
 from parascale_slurm_executor import refuse_shared_jobs, take_up_jobs
+
+# Nearly all that Snakemake makes of jobs lives until it ends: looking for what may go every 700 objects takes a seventh of a dry run.
+gc.set_threshold(100_000)
 
 # Here, because a dry run comes to no `onstart`.
 if workflow.deployment_settings.deployment_method:

@@ -205,7 +205,7 @@ def _absolute(value):
 def _plain(value):
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    return dataclasses.asdict(value) if hasattr(value, "__dataclass_fields__") else value
 
 
 def _word(value):
