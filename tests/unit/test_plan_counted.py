@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from parascale.errors import RequirementError
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
@@ -61,6 +62,10 @@ class Blocks(nn.Module):
             hidden_BTD = hidden_BTD + layer(hidden_BTD)
         return self.head(hidden_BTD)
 
+
+class Uncalled(Blocks):
+    def forward(self, tokens_BT):
+        return self.head(self.embedding(tokens_BT))
 """
 
 
@@ -183,3 +188,8 @@ def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
     model = keep_count(own(tmp_path, name, options={"kind": "GRU"}))
     check_operations(run_of(model, {}))
     check_memory(run_of(model, layout))
+
+
+def test_repeated_layers_that_are_never_called_are_named(tmp_path):
+    with pytest.raises(RequirementError, match=r"none of its repeated layers layers\.\* is called"):
+        keep_count(own(tmp_path, "Uncalled"))

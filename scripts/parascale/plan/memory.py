@@ -273,13 +273,9 @@ class RankMemory:
         return max(stage.in_flight for stage in self.stages if stage.last or not self.last) - 1
 
     def _split_copies(self):
-        return (
-            0
-            if self.layout.tp == 1 or not self.sizes.splits_logits
-            else 1
-            if self.layout.loss_parallel
-            else 1 / self.layout.tp
-        )
+        if self.layout.tp == 1 or not self.sizes.splits_logits:
+            return 0
+        return 1 if self.layout.loss_parallel else 1 / self.layout.tp
 
     def _head_gradient(self):
         return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)

@@ -26,10 +26,10 @@ from parascale.parallel import tying
 
 TYPES = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
 MATRICES = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-# Roles of a `tensor_plan` that split a bias too, that split weights, and of these the ones whose input and result a rank has whole.
-BIASES = ("columns", "columns_gathered", "logits")
-SPLIT = (*BIASES, "rows", "rows_of_whole", "vocabulary")
-GATHERED = ("columns_gathered", "rows_of_whole", "logits", "vocabulary")
+# Roles of a `tensor_plan` that split weights → whether a rank has input and result whole.
+SPLIT = {"columns": False, "rows": False} | dict.fromkeys(
+    ("columns_gathered", "rows_of_whole", "logits", "vocabulary"), True
+)
 
 
 def count(workload, outputs):
@@ -129,7 +129,7 @@ class Pass:
             each.data = each.data.to(kind)
         tied, patterns = tying.tied_names(model), getattr(model, "shard_units", ())
         blocks = [each for name, each in model.named_modules() if any(matches(name, pattern) for pattern in patterns)]
-        self.blocks, self.samples, self.first, self.last, self.split = blocks or [model], samples, {}, {}, {}
+        self.blocks, self.samples = blocks or [model], samples
         self.of_blocks, self.of_ends = _nothing(), _nothing()
         self.entered, self.kept, self.forward, self.peaks = [], [], np.zeros(2), []
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -139,7 +139,7 @@ class Pass:
             self.targets = labels.numel() / samples
             self._watch()
             known = (*inputs, labels, *model.parameters(), *model.buffers())
-            self.live = Live({_key(each): id(each) in self.split for each in known})
+            self.live = Live({_key(each): each in self.split for each in known})
             with self.live:
                 self.bytes = {name: [*map(float, pair)] for name, pair in self._run(inputs, labels).items()}
 
@@ -151,6 +151,8 @@ class Pass:
         Draws([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
         self.entered, self.kept, self.live.work = [], [], self.of_ends
         logits = self.model(*inputs)
+        if not self.kept:
+            raise RequirementError(f"none of its repeated layers {', '.join(self.model.shard_units)} is called")
         self.live.work, after = None, self.live.live - base
         made = np.array([0, logits.numel() * logits.itemsize])
         start, kept = self.entered[0] - base, sum(self.kept)
@@ -174,23 +176,24 @@ class Pass:
 
     def _watch(self):
         """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
-        plan, held = getattr(self.model, "tensor_plan", {}), {p for block in self.blocks for p in block.parameters()}
+        plan = getattr(self.model, "tensor_plan", {})
+        self.held = {p for block in self.blocks for p in block.parameters()}
+        self.first, self.last, self.split = set(), set(), set()  # of parameters
         for name, module in self.model.named_modules():
-            own = {key: each for key, each in module._parameters.items() if each is not None}
+            own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in SPLIT and matches(name, pattern)):
-                self.split |= {id(each): role for key, each in own.items() if role in BIASES or key != "bias"}
-                if role in GATHERED:
+                self.split |= {each for key, each in own.items() if key != "bias" or not role.startswith("rows")}
+                if SPLIT[role]:
                     module.register_forward_hook(self._gathered)
-            if own and held.isdisjoint(own.values()):
-                module.register_forward_pre_hook(lambda _, __, own=own: self._stands(own.values()))
+            if self.held.isdisjoint(own.values()):
+                module.register_forward_pre_hook(
+                    lambda _, __, own=own: (self.last if self.kept else self.first).update(own.values())
+                )
         for block in self.blocks:
             block.register_forward_pre_hook(self._enter)
             block.register_forward_hook(self._leave)
         for each in self.model.parameters():
-            each.register_post_accumulate_grad_hook(_drop_gradient)
-
-    def _stands(self, own):
-        (self.last if self.kept else self.first).update((id(each), each) for each in own)
+            each.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
 
     def _gathered(self, module, inputs, result):
         self.live.whole(*_tensors(result))
@@ -216,33 +219,24 @@ class Pass:
     def described(self):
         """Elements of the parameters, and what is computed of one sample."""
         layers, each = len(self.blocks), [sum(p.numel() for p in block.parameters()) for block in self.blocks]
-        blocks = {id(p): p for block in self.blocks for p in block.parameters()}
-        head = {key: p for key, p in self.last.items() if p.ndim > 1}
-        norm = {key: p for key, p in self.last.items() if p.ndim == 1}
-        before = {
-            id(p): p
-            for p in self.model.parameters()
-            if id(p) not in blocks and (id(p) in self.first or id(p) not in self.last)
-        }
+        head = {p for p in self.last if p.ndim > 1}
+        before = {*self.model.parameters()} - self.held - (self.last - self.first)
         return {
             "layers": layers,
             "unit": max(each) * layers / max(1, sum(each)),
-            "block": [elements / layers for elements in self._elements(blocks)],
+            "block": [elements / layers for elements in self._elements(self.held)],
             "embedding": self._elements(before),
             "head": sum(self._elements(head)),
-            "norm": sum(self._elements(norm)),
-            "splits_logits": not head.keys().isdisjoint(self.split),
-            "tied": not head.keys().isdisjoint(before),
+            "norm": sum(self._elements(self.last - head)),
+            "splits_logits": not head.isdisjoint(self.split),
+            "tied": not head.isdisjoint(before),
             "targets": self.targets,
             "blocks": self._work(self.of_blocks, layers),
             "ends": self._work(self.of_ends, 1),
         }
 
     def _elements(self, parameters):
-        found = [0, 0]
-        for key, each in parameters.items():
-            found[key not in self.split] += each.numel()
-        return found
+        return [sum(each.numel() for each in part) for part in (parameters & self.split, parameters - self.split)]
 
     def _work(self, work, blocks):
         """Of one of so many blocks. products: [rows, inner, outputs, what is split, how often]."""
@@ -266,7 +260,3 @@ def _tensors(tree):
 
 def _key(tensor):
     return tensor.untyped_storage()._cdata
-
-
-def _drop_gradient(parameter):
-    parameter.grad = None
