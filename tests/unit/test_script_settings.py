@@ -1,13 +1,17 @@
 """A training script of the user's own: what its settings mean, what they refuse, and what trains it again."""
 
 import dataclasses
+import json
 
 import pytest
 
 from parascale.errors import ConfigError
+from parascale.plan import budget, calibrate, tables
 from parascale.plan.planner import Planner
+from parascale.plan.predict import predict
+from parascale.plan.price import PlannedJob
 from parascale.settings import load_project_file, run_from_dict, script
-from parascale.store.keys import key_of_run
+from parascale.store.keys import code_of_run, key_of_run
 
 WORKLOAD = """
 task: script
@@ -148,3 +152,54 @@ def test_a_probe_of_each_layout_makes_few_steps_and_its_remedy_is_named_before(p
         project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 10", ""))
     )
     assert not planner.probes and "give its workload `steps`" in planner.prediction("both").unknown
+
+
+@pytest.fixture
+def observed(tmp_path):
+    """A function: what a probe says whose script recorded lines (step, seconds) in 12 seconds of which 10 were steps."""
+
+    def of(run, lines):
+        described = {"run": "x", "settings": dataclasses.asdict(run), "vocabulary": None, "steps": 25}
+        described["code_digest"] = code_of_run(run)
+        summary = {"steps": len(lines), "seconds": 10.0, "wall_seconds": 12.0, "phases": {}}
+        (tmp_path / "run.json").write_text(json.dumps(described))
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        lines = [json.dumps({"step": step, "seconds": {"total": seconds}}) for step, seconds in lines]
+        (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+        return calibrate.observe_probe(tmp_path)
+
+    return of
+
+
+def test_a_probe_prices_its_layout_until_the_script_is_edited(project, observed):
+    found = project()
+    both = found.runs["both"]
+    probe = observed(Planner(found).run("both@25", "probe"), [(10, 5.0), (20, 4.0)])
+    known = calibrate.Calibration("local", (probe,))
+    predicted = predict(both, found.site, known)
+    assert (predicted.basis, predicted.step_seconds, predicted.steps) == ("probe", 0.4, 100)
+    assert predict(found.runs["alone"], found.site, known).unknown
+    project(("workloads/helper.py", "1", "2"))
+    assert "run the target `calibrate`" in predict(both, found.site, known).unknown
+
+
+@pytest.mark.parametrize("lines", [[], [(25, 10.0)]])
+def test_a_probe_that_records_no_steps_prices_nothing(project, observed, lines):
+    """Its start-up would count as steps."""
+    assert observed(Planner(project()).run("both@25", "probe"), lines) is None
+    assert "if the script records its steps" in Planner(project()).prediction("both").unknown
+
+
+def test_jobs_without_a_price_leave_the_chance_open_and_the_worth_of_probes_known(project, tmp_path):
+    expected = "{vocabulary: 100, train_tokens: 10000, validation_tokens: 1000}"
+    (tmp_path / "workloads/lm.yaml").write_text(f"training: {{steps: 1000}}\ndata: {{expected: {expected}}}")
+    edits = ("runs.tsv", RUNS, RUNS + "ours\tlm\t1\t1\n"), ("config.yaml", "site", "budget: {core_hours: 1}\nsite")
+    planner = Planner(project(*edits))
+    jobs = [PlannedJob(number, "train_single", {"run": run}, kind="run") for number, run in enumerate(("ours", "both"))]
+    whole, partly = (budget.make_plan(jobs[:count], planner) for count in (1, 2))
+    assert "of 100 cases" in _line(whole, "Budget") and "exceeded" not in _line(partly, "Budget")
+    assert "would narrow" in whole.calibrating and "probes for at least" in partly.calibrating
+
+
+def _line(plan, begin):
+    return next(line for line in tables.remarks(plan) if line.startswith(begin))

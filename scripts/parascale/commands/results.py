@@ -219,7 +219,7 @@ def calibrate(project, probes, machine):
     sites = {prices.site_name(folder) for folder in folders}
     if sites - {project.site.name}:
         raise ConfigError(f"not all of these probes are of site {project.site.name}: {', '.join(sorted(sites))}")
-    observations = tuple(map(prices.observe_probe, folders))
+    observations = tuple(filter(None, map(prices.observe_probe, folders)))
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)

@@ -116,17 +116,18 @@ def make_plan(
 
 def _calibrating(planner, jobs):
     """What the probes of `calibrate` would cost, and to what they would narrow the price of PricedJobs; empty where they would not."""
-    hours, known = [each.core_hours for each in planner.probing.values()], []
-    probed = {computes(run) for run in planner.probes.values()}
+    hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
+    known, probed = [], {computes(planner.probes[name]) for name in hours}
     for job in jobs:
         if job.basis == "formula" and job.kind and job.parts and computes(planner.run(job.run, job.kind)) in probed:
             steps, *beside = job.parts
             job = replace(job, parts=(steps._replace(own=OWN, shared=OWN), *beside))
         known.append(job)
-    if known == jobs or None in hours:
+    if known == jobs:
         return ""
     before, after = (found["core_hours_high"] - found["core_hours_low"] for found in map(ranges, (jobs, known)))
-    probes = f"{len(hours)} probes for {sum(hours):,.2f} core-h (target `calibrate`)"
+    least = "at least " * (len(hours) < len(planner.probing))
+    probes = f"{len(planner.probing)} probes for {least}{sum(hours.values()):,.2f} core-h (target `calibrate`)"
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 

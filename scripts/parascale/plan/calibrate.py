@@ -17,6 +17,7 @@ from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import as_measured, formula_rates
 from parascale.plan.work import link_of, step_work
 from parascale.settings import identity, run_from_dict
+from parascale.store.keys import code_of_run
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
@@ -42,6 +43,7 @@ class Observation:
     extra_seconds: float | None = None
     save_seconds: float | None = None
     peak_memory_bytes: int | None = None
+    code: str | None = None  # digest of the code that it ran
 
     @cached_property
     def resolved(self):
@@ -109,19 +111,16 @@ class Calibration:
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
     def of_script(self, run):
-        """(basis, seconds a step, beside the steps) of finished runs, else of probes, of a script in the same layout; None without any."""
-        for source, basis, wanted in (("run", "history", run), ("probe", "probe", _any_steps(run))):
-            own = identity.speed_of(wanted)
-            seen = [each for each in self.observations if each.source == source and each.vocabulary is None]
-            seen = [
-                each
-                for each in seen
-                if own == identity.speed_of(_any_steps(each.resolved) if source == "probe" else each.resolved)
-            ]
-            if seen:
-                return basis, *(
-                    statistics.median(getattr(each, f"{name}_seconds") for each in seen) for name in ("step", "extra")
-                )
+        """(basis, seconds a step, beside the steps) of finished runs, else of probes, of a script as it is now in the same layout; None
+        without any."""
+        code = code_of_run(run)
+        for source, basis, wanted in (("run", "history", lambda each: each), ("probe", "probe", _any_steps)):
+            speed = identity.speed_of(wanted(run))
+            seen = [each for each in self.observations if (each.source, each.code) == (source, code)]
+            seen = [each for each in seen if identity.speed_of(wanted(each.resolved)) == speed]
+            pairs = [(each.step_seconds, each.extra_seconds) for each in seen]
+            if pairs:
+                return basis, *(statistics.median(seconds) for seconds in zip(*pairs, strict=True))
         return None
 
     def peak(self, run):
@@ -253,11 +252,11 @@ def saved_bytes(run, vocabulary):
 
 
 def observe_probe(folder):
-    """The Observation in a probe's folder, from its single steps: medians, the first ones left out."""
+    """The Observation in a probe's folder, from its single steps: medians, the first ones left out. None where a script records none."""
     lines = read_json_lines(folder / "steps.jsonl")
     whole = observe_run(folder)
     if whole.vocabulary is None:
-        return dataclasses.replace(whole, source="probe", **_of_script(whole, lines))
+        return _of_script(whole, lines) if len(lines) > 1 else None
     saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
     beside = sum(line.get("evaluation_seconds", 0.0) for line in lines) + sum(saves)
     lines = lines[WARM_UP:] or lines
@@ -273,14 +272,13 @@ def observe_probe(folder):
 
 
 def _of_script(whole, lines):
-    """Seconds a step of a script's probe, and what it took besides; nothing new where it records no step."""
+    """The Observation of a script's probe: seconds a step, and what it took besides."""
     warm = lines[WARM_UP:] or lines[1:]
-    if not warm:
-        return {}
     steps = whole.resolved.workload.steps
     every = (warm[-1]["step"] - lines[0]["step"]) / (len(lines) - 1)
     step = statistics.median(line["seconds"]["total"] for line in warm) / every
-    return {"step_seconds": step, "extra_seconds": max(0.0, whole.extra_seconds + steps * (whole.step_seconds - step))}
+    extra = max(0.0, whole.extra_seconds + steps * (whole.step_seconds - step))
+    return dataclasses.replace(whole, source="probe", step_seconds=step, extra_seconds=extra)
 
 
 def observe_run(folder):
@@ -297,6 +295,7 @@ def observe_run(folder):
         phases={name: seconds / steps for name, seconds in summary["phases"].items() if seconds is not None},
         extra_seconds=summary["wall_seconds"] - summary["seconds"],
         peak_memory_bytes=summary.get("peak_memory_bytes"),
+        code=described.get("code_digest"),
     )
 
 

@@ -198,22 +198,14 @@ def _of_script(run, site, calibration):
     """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
     seen, steps = calibration.of_script(run), run.workload.steps
     if seen is None:
-        remedy = (
-            "run the target `calibrate`" if steps else "give its workload `steps`, for `{steps}`, and run `calibrate`"
-        )
-        return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}, or finish it once")
+        remedy = "run" if steps else "give its workload `steps`, for `{steps}`, and run"
+        remedy += " the target `calibrate`, if the script records its steps, or finish it once"
+        return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}")
     basis, step, extra = seen
-    mean = math.exp(HISTORY_ERROR**2 / 2)
-    priced = _priced(
-        run,
-        site,
-        (steps or 1) * step * mean,
-        {"beside the steps": extra * mean},
-        HISTORY_ERROR,
-        0.0,
-        basis == "history",
-    )
-    return Prediction(basis, steps=steps or 1, step_seconds=step, **priced)
+    mean, steps = math.exp(HISTORY_ERROR**2 / 2), steps or 1
+    beside = {"beside the steps": extra * mean}
+    priced = _priced(run, site, steps * step * mean, beside, HISTORY_ERROR, 0.0, basis == "history")
+    return Prediction(basis, steps=steps, step_seconds=step, **priced)
 
 
 def _priced(run, site, seconds, beside, own, shared, seen):

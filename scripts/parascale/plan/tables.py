@@ -44,7 +44,7 @@ def remarks(plan):
         said.append(_share(plan.quota, totals["core_hours_expected"], totals["core_hours_worst"]))
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
-        chance = f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
+        chance = "" if plan.unknown else f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}")
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
