@@ -48,9 +48,8 @@ class Launch:
     nsight: bool = False  # Nsight Systems watches every process
     work: str | None = None  # folder of the run under way, whose record gets the cause of a hang
     alone: bool = False  # nothing else is to run on this machine: its times are compared
-    files: str | None = (
-        None  # folder of a script of the user's own, which may end well without having finished when it is asked to stop
-    )
+    # Folder of a script of the user's own, which may end well without having finished when it is asked to stop.
+    files: str | None = None
 
     @property
     def threads(self):

@@ -123,12 +123,11 @@ def _time(record):
 
 def _unsaid(record):
     """What a script of the user's own does not record."""
-    summary, whole = record.summary, not record.summary.steps
+    summary = record.summary
     known = {"steps": summary.steps or None, "loss": summary.train_loss, "samples": summary.work}
     names = ", ".join(name for name, value in known.items() if value is None)
-    rest = " Its time is that of the whole job, start-up included." if whole else ""
-    short = f"records no {names}" + (": time of the whole job" if whole else "")
-    yield names, "note", f"The script records no {names}: `parascale.record` does.{rest}", "steps.jsonl", short
+    said = f"records no {names}" + ("" if summary.steps else ": time of the whole job")
+    yield names, "note", f"The script {said}; `parascale.record` changes that.", "steps.jsonl", said
 
 
 def _beside_others(record, compared):
