@@ -53,7 +53,7 @@ def reading_settings(wildcards):
 
 def sample_of(wildcards):
     """What a sample is in the first workload on a dataset: the tokens of a window, or the pixels of a side and the smallest crop."""
-    first = next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset)
+    first = PROJECT.users[wildcards.dataset]
     if first.of_images:
         return [first.training.image_size, first.training.smallest_crop]
     return first.training.window

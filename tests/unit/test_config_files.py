@@ -249,6 +249,23 @@ def test_a_dataset_is_named_after_its_workload_unless_it_says_otherwise(project)
     assert list(loaded.datasets) == ["small", "shared"]
 
 
+def test_workloads_that_share_a_dataset_agree_in_how_many_jobs_encode_it(project):
+    text = {"tokenizer": "pretrained", "pretrained": "model"}
+    jobs = {"one": 1, "two": 2}
+    both = {name: {**WORKLOAD, "data": {"dataset": "a", "text": text, "shards": jobs[name]}} for name in jobs}
+    with pytest.raises(ConfigError, match=r"`one` and `two` both call their dataset `a`, but its .* shards"):
+        project("run workload\na one\nb two\n", both)
+
+
+def test_rules_and_commands_read_a_shared_dataset_as_its_first_workload_says(project):
+    both = {
+        name: {**WORKLOAD, "data": {"dataset": "shared", "expected": {"vocabulary": size}}}
+        for name, size in [("one", 7), ("two", 9)]
+    }
+    loaded = project("run workload\na one\nb two\n", both)
+    assert loaded.users["shared"].name == "one" and loaded.datasets["shared"].expected.vocabulary == 7
+
+
 @pytest.mark.parametrize(
     "other",
     [

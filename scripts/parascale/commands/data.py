@@ -40,8 +40,7 @@ def with_dataset(verb):
         if workload:
             found = load_workload(project.config.workloads, workload)
         else:
-            known = {each.data.dataset: each for each in reversed(project.workloads.values()) if not each.is_script}
-            found = named("dataset", dataset, known, "the workloads of the project")
+            found = named("dataset", dataset, project.users, "the workloads of the project")
         if found.is_script:
             raise ConfigError(f"workload {workload} is a script, which finds its own data")
         return verb(project=project, workload=found, **options)

@@ -177,7 +177,7 @@ class Data:
 
     def made_from(self):
         """What two workloads that share a dataset must agree on."""
-        return [getattr(self, group) for group in ("source", "text", "images") if hasattr(self, group)]
+        return [getattr(self, group) for group in ("source", "text", "images", "shards") if hasattr(self, group)]
 
     @property
     def expected_outputs(self):

@@ -53,19 +53,28 @@ class Project:
         return {run.workload.name: run.workload for run in self.runs.values()} | self.untrained
 
     @functools.cached_property
+    def users(self):
+        """Dataset name → the first workload that uses it, whose settings of the data are meant."""
+        first = {}
+        for each in self.workloads.values():
+            if not each.is_script:
+                first.setdefault(each.data.dataset, each)
+        return first
+
+    @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a workload uses."""
-        return {each.data.dataset: each.data for each in self.workloads.values() if not each.is_script}
+        return {name: workload.data for name, workload in self.users.items()}
 
     @functools.cached_property
     def image_datasets(self):
         """Those of the datasets that hold images; all others hold text."""
-        return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_images}
+        return {name: workload.data for name, workload in self.users.items() if workload.of_images}
 
     @functools.cached_property
     def pair_datasets(self):
         """Those of the datasets that hold pairs of document and summary."""
-        return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_pairs}
+        return {name: workload.data for name, workload in self.users.items() if workload.of_pairs}
 
     @functools.cached_property
     def converted(self):
@@ -269,5 +278,5 @@ def _check_datasets(workloads):
         if other.data.made_from() != data.made_from() or other.task != workload.task:
             raise ConfigError(
                 f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
-                "but its task, source, text or image settings differ; give one of them another `data.dataset`"
+                "but its task, source, shards, text or image settings differ; give one of them another `data.dataset`"
             )
