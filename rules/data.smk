@@ -47,7 +47,7 @@ rule encode_shard:
     benchmark:
         PATHS.results / "benchmarks/encode/{dataset}-{shard}.tsv"
     resources:
-        **data_node(60),
+        **data_node("encode"),
     params:
         number=lambda wildcards: int(wildcards.shard.split("-")[0]),
         settings=data_settings("text"),

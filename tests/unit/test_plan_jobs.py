@@ -68,15 +68,15 @@ def test_jobs_that_train_nothing_have_a_price(jureca, stage, wildcards):
         ("prepare", {"dataset": "wikitext2"}, 15),
         ("verify", {"dataset": "imagewoof", "format": "hdf5"}, 15),
         ("summarise", {"run": "xsum-course-1"}, 15),
-        ("other", {}, 120),
+        ("encode", {"dataset": "wikitext2"}, 15),
     ],
 )
 def test_a_job_that_trains_nothing_has_a_time_limit_by_its_price(jureca, stage, wildcards, minutes):
-    """Four times its price in quarters of an hour, longer at each attempt, within the partition; two hours where it has none."""
+    """Four times its price in quarters of an hour, longer at each attempt, within the partition."""
     hours = price(other(stage, **wildcards), jureca, {}).hours_expected
     limits = [limit_minutes(stage, wildcards, jureca, attempt, "dc-gpu") for attempt in (1, 2, 1000)]
     assert limits[0] >= minutes and limits == [limits[0], 2 * limits[0], 24 * 60]
-    assert limits[0] == minutes if hours is None else 4 * hours <= limits[0] / 60 < 4 * hours + 0.25
+    assert 4 * hours <= limits[0] / 60 < 4 * hours + 0.25
 
 
 def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
@@ -124,6 +124,29 @@ def test_shards_of_a_text_are_encoded_at_the_price_of_one_job_and_a_start_each(j
     monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(datasets["wikitext103-50k"], shards=4))
     assert 4 * (hours("encode") - start) == pytest.approx(one - start)
     assert 0 < hours("prepare") - start < (one - start) / 20
+
+
+def test_shards_of_images_are_written_at_the_price_of_one_job_and_a_start_each(jureca):
+    def seconds(shards, stage="convert", dataset="imagewoof"):
+        formats = dataclasses.replace(jureca.project.config.formats, shards=shards)
+        config = dataclasses.replace(jureca.project.config, formats=formats)
+        planner = Planner(dataclasses.replace(jureca.project, config=config))
+        return 3600 * price(other(stage, dataset=dataset), planner, {}).hours_expected - start
+
+    start = jureca.site.assumed.startup_seconds
+    assert 8 * seconds(8) == pytest.approx(seconds(1))
+    assert seconds(8, "verify") == seconds(1, "verify")
+    assert seconds(8, dataset="wikitext2") == seconds(1, dataset="wikitext2")
+
+
+def test_a_job_may_take_two_hours_where_the_size_of_its_data_is_unknown(jureca, monkeypatch):
+    monkeypatch.setattr("parascale.plan.price._raw_bytes", lambda name, project: None)
+    assert limit_minutes("encode", {"dataset": "wikitext2"}, jureca, 1, "dc-gpu") == 120
+
+
+def test_a_stage_without_a_price_has_no_time_limit(jureca):
+    with pytest.raises(ValueError, match="nothing prices the stage 60"):
+        limit_minutes(60, {"dataset": "wikitext2"}, jureca, 1, "dc-gpu")
 
 
 @pytest.mark.parametrize(

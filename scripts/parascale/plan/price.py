@@ -24,6 +24,7 @@ TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
 DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
 COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
+SUMMARISE = "summarise"
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ def title(rule, wildcards):
 
 def limit_minutes(stage, wildcards, planner, attempt, partition, processes=1):
     """The time limit of a job that trains nothing at its `attempt` (from 1): four times what it is expected to take, in steps of 15
-    minutes; two hours where that is not known. stage: see `_other_seconds`."""
+    minutes; two hours where that is not known. stage: see `_other_seconds`. Raises ValueError for one that has no price."""
+    if stage not in (*DATA, *COPIES, SUMMARISE):
+        raise ValueError(f"nothing prices the stage {stage!r}")
     seconds, _ = _other_seconds(stage, wildcards, planner, processes)
     minutes = attempt * (120 if seconds is None else 15 * math.ceil(4 * seconds / 900))
     longest = limits.max_hours(planner.site, partition)
@@ -155,7 +158,7 @@ def _other_seconds(stage, wildcards, planner, processes):
     """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). stage: the folder of its benchmark."""
     if stage in DATA:
         seconds, missing = _of_data(stage, wildcards["dataset"], planner)
-    elif stage in COPIES or stage == "summarise":
+    elif stage in COPIES or stage == SUMMARISE:
         name = wildcards.get("run") or wildcards["first"]
         seconds, missing = _of_run(stage, name, planner, processes)
     else:
@@ -177,7 +180,8 @@ def _of_data(stage, name, planner):
     assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
     if stage == "prepare" and shards > 1:  # they are copied
         return size / (assumed.save_gigabytes_per_second * 1e9), None
-    return size / (assumed.data_megabytes_per_second * 1e6) / (shards if stage == "encode" else 1), None
+    jobs = {"encode": shards, "convert": project.config.formats.shards if of_images else 1}
+    return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1), None
 
 
 def _raw_bytes(name, project):
@@ -200,8 +204,8 @@ def _of_run(stage, name, planner, processes):
         return None, missing
     size = saved_bytes(run, facts.vocabulary)
     seconds = COPIES.get(stage, 1) * size / (site.assumed.save_gigabytes_per_second * 1e9)
-    if stage in ("summarise", "verify_checkpoint"):
-        seconds += _forward(stage, run, facts, planner) / (processes if stage == "summarise" else 1)
+    if stage in (SUMMARISE, "verify_checkpoint"):
+        seconds += _forward(stage, run, facts, planner) / (processes if stage == SUMMARISE else 1)
     return seconds, None
 
 
