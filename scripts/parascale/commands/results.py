@@ -220,6 +220,8 @@ def calibrate(project, probes, machine):
     if sites - {project.site.name}:
         raise ConfigError(f"not all of these probes are of site {project.site.name}: {', '.join(sorted(sites))}")
     observations = tuple(filter(None, map(prices.observe_probe, folders)))
+    if less := len(folders) - len(observations):
+        print(f"{less} of {len(folders)} probes say nothing: their script records no steps")
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
