@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from parascale.commands.store import _wanted
 from parascale.errors import ConfigError
 from parascale.plan import budget, calibrate, tables
 from parascale.plan.planner import Planner
@@ -203,3 +204,10 @@ def test_jobs_without_a_price_leave_the_chance_open_and_the_worth_of_probes_know
 
 def _line(plan, begin):
     return next(line for line in tables.remarks(plan) if line.startswith(begin))
+
+
+def test_it_has_no_parity_run(project):
+    found = project()
+    assert len(_wanted(found)) == 2, "a store knows which trainings the table asks for"
+    with pytest.raises(ConfigError, match="`parascale"):
+        Planner(found).run("both", "parity")

@@ -120,7 +120,8 @@ def _surplus(found, project, gigabytes):
 def _wanted(project):
     """Keys of the trainings that the run table asks for, of those whose data is there."""
     planner, paths, keys = Planner(project), project.paths, set()
-    for run in [planner.run(name, kind) for name in project.runs for kind in ("run", "parity")]:
+    asked = [(name, "run") for name in project.runs] + [(name, "parity") for name in project.trained]
+    for run in [planner.run(*each) for each in asked]:
         with suppress(FileNotFoundError):
             keys.add(key_of(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
     return keys

@@ -78,6 +78,10 @@ class Planner:
         if kind == "probe":
             return known[name]
         run, parity = known[name], self.project.config.parity
+        if kind == "parity" and run.workload.is_script:
+            raise ConfigError(
+                f"run {name} is a script of your own: `parascale.prove` records its steps (docs/proof.md)"
+            )
         return run.parity(parity.steps, parity.precision) if kind == "parity" else run
 
     def strategy(self, name):
