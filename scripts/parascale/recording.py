@@ -34,30 +34,37 @@ def _lines(path):
     return _Lines(path)
 
 
+def by_step(lines):
+    """Lines of steps, each step once: what a script says of it in several calls is joined. Equal lines are one that was written again."""
+    found = {}
+    for line in lines:
+        before = found.get(line["step"], line)
+        if before != line:
+            line = before | line | {"seconds": {"total": before["seconds"]["total"] + line["seconds"]["total"]}}
+        found[line["step"]] = line
+    return list(found.values())
+
+
 class _Lines:
     """The end of `steps.jsonl`, where this process appends a line for each step."""
 
     def __init__(self, path):
         import psutil
 
-        self.path, self.file, self.last = path, None, {}
+        self.path, self.file = path, None
         self.since = psutil.Process().create_time()
 
     def add(self, step, numbers):
-        """Append a step's line, or one that takes the place of the last."""
+        """Append a line for a step: the only one, or one that `by_step` joins to those before."""
         now = time.time()
         seconds, self.since = now - self.since, now
+        line = {"step": step} | {name: each if math.isfinite(each) else None for name, each in numbers.items()}
+        if (samples := line.pop("samples", None)) is not None:
+            line["samples"] = int(samples)
         if not self.file:
             self._begin(step)
-        line = {"step": step} | {name: each if math.isfinite(each) else None for name, each in numbers.items()}
-        if self.last.get("step") == step:
-            line, seconds = self.last | line, seconds + self.last["seconds"]["total"]
-        elif not self.last:
-            line["first"] = True  # of an attempt: its seconds hold the start, until the launcher has seen others
-        if "samples" in line:
-            line["samples"] = int(line["samples"])
-        self.last = line | {"seconds": {"total": seconds}}
-        self.file.write(json.dumps(self.last) + "\n")
+            line["first"] = now  # of an attempt: its seconds hold the start, until the launcher has seen others
+        self.file.write(json.dumps(line | {"seconds": {"total": seconds}}) + "\n")
 
     def _begin(self, step):
         """Drop the steps after the checkpoint that the script continues from: they are done again."""

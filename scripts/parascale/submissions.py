@@ -52,9 +52,10 @@ def key_submitted(store, job_id, kind, run):
 
 
 def stopped_with_progress(work, job_id):
-    """Whether a job ended with its state saved, after at least one step. work: folder of the run under way. What cannot be read
-    shows no progress."""
+    """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
+    under way. What cannot be read shows no progress."""
     with suppress(OSError, TypeError, KeyError):
         last = (read_json_lines(work / "attempts.jsonl", readable=True) or [{}])[-1]
-        return (last["job_id"], last["outcome"]) == (job_id, "stopped") and last["last_step"] >= last["first_step"]
+        moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
+        return (last["job_id"], last["outcome"]) == (job_id, "stopped") and moved
     return False

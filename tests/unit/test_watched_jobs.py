@@ -125,6 +125,8 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
         (ATTEMPT, {"JobState": "FAILED"}, True, "again", True),
         (ATTEMPT, {"JobState": "CANCELLED"}, True, "failed", True),  # by its user
         ({**ATTEMPT, "last_step": 4}, {"JobState": "FAILED"}, True, "failed", True),  # no step since its start
+        ({**ATTEMPT, "saved": False}, {"JobState": "FAILED"}, True, "failed", True),  # a script's, which begins anew
+        ({**ATTEMPT, "last_step": None, "saved": True}, {"JobState": "FAILED"}, True, "again", True),
         ({**ATTEMPT, "outcome": "failed"}, {"JobState": "FAILED"}, True, "failed", True),
         ({**ATTEMPT, "job_id": "6"}, {"JobState": "FAILED"}, True, "failed", True),  # this one died before its record
         (None, {"JobState": "FAILED"}, True, "failed", True),

@@ -1,12 +1,12 @@
 """Runs under way as one table, followed through their files as these grow. Nothing is written, and no job is asked anything."""
 
 import json
-import statistics
 import time
 from contextlib import suppress
 
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
+from parascale.recording import by_step
 from parascale.report import numbers
 from parascale.report.records import SILENT_SECONDS, found_runs
 from parascale.settings.workload import work_unit
@@ -17,7 +17,7 @@ COLUMNS = ("run", "step", "loss", "rate", "left", "core-hours", "state")
 
 
 class Live:
-    """A run under way as last seen. recent: its last lines of steps; steps: of the whole run, or None."""
+    """A run under way as last seen. recent: its last lines of steps, and one before them; steps: of the whole run, or None."""
 
     def __init__(self, name, folder):
         self.name, self.folder, self.described, self.attempts, self.lease = name, folder, {}, [], None
@@ -47,12 +47,21 @@ class Live:
         planned = self.described.get("prediction") or {}
         if not planned.get("wall_seconds") or not self.steps or self.step < 2 * RECENT:  # the first steps are slow
             return None
-        seconds = statistics.mean(line["seconds"]["total"] for line in self.recent)
-        return (sum(planned["beside"].values()) + seconds * self.steps) / planned["wall_seconds"]
+        seconds, steps, _ = self._paced()
+        whole = steps and sum(planned["beside"].values()) + seconds / steps * self.steps
+        return whole / planned["wall_seconds"] if steps else None
+
+    def _paced(self):
+        """(seconds, steps, lines) since the earliest of the last lines, or the last attempt's first, which a script's start is part of. A
+        script may record every tenth step."""
+        since = max((number for number, line in enumerate(self.recent) if "first" in line), default=0)
+        lines = self.recent[since + 1 :]
+        steps = self.step - self.recent[since]["step"] if lines else 0
+        return sum(line["seconds"]["total"] for line in lines), steps, lines
 
     def cells(self, now):
         """What stands under COLUMNS; what is not known is empty."""
-        seconds, unit = sum(line["seconds"]["total"] for line in self.recent), self.last and work_unit(self.last)
+        (seconds, steps, lines), unit = self._paced(), self.last and work_unit(self.last)
         state, cores = self.state(now), (self.described.get("site") or {}).get("cores_per_node")
         # An open attempt lasts until now, or until its last sign of life.
         sign = now if state == "running" else self.lease["time"] if self.lease else 0.0
@@ -62,10 +71,9 @@ class Live:
         yield self.name
         yield f"{self.step:,} of {self.steps:,}" if self.steps else numbers.whole(self.step)
         yield numbers.loss(self.last.get("loss"))
-        made = self.step - self.recent[0]["step"] + 1 if self.recent else 0  # a script may record every tenth step
-        work = sum(line.get(unit, 0) for line in self.recent)
+        work = sum(line.get(unit, 0) for line in lines)
         yield f"{numbers.short(work / seconds)} {unit}/s" if seconds and work else ""
-        yield numbers.duration(seconds / made * (self.steps - self.step)) if seconds and self.steps else ""
+        yield numbers.duration(seconds / steps * (self.steps - self.step)) if seconds and self.steps else ""
         yield f"{numbers.significant(hours)}{planned and f' of {planned}'}" if hours else ""
         yield state
 
@@ -78,7 +86,7 @@ def _last_lines(path):
         for line in handle.read().split(b"\n")[:-1]:
             with suppress(ValueError):
                 lines.append(json.loads(line))
-    return lines[-RECENT:]
+    return by_step(line for line in lines if "step" in line)[-RECENT - 1 :]
 
 
 def table(folder):

@@ -108,13 +108,19 @@ def copy(shown, folder):
 
 
 def copy_tree(source, target, copy_file=link_or_copy):
-    """Copy a folder, its files as hard links where the filesystem has them. Symbolic links are left out: W&B's package leaves some to
-    files elsewhere, which others change and remove. copy_file: function (source, target)."""
+    """Copy a folder, its files as hard links where the filesystem has them. Of symbolic links those stay that are relative and lead to
+    what is in the folder: W&B's package leaves some to files elsewhere, which others change and remove. copy_file: function (source,
+    target)."""
+    root = os.path.realpath(source)
+
+    def leaves(path):
+        inside = os.path.exists(path) and os.path.realpath(path).startswith(f"{root}{os.sep}")
+        return os.path.islink(path) and (os.path.isabs(os.readlink(path)) or not inside)
 
     def links(folder, names):
-        return {name for name in names if os.path.islink(os.path.join(folder, name))}
+        return {name for name in names if leaves(os.path.join(folder, name))}
 
-    shutil.copytree(source, target, copy_function=copy_file, ignore=links)
+    shutil.copytree(source, target, symlinks=True, copy_function=copy_file, ignore=links)
 
 
 def _checkpoints(folder):

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from parascale import numerics, provenance, slurm
 from parascale.files import read_json_lines, write_text
+from parascale.recording import by_step
 from parascale.settings import identity
 from parascale.settings.layout import DEGREES
 from parascale.store.keys import modules_of_run
@@ -118,7 +119,7 @@ class Recorder:
 
     def steps(self):
         """All whole lines of steps, each step once: where a disk was full, a line may have been written a second time."""
-        return list({line["step"]: line for line in _whole_lines(self.steps_path, "step")}.values())
+        return by_step(_whole_lines(self.steps_path, "step"))
 
     def take(self, lines):
         """Take the lines of steps that somebody else has recorded, instead of those known so far."""
@@ -204,7 +205,9 @@ def summarise(run, site, steps, attempts, facts):
         "wall_seconds": wall_seconds,
         "rate": None if work is None else work / seconds,
         "train_loss": None if not last or None in last else sum(last) / len(last),
-        "skipped_steps": sum(line["skipped"] for line in steps) if run.precision == "fp16" else None,
+        "skipped_steps": sum(line["skipped"] for line in steps)
+        if run.precision == "fp16" and not run.workload.is_script
+        else None,
         **facts,
         "phases": dict(phases),
         # As a share of the whole, as it is measured.

@@ -25,8 +25,8 @@ from parascale.train.take_over import continuation_of, take_over
 def run_script(job, node, run, stopped):
     """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
 
-    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. stopped: the codes of runs
-    that were asked to stop.
+    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. stopped: the code of runs
+    that were asked to stop, and ended with their state saved.
     """
     if node:
         return run(partial(_watched, job, node))
@@ -41,9 +41,9 @@ def run_script(job, node, run, stopped):
     outcome = "failed"
     try:
         code = run(partial(_watched, job, node))
-        outcome = "finished" if code == 0 else "stopped" if code in stopped else "failed"
+        outcome = "finished" if code == 0 else "stopped" if code == stopped else "failed"
     finally:
-        _end(record, outcome)
+        _end(record, outcome, job.work / FILES)
         if outcome != "finished":
             lease.release()
     if outcome == "finished":
@@ -63,27 +63,31 @@ def _watched(job, node, processes):
         yield
 
 
-def _end(record, outcome):
-    """Close the attempt with what the script has recorded in it. When the first step of an attempt began, nobody said: it counts as the
-    median of the others."""
+def _end(record, outcome, files):
+    """Close the attempt with what the script has recorded in it, and whether it `saved` something that a new start goes on from. When the
+    first step of an attempt began, nobody said: it counts as the median of the others. files: the script's folder."""
     lines = record.steps()
     firsts = [line for line in lines if "first" in line]
     if others := [line["seconds"]["total"] for line in lines if "first" not in line]:
         for line in firsts:
             line["seconds"]["total"] = statistics.median(others)
     record.take(lines)
-    record.attempts[-1]["first_step"] = firsts[-1]["step"] if firsts else None
+    own = [line["step"] for line in firsts if line["first"] > record.started]
+    record.last_step = lines[-1]["step"] if own else None
+    times = [path.stat().st_mtime for path in files.rglob("*") if path.is_file()]
+    moved = bool(own) or not lines  # one that records has to make steps too
+    saved = moved and max(times, default=0.0) > record.started
+    record.attempts[-1] |= {"first_step": own[-1] if own else None, "saved": saved}
     record.end(outcome)
 
 
 def _fill(folder, job, record, described):
     """Put all that is kept of the finished run into a folder."""
-    copy_tree(job.work / FILES, folder / "checkpoint")
-    names = [
-        path.relative_to(folder / "checkpoint") for path in sorted((folder / "checkpoint").rglob("*")) if path.is_file()
-    ]
-    files = describe_files(folder / "checkpoint", [name for name in names if str(name) != MANIFEST])
-    write_manifest(folder / "checkpoint", {"run": job.run.run, "script": job.run.workload.command}, files)
+    kept = folder / "checkpoint"
+    copy_tree(job.work / FILES, kept)
+    paths = [path for path in sorted(kept.rglob("*")) if path.is_file() and path != kept / MANIFEST]
+    files = describe_files(kept, [path.relative_to(kept) for path in paths])
+    write_manifest(kept, {"run": job.run.run, "script": job.run.workload.command}, files)
     for path in (record.steps_path, record.events.path):
         shutil.copyfile(path, folder / path.name)
     machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]

@@ -1,0 +1,121 @@
+"""The record that the launcher keeps of a training script: what its calls come to, when it has saved, and what is kept of its folder."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from parascale import recording
+from parascale.launch import STOPPED, TERMINATED
+from parascale.report.live import Live
+from parascale.settings import load_project_file
+from parascale.submissions import stopped_with_progress
+from parascale.train.job import FILES, job_of
+from parascale.train.script import run_script
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """A function that starts a script once: a list of (step, figures) that it records, names of files that it saves, its exit code. Gives
+    the Job."""
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
+    (tmp_path / "runs.tsv").write_text("run\tworkload\tprecision\nalone\town\tfp16\n")
+    (tmp_path / "workloads/train.py").touch()
+    settings = 'task: script\ncommand: train.py\narguments: {precision: "{precision}"}\n'
+    (tmp_path / "workloads/own.yaml").write_text(settings)
+    sites = Path("config").absolute()
+    monkeypatch.chdir(tmp_path)
+    project = load_project_file("config.yaml", bases=[tmp_path, sites])
+    job = job_of(project, project.runs["alone"])
+    monkeypatch.setenv(recording.FOLDER, str(job.work / FILES))
+
+    def script(steps, saved, code, watched):
+        recording._lines.cache_clear()
+        for step, figures in steps:
+            recording.record(step=step, **figures)
+        for name in saved:
+            (job.work / FILES / name).write_text("weights")
+        return code
+
+    def run(steps=(), saved=(), code=0):
+        run_script(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED)
+        return job
+
+    return run
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
+    steps = [
+        (1, {"loss": 3.0, "samples": 4}),
+        (2, {"samples": float("nan")}),
+        (1, {"validation_loss": 2.0}),
+        (2, {"lr": 1}),
+    ]
+    lines = lines_of(start(steps).output)
+    assert [line.keys() - {"seconds", "first"} for line in lines] == [
+        {"step", "loss", "samples", "validation_loss"},
+        {"step", "lr"},
+    ]
+    assert json.loads((start().output / "summary.json").read_text())["skipped_steps"] is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "saved", "code", "progress", "numbers"),
+    [
+        ([(2, {})], ["last.pt"], STOPPED, True, (2, 2)),
+        ([(2, {})], ["last.pt"], TERMINATED, False, (2, 2)),  # it was killed before it ended
+        ([(1, {}), (2, {})], [], STOPPED, False, (1, 2)),  # and would begin anew for ever
+        ([], ["last.pt"], STOPPED, False, (None, None)),  # a start as long as its job
+    ],
+)
+def test_a_script_has_moved_on_if_it_made_steps_and_saved(start, monkeypatch, steps, saved, code, progress, numbers):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    work = start([(1, {})], ["first.pt"], STOPPED).work
+    assert stopped_with_progress(work, "7")
+    os.utime(work / FILES / "first.pt", (1, 1))
+    text = (work / "steps.jsonl").read_text()
+    (work / "steps.jsonl").write_text(text.replace('"first": ', '"first": 1e-9, "was": '))  # of an earlier process
+    start(steps, saved, code)
+    last = lines_of_attempts(work)[-1]
+    assert stopped_with_progress(work, "7") == progress and (last["first_step"], last["last_step"]) == numbers
+
+
+def lines_of_attempts(work):
+    return [json.loads(line) for line in (work / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_a_script_without_a_record_moves_on_by_what_it_saves(start, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert stopped_with_progress(start(saved=["last.pt"], code=STOPPED).work, "7")
+
+
+def test_links_within_its_folder_are_kept(start, tmp_path):
+    job = start(saved=["step-1.pt"], code=STOPPED)
+    folder = job.work / FILES
+    (folder / "inner").mkdir()
+    (folder / "last.pt").symlink_to("step-1.pt")
+    (folder / "latest").symlink_to("inner")
+    (folder / "gone").symlink_to("nothing")
+    (folder / "out.yaml").symlink_to("../../../../config.yaml")
+    (folder / "absolute.pt").symlink_to(folder / "step-1.pt")
+    kept = start().output / "checkpoint"
+    assert {path.name for path in kept.iterdir() if path.is_symlink()} == {"last.pt", "latest"}
+    assert (kept / "last.pt").read_text() == "weights"
+
+
+def test_a_pace_leaves_out_the_start_of_a_script_and_counts_steps_not_lines(tmp_path):
+    lines = [{"step": step, "seconds": {"total": 10.0}} for step in range(10, 110, 10)]
+    lines[0] |= {"first": 1.0, "seconds": {"total": 1000.0}}
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prediction = {"wall_seconds": 200.0, "beside": {"start": 20.0}}
+    (tmp_path / "run.json").write_text(json.dumps({"steps": 180, "prediction": prediction}))
+    live = Live("alone", tmp_path)
+    live.update()
+    assert live.times_planned() == pytest.approx(1.0)
+    assert [*live.cells(0.0)][4] == "80.0 s"
