@@ -1,15 +1,20 @@
 """The verdict of parity, from the records and checkpoints of two runs: what is outside is named, and only what is."""
 
 import dataclasses
+import itertools
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parascale.checkpoint import read
+from parascale.commands import parity
 from parascale.files import write_text
 from parascale.train.parity import Tolerance, compare, smallest_gradient
+from tests.command import call
 
 from .checkpoints import save_run
 
@@ -53,6 +58,29 @@ def test_weights_outside_are_named_by_their_worst_tensor(norm, before, tmp_path,
     found = verdict_of(recorded(tmp_path, steps=3, norm=norm), baseline)
     assert found["verdict"] == "different" and found["worst_tensor"]
     assert found["reason"] == f"{before}weights of {found['worst_tensor']} differ by {found['weight_difference']:.1e}"
+
+
+@pytest.mark.parametrize("ends", [0, 3, KeyboardInterrupt()], ids=("no card", "a rank failed", "^C"))
+def test_explain_leaves_no_recording_behind(ends, tmp_path, monkeypatch):
+    """However it ends; nor does it take that of another one, and without being asked it records three steps at most."""
+    of_another = tmp_path / "work/explained/ddp/recording"
+    write_text(of_another, "")
+    write_text(tmp_path / "results/parity/ddp/verdict.json", '{"first_step_outside": 17}')
+    steps = []
+
+    def run(command):
+        words = dict(itertools.pairwise(command))
+        write_text(Path(words["--folder"], "recording"), "")
+        steps.append(words["--steps"])
+        if isinstance(ends, BaseException):
+            raise ends
+        return SimpleNamespace(returncode=ends)
+
+    monkeypatch.setattr(parity, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(parity, "require_windows", lambda *_: None)
+    call("parity", "explain", "ddp", "--root", tmp_path)
+    left = [path for path in (tmp_path / "work/explained").rglob("*") if path.is_file()]
+    assert left == [of_another] and {*steps} == {"3"}
 
 
 def moved(name, way, gradient, first=2, sgd=False):
