@@ -216,11 +216,16 @@ class Step:
         shares = {tuple(part.rows) for part in self.parts if part.rows is not None}
         for part in self.parts:  # a later stage has no inputs: all samples are its, or those of a first stage
             if part.rows is None and part.order:
-                key = next(key for key in part.micros if key.startswith(f"output|{part.order[0]}|"))
-                every = sum(part.about["samples"]) == len(held) or key not in self.single.micros or not shares
-                found = part.value(key), None if every else self.single.value(key)
-                part.rows = [*range(len(held))] if every else nearest(*found, sorted(shares), len(held))
+                part.rows = [*range(len(held))]
+                if shares and sum(part.about["samples"]) != len(held) and (key := self.first_of_samples(part)):
+                    part.rows = nearest(part.value(key), self.single.value(key), sorted(shares), len(held))
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
+
+    def first_of_samples(self, part):
+        """The key of a process's first output that holds samples in the single process, as a table of positions does not; or None."""
+        keys = (key for name in part.order for key in part.micros if key.startswith(f"output|{name}|"))
+        shapes = ((key, self.single.value(key).shape) for key in keys if key in self.single.micros)
+        return next((key for key, shape in shapes if shape and shape[0] % len(self.inputs) == 0), None)
 
     def placed(self, key, whole, change=False):
         """Yield (ranks, what they hold, numbers of its elements in `whole`) for each part of a tensor; Partial parts are summed."""

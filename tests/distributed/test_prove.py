@@ -360,6 +360,38 @@ def test_equal_samples_on_two_ranks_are_both_there(shares, verdict, tmp_path, mo
     assert card["verdict"] == verdict and (verdict == "same" or card["first"]["pass"] == "samples")
 
 
+class Whole(torch.nn.Module):
+    """The second of its two stages begins with a table, of no samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.table = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2), torch.nn.Embedding(1, 2)
+
+    def forward(self, batch, stages=(0, 1)):
+        hidden = self.first(batch) if 0 in stages else batch
+        return self.last(self.table(torch.zeros(1, dtype=torch.long)) + hidden) if 1 in stages else hidden
+
+
+@pytest.mark.parametrize(("shares", "verdict"), [(((0, 1), (2, 3)), "same"), (((0, 1), (0, 3)), "different")])
+def test_samples_of_a_stage_that_begins_with_a_table_are_found(shares, verdict, tmp_path, monkeypatch):
+    model, batch = Whole(), torch.randn(4, 3)
+    with prove.recording(model, tmp_path / "single"):
+        model(batch).sum().backward()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    for rank in range(4):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        vars(model).pop(prove.COUNTER)
+        inputs = batch[list(shares[rank % 2])]
+        with prove.recording(model, tmp_path / "ranks"):
+            model(inputs if rank < 2 else model.first.forward(inputs), stages=(rank // 2,))
+    single, parts = proof.recording(tmp_path / "single")[0][0], proof.recording(tmp_path / "ranks")[0]
+    [found] = proof.Step(single, parts, None).find_samples()
+    assert (found["difference"] == 0.0) == (verdict == "same")
+    if verdict == "same":
+        assert [part.rows for part in parts] == [[0, 1], [2, 3]] * 2
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_gradients_that_an_optimizer_computes_itself_are_recorded(named, tmp_path):
     """By a closure, as Lightning hands it over: they are there only when it has been called."""
