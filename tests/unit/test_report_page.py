@@ -10,6 +10,7 @@ import pytest
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
 from parascale.report.measured import Readings
+from parascale.report.page import warnings
 from parascale.report.plans import next_steps
 from parascale.report.verdict import verdicts
 from tests.command import call
@@ -62,6 +63,12 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_grey_in_the_table(tmp_
     assert [run for run, _ in rows] == ["ddp", "single", "wrong", "stuck"]
     assert [run for run, faded in rows if faded] == ["wrong", "stuck"]
     assert 'role="alert"' not in matrix_page
+
+
+def test_what_a_baseline_of_several_processes_cannot_tell_is_not_promised(tmp_path):
+    wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", baseline="two")
+    said = warnings(report_of(tmp_path, ddp("two", verdict="baseline"), wrong))
+    assert said[-1].endswith("Do not compare its cost.")
 
 
 def test_machines_without_a_common_baseline_are_not_beside_one_another(tmp_path):

@@ -57,8 +57,8 @@ def _quoted(text):
 
 
 def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its comparisons and warnings as a terminal shows them, its CSV files and `figures/*.svg` below the folder
-    `output`, each whole or not at all."""
+    """Write `index.html`, `verdict.txt` with its comparisons and warnings as a terminal shows them, its CSV files and `figures/*.svg`
+    below the folder `output`, each whole or not at all."""
     output = Path(output)
     for name in figures.FIGURES:
         drawn = figures.chart(report, name) or chart.empty(name)
@@ -96,9 +96,9 @@ def warnings(report):
     """What must stand at the very top: runs that compute something other than their baseline, or on another machine than named."""
     elsewhere = grouped(report.done, contradictions)
     said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
+    alone = {each.name for each in report.records if each.run and each.run.layout.world_size == 1}
     for record in filter(is_different, report.records):
         wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"
-        said.append(
-            f"{wrong}. Do not compare its cost; `parascale parity explain {record.name}` finds where they part."
-        )
+        found = f"; `parascale parity explain {record.name}` finds where they part" * (record.parity.baseline in alone)
+        said.append(f"{wrong}. Do not compare its cost{found}.")
     return said
