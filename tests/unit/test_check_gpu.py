@@ -205,6 +205,20 @@ def test_strategies_are_tried_as_they_are_shipped_where_there_are_gpus_for_them(
     ]
 
 
+def test_strategies_are_reported_after_a_baseline_that_failed(tmp_path, monkeypatch):
+    here = Here(tmp_path, [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, [], math.inf)
+
+    def launched(here, function, ranks, job):
+        if ranks == 1:
+            raise TrainingError("OutOfMemoryError")
+        write_text(job.output / "steps.jsonl", "")
+
+    monkeypatch.setattr(parts, "launched", launched)
+    rows = list(parts.parity(here))
+    assert [(row["what"], row["verdict"]) for row in rows] == [(name, "failed") for name in parts.STRATEGIES[:5]]
+    assert rows[0]["value"] == "OutOfMemoryError" and "single/" in rows[1]["value"]
+
+
 @pytest.mark.parametrize(
     ("said", "code", "verdict"),
     [

@@ -146,7 +146,7 @@ def parity(here):
             launched(here, "training", run.layout.world_size, job=job)
             verdict = compare(run, runs[0], job.output, job.output.with_name(STRATEGIES[0]))["verdict"]
             yield row(run.run, verdict, right=verdict in ("baseline", "same"))
-        except TrainingError as error:
+        except (TrainingError, OSError) as error:  # without the first there is nothing to compare with
             yield row(run.run, str(error), right=False)
 
 

@@ -27,7 +27,7 @@ TIMEOUT_SECONDS, GRACE_SECONDS = 120.0, 5.0  # of steps and collectives; to end 
 
 @dataclass
 class Here:
-    """Where a check runs. gpus: name and bytes of each; without any, sizes are tiny. missing: packages. deadline: its end, a second of the monotonic clock."""
+    """Where a check runs. gpus: name and bytes of each; without any, sizes are tiny. missing: packages. deadline: by the monotonic clock."""
 
     output: Path
     gpus: list
