@@ -95,11 +95,13 @@ class Ledger:
 
     def dearer(self):
         """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
-        for job, *_ in [*self.running.values()]:
+        for job, began, _ in [*self.running.values()]:
             if not job.kind or job.id in self.told:
                 continue
             training = Live(job.run, self.planner.project.paths.places(job.kind)[1](job.run))
             training.update()
+            if not training.attempts or training.attempts[-1]["started"] < began:
+                continue  # it waits in a queue, and what is there is an older training's
             if (times := training.times_planned() or 0.0) > DEARER:
                 self.told.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]

@@ -84,6 +84,9 @@ def test_a_training_that_becomes_far_dearer_is_told_once_and_before_it_has(ledge
     (work / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [*ledger.dearer()] == [], "it has not been started"
     ledger.started([3, 4], BEGAN)
+    for started in (BEGAN - HOUR, BEGAN + 60.0):
+        assert [*ledger.dearer()] == [], "what is there is an older training's"
+        (work / "attempts.jsonl").write_text(json.dumps({"started": started}) + "\n")
     told = [*ledger.dearer()]
     assert len(told) == said and [*ledger.dearer()] == []
     if said:
