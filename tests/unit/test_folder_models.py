@@ -290,6 +290,7 @@ def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
         "not pp: it offers no `pipeline_plan`",
         f"counted for plans: {tmp_path}/vit.py.counts.json",
     ]
+    assert looked_at(tmp_path / "vit.yaml", "--window", "8")[-1].startswith("Error: leave out --window")
     (tmp_path / "vit.yaml").write_text(VIT_WORKLOAD.replace("dropout: 0.0", "dropout: 0.1"))
     assert looked_at(tmp_path / "vit.yaml")[-2].startswith(
         "its layouts will be `not comparable`: the model draws random"

@@ -56,9 +56,7 @@ def check(context, find, name):
 
 @check.command()
 @click.argument("target")
-@click.option(
-    "--window", type=COUNT, default=64, show_default=True, help="Tokens of a sample, unless a workload says it."
-)
+@click.option("--window", type=COUNT, help="Tokens of a sample; default: 64. A workload says its own.")
 @click.option(
     "--vocabulary",
     type=COUNT,
@@ -83,11 +81,13 @@ def model(find, target, window, vocabulary):
 
     [of_folders], known = KINDS, None
     if target.endswith(".yaml"):
+        if window:
+            raise click.UsageError("leave out --window: the file of a workload says it")
         workload = load_workload(Path(target).parent, Path(target).stem)
         known = data_facts(Run("checked", workload), find().paths).vocabulary
     else:
         named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
-        values = {"name": "checked", "model": named, "training": {"window": window, "steps": 1}}
+        values = {"name": "checked", "model": named, "training": {"window": window or 64, "steps": 1}}
         workload = strict.load(Workload, values, f"model {target}")
     Run("checked", workload, Layout()).check()
     folder = workload.model.folder
