@@ -19,7 +19,7 @@ from parascale.settings.data import ExpectedText, TextData
 from tests.command import call
 from tests.unit.pretrained_folders import make_t5
 from tests.unit.test_text import raw_of
-from tests.unit.test_tokenizers import gpt2, saved
+from tests.unit.test_tokenizers import byte_level, gpt2, saved
 
 ROWS = [{"text": f"the cat {n} sat"[: 2 * n], "document": f"w{n} w2 w3"[: 3 * n], "summary": "w2 w4"} for n in range(7)]
 ROWS[3] |= {"text": None, "summary": None}
@@ -72,6 +72,17 @@ def test_any_number_of_jobs_makes_the_same_bytes(kind, tmp_path):
         work(raw, text, ExpectedText(train_samples=12), tmp_path / "x", functools.partial(shards.join, folders))
 
 
+def test_the_first_job_accepts_rows_without_a_column_that_later_rows_have(tmp_path):
+    rows = [{"document": "a b"}] * 4 + [{"document": "a b", "summary": "c"}] * 4
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = dict.fromkeys(("train", "validation", "test"), "a.jsonl")
+    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    work, text = pairs_of(tmp_path)
+    work(raw, text, ExpectedText(), tmp_path / "one")
+    join(raw, encode(raw, 2, work, text, tmp_path / "two"), work, text, tmp_path / "joined")
+    assert content(tmp_path / "joined") == content(tmp_path / "one")
+
+
 @pytest.fixture
 def encoded(tmp_path):
     """(raw, folders of two shards, function that prepares text, its settings)."""
@@ -114,6 +125,13 @@ def test_shards_of_other_settings_or_of_another_number_are_not_joined(encoded, t
     for given, settings in ((folders, dataclasses.replace(text, prefix="a")), (folders[:1], text)):
         with pytest.raises(DataError, match="shards/0: made of other text or settings"):
             join(raw, given, work, settings, tmp_path / "flat")
+
+
+def test_shards_of_another_tokenizer_are_not_joined(encoded, tmp_path):
+    raw, folders, work, text = encoded
+    saved(tmp_path / "model", byte_level(["<|endoftext|>", "<|more|>"]), {})
+    with pytest.raises(DataError, match="shards/0: made with another tokenizer; remove it and make it again"):
+        join(raw, folders, work, text, tmp_path / "flat")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import shutil
 import numpy as np
 
 from parascale.data.text import Tokens, prepared
+from parascale.data.tokenize import SUBWORD_FILE, VOCABULARY_FILE
 from parascale.errors import DataError
+from parascale.files import sha256
 
 
 def shard(raw, text, expected, output, rows, write, learn, lacks):
@@ -19,11 +21,15 @@ def shard(raw, text, expected, output, rows, write, learn, lacks):
 
 
 def join(folders, raw, text, expected, output, rows, write, learn, lacks):
-    """Join the shards in `folders`. Raises DataError for one that is missing, damaged, or made of other text or settings."""
+    """Join the shards in `folders`. Raises DataError for one that is missing, damaged, or made of other text or settings, or with another tokenizer."""
     shards = [_opened(folder, part, text) for folder, part in zip(folders, raw.shards(len(folders)), strict=True)]
 
     def joined(folder, split, tokenizer, shards, dtype):
         shards = list(shards)
+        own = {name: sha256(folder / name) for name in (VOCABULARY_FILE, SUBWORD_FILE)}
+        for each in shards:
+            if any(digest != each.manifest["files"][name]["sha256"] for name, digest in own.items()):
+                raise DataError(f"{each.folder}: made with another tokenizer; remove it and make it again")
         counts = [each.manifest["splits"][split] for each in shards]
         for name in (name for name in shards[0].manifest["files"] if name.startswith(f"{split}.")):
             parts = [each.folder / name for each in shards]

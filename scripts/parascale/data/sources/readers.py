@@ -104,7 +104,8 @@ def records(path, columns, first=0, last=None, required=False):
         held = "plain text has" if kind == TEXT else "tokens have"
         raise DataError(f"{path}: {held} no columns {', '.join(columns)}; give Parquet, JSON Lines or CSV")
     rows, word = ROWS[kind], "line" if kind in (JSON_LINES, CSV) else "row"
-    for number, values in _part(path, rows(path, columns, required, named), first, last):
+    found = rows(path, columns, required, named)
+    for number, values in _part(path, found, first, last):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str) and value is not None:
                 raise DataError(
@@ -116,6 +117,9 @@ def records(path, columns, first=0, last=None, required=False):
                     f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is not a character"
                 )
         yield values
+    behind = _part(path, found, 0, None)
+    while named and not named.keys() >= set(columns) and next(behind, None):
+        pass  # rows behind may have the columns that these lack, as in a shard
     if named:
         require_columns(path, named, columns, "document")
 
