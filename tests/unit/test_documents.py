@@ -139,7 +139,7 @@ def parascale(words, project):
         if path.parts[:2] == ("results", "runs"):
             assert path.parts[2] in project.runs
         elif path.parts[:1] == ("config",):
-            assert path.is_file()
+            assert path.is_file() or path.stem == "poems"  # which the documents have one write
 
 
 def snakemake(words, project):
