@@ -292,3 +292,8 @@ def resources_of(kind="run"):
     # `key=key`: each function keeps its own.
     keys = sorted(set().union(*ASKED.values()))
     return {key: shared(lambda asked, key=key: asked.get(key), ASKED) for key in keys} | {"runtime": runtime}
+
+
+def proof_of(name):
+    """A function from wildcards to the parity run of what `name(run)` says; none where a script trains, whose steps we do not know."""
+    return shared(lambda run: [] if run.workload.is_script else PATHS.parity(name(run)) / "summary.json", PROJECT.runs)

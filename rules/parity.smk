@@ -27,11 +27,6 @@ use rule train as parity_run with:
         key=key_of("parity"),
 
 
-def proof_of(name):
-    """A function from wildcards to the parity run of what `name(run)` says; none where a script trains, whose steps we do not know."""
-    return shared(lambda run: [] if run.workload.is_script else PATHS.parity(name(run)) / "summary.json", PROJECT.runs)
-
-
 rule parity_verdict:
     input:
         run=proof_of(lambda run: run.run),
