@@ -43,6 +43,7 @@ training: {image_size: 32, global_batch: 8, steps: 10}
 SPLITS = ("train", "validation", "test")
 RESULTS = {
     "results/calibration/here.json": json.dumps({"schema_version": 1, "site": "here", "observations": []}),
+    **{f"results/data/{name}/raw/manifest.json": "{}" for name in ("words", "pairs", "shapes")},
     "results/data/words/flat/manifest.json": json.dumps(
         {"vocabulary": 100, "splits": {split: {"tokens": 1000} for split in SPLITS}}
     ),
