@@ -40,6 +40,8 @@ def load(kind, key, value, model=None):
     values = {"name": "x"} if kind is not Config and kind is not Layout else {}
     if kind in TASKS.values():
         values["task"] = kind.__pydantic_fields__["task"].default
+    if kind is TASKS["script"] and key != "task":
+        values["command"] = "train.py"
     if model:
         values["model"] = {"kind": model}
     inner, path = values, key.split(".")
