@@ -212,8 +212,8 @@ def test_the_command_scores_a_table(capsys, monkeypatch):
 def test_most_of_what_ran_fits_and_what_ran_out_of_memory_does_not():
     """What the plan gets wrong of published rows is known, and does not grow."""
     told = score.memory(scored())
-    assert told["ran_but_does_not_fit"] <= 47 and told["ran"] == 326
-    assert told["out_of_memory_but_fits"] <= 7 and told["out_of_memory"] == 149
+    assert told["ran_but_does_not_fit"] <= 20 and told["ran"] == 326
+    assert told["out_of_memory_but_fits"] <= 15 and told["out_of_memory"] == 149
 
 
 @pytest.mark.parametrize(
