@@ -110,12 +110,12 @@ def make_plan(
         spent_unknown=spent.unknown,
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
-        calibrating=_calibrating(planner, priced),
+        calibrating=_calibrating(planner, priced, totals),
     )
 
 
-def _calibrating(planner, jobs):
-    """What the probes of `calibrate` would cost, and to what they would narrow the price of PricedJobs; empty where they would not."""
+def _calibrating(planner, jobs, totals):
+    """What the probes of `calibrate` would cost, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
     hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
     known, probed = [], {computes(planner.probes[name]) for name in hours}
     for job in jobs:
@@ -125,7 +125,7 @@ def _calibrating(planner, jobs):
         known.append(job)
     if known == jobs:
         return ""
-    before, after = (found["core_hours_high"] - found["core_hours_low"] for found in map(ranges, (jobs, known)))
+    before, after = (found["core_hours_high"] - found["core_hours_low"] for found in (totals, ranges(known)))
     least = "at least " * (len(hours) < len(planner.probing))
     probes = f"{len(planner.probing)} probes for {least}{sum(hours.values()):,.2f} core-h (target `calibrate`)"
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"

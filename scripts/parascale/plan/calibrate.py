@@ -113,15 +113,20 @@ class Calibration:
     def of_script(self, run):
         """(basis, seconds a step, beside the steps) of finished runs, else of probes, of a script as it is now in the same layout; None
         without any."""
-        code = code_of_run(run)
-        for source, basis, wanted in (("run", "history", lambda each: each), ("probe", "probe", _any_steps)):
-            speed = identity.speed_of(wanted(run))
-            seen = [each for each in self.observations if (each.source, each.code) == (source, code)]
-            seen = [each for each in seen if identity.speed_of(wanted(each.resolved)) == speed]
-            pairs = [(each.step_seconds, each.extra_seconds) for each in seen]
-            if pairs:
+        for source, basis in (("run", "history"), ("probe", "probe")):
+            if pairs := self._of_scripts.get(_script_of(source, code_of_run(run), run)):
                 return basis, *(statistics.median(seconds) for seconds in zip(*pairs, strict=True))
         return None
+
+    @cached_property
+    def _of_scripts(self):
+        """{`_script_of`: [(seconds a step, beside the steps)]} of the observations of scripts."""
+        found = defaultdict(list)
+        for each in self.observations:
+            if each.vocabulary is None:
+                pair = each.step_seconds, each.extra_seconds
+                found[_script_of(each.source, each.code, each.resolved)].append(pair)
+        return found
 
     def peak(self, run):
         """The most bytes that a rank of finished runs like `run` needed, or None."""
@@ -213,9 +218,10 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _any_steps(run):
-    """A run of a script, whatever the number of its steps."""
-    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, steps=None))
+def _script_of(source, code, run):
+    """What observations of a script from one source have in common if they tell of each other: of probes, whatever their steps are."""
+    told = run if source == "run" else dataclasses.replace(run, workload=dataclasses.replace(run.workload, steps=None))
+    return source, code, identity.speed_of(told)
 
 
 def computes(run):

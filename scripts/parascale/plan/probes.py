@@ -19,13 +19,14 @@ TALKING = 2
 
 def probes(runs, site):
     """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
-    found = {}
-    families = defaultdict(list)
+    scripts, families = {}, defaultdict(list)
     for run in runs.values():
         if run.workload.is_script:
-            found |= _of_script(run, found)
+            if probe := _of_script(run):  # one in each layout: no formula leads from one to another
+                scripts.setdefault(identity.speed_of(probe), probe)
             continue
         families[run.workload.name, run.precision, run.layout.compile].append(run)
+    found = {probe.run: probe for probe in scripts.values()}
     for (workload, precision, compiled), family in families.items():
         saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
@@ -35,15 +36,13 @@ def probes(runs, site):
     return found
 
 
-def _of_script(run, found):
-    """A probe of a script whose number of steps can be told, one in each layout: no formula leads from one to another."""
+def _of_script(run):
+    """The probe of a script whose number of steps can be told, else None."""
     if run.workload.steps is None:
-        return {}
+        return None
     steps = min(STEPS, run.workload.steps)
     workload = dataclasses.replace(run.workload, steps=steps)
-    probe = dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
-    known = any(identity.speed_of(each) == identity.speed_of(probe) for each in found.values())
-    return {} if known else {probe.run: probe}
+    return dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
 
 
 def _kinds(layouts, site):

@@ -78,13 +78,14 @@ def _shares_of(plan):
     if said:
         without = "; targets such as `ddp` leave out parity runs, the proof of same results"
         yield f"Of that: {said}{without if kinds['parity runs'] else ''}"
-    if dearest := [f"{title(job.rule, job.wildcards)} {_priced([job])}" for job in priced if job.run and job.parts]:
-        yield f"Dearest: {', '.join(dearest[:NAMED])}"
+    if dearest := [job for job in priced if job.run and job.parts][:NAMED]:
+        yield f"Dearest: {', '.join(f'{title(job.rule, job.wildcards)} {_priced([job])}' for job in dearest)}"
 
 
 def _priced(jobs):
     """What jobs cost together, with the range; empty where they cost nothing or that is not known."""
-    low, high = (ranges(jobs)[f"core_hours_{end}"] for end in ("low", "high"))
+    found = ranges(jobs)
+    low, high = (found[f"core_hours_{end}"] for end in ("low", "high"))
     return high and f"{sum(job.core_hours_expected or 0.0 for job in jobs):,.2f} ({low:,.2f} to {high:,.2f})"
 
 
