@@ -1,7 +1,6 @@
 """Scripts as they are written elsewhere, for Hugging Face's Trainer and accelerate, and a regression on arrays with a loss of
 its own: each starts by its row of the run table, and is stopped and continued from what it has saved itself."""
 
-import importlib.util
 import json
 import signal
 import time
@@ -149,8 +148,6 @@ def write(project, name, body):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_starts_by_its_row_is_stopped_and_continues_from_what_it_saved(name, tmp_path):
-    if name in ("trainer", "accelerate") and not importlib.util.find_spec("accelerate"):
-        pytest.skip("accelerate is not installed")
     (body, saved), project = SCRIPTS[name], SmallProject(tmp_path)
     write(project, name, body)
     files = tmp_path / "work/runs" / name / "files"

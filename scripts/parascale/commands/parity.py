@@ -18,7 +18,7 @@ from parascale.cli import (
 from parascale.commands.launch import LAUNCHER
 from parascale.data.manifests import require_windows
 from parascale.errors import ConfigError, DataError
-from parascale.files import read_json, write_json
+from parascale.files import make_folder, read_json, write_json
 from parascale.plan.planner import Planner
 from parascale.train.job import job_of
 
@@ -112,7 +112,7 @@ def explain(context, find, name, steps):
     verdict = folder / "verdict.json"
     steps = steps or min(FEW, (read_json(verdict)["first_step_outside"] if verdict.is_file() else None) or FEW)
     places = project.paths.under_way.absolute() / "explained"
-    places.mkdir(parents=True, exist_ok=True)
+    make_folder(places)
     with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=places) as place:  # it goes whatever happens
         for each in (baseline.run, name):
             verb = f"-m parascale parity record --run {each} --steps {steps} --folder".split()
