@@ -216,7 +216,7 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
     assert norms > 50 and 2 * norms * ring < more < 4 * norms * ring
 
 
-def test_a_prediction_takes_less_than_two_milliseconds(jureca):
+def test_a_prediction_takes_less_than_a_millisecond(jureca):
     """Of the processor, in the mean over the shipped run table; what else a machine does lengthens it, so the quickest of three counts."""
     facts = {name: jureca.facts(run) for name, run in jureca.project.runs.items()}
 
@@ -226,7 +226,7 @@ def test_a_prediction_takes_less_than_two_milliseconds(jureca):
             predict(run, jureca.site, facts=facts[name])
         return (time.process_time() - began) / len(facts)
 
-    assert min(seconds() for _ in range(3)) < 2e-3 and len(facts) > 40
+    assert min(seconds() for _ in range(3)) < 1e-3 and len(facts) > 40
 
 
 def test_what_is_only_about_right_is_not_checked():
