@@ -21,6 +21,9 @@ from parascale.train.job import show_kept
 from parascale_slurm_executor.jobs import at_work, noted_as, training_of
 from parascale_slurm_executor.waiting import why
 
+OFTEN = (
+    5  # times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each
+)
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
 # Times the silence of a training that is allowed before it begins: data may be copied, or a result checked.
@@ -158,6 +161,8 @@ class RootExecutor(Executor):
         # Without any answer the plugin drops all jobs, and Snakemake would wait for them for ever.
         seen = {id(job_info) for job_info in (*watched, *self.ended)}
         watched += [job_info for job_info in active_jobs if id(job_info) not in seen]
+        most = OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
+        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, most)
         for job_info in self._still_there(watched):
             yield job_info
 

@@ -49,6 +49,8 @@ def executor_in(root, monkeypatch):
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
+    made.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=1))
+    made.next_seconds_between_status_checks = 1
     made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))

@@ -56,9 +56,12 @@ def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, sa
     ],
 )
 def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, monkeypatch, states, accounted, expected):
+    """And the next look follows the first one's pace, however long the plugin would wait."""
+
     async def watches(self, jobs):
         for job in jobs:
             yield job
+        self.next_seconds_between_status_checks += 10
 
     def answer(name):
         said = states.pop(0)
@@ -77,6 +80,7 @@ def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, mon
     while states:
         active = asyncio.run(look())
     assert executor.did == expected and bool(active) != bool(expected)
+    assert executor.next_seconds_between_status_checks == 5
 
 
 @pytest.mark.parametrize("answered", [False, True])
