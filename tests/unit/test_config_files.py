@@ -1,7 +1,5 @@
-"""The files of a configuration: each error names its file, its line and the remedy; every file that is shipped loads."""
+"""The files of a configuration: each error names its file, its line and the remedy."""
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -10,22 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parascale.errors import ConfigError
-from parascale.settings import (
-    Config,
-    Layout,
-    Model,
-    Run,
-    Site,
-    load_project,
-    load_project_file,
-    load_workload,
-    make,
-    run_from_dict,
-    strict,
-)
+from parascale.settings import Layout, Model, load_project, load_workload, make
 from parascale.settings.runtable import read_rows
 
-ROOT = Path(__file__).parents[2]
 WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
 IMAGES = {"task": "classification", "model": {"kind": "xresnet", "norm": "batch"}, "training": {"steps": 10}}
 
@@ -316,39 +301,3 @@ def test_variables_in_the_root_are_filled_in_or_missed(project, monkeypatch):
     assert project("run workload\na small\n", root="$SOME_SCRATCH/p").root == Path("/scratch/me/p")
     with pytest.raises(ConfigError, match=r"`root` = `\$NO_SCRATCH/p`: an environment variable in it is not set"):
         _ = project("run workload\na small\n", root="$NO_SCRATCH/p").root
-
-
-# --- what is shipped
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config/workloads").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_workload_can_be_trained_on_one_process(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    shipped = load_workload(path.parent, path.stem)
-    Run(run="r", workload=shipped).check()
-    assert shipped.title, "a shipped workload says what it is"
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config/sites").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_site_loads_and_says_what_it_is(path):
-    shipped = strict.load(Site, {"name": path.stem, **yaml.safe_load(path.read_text())}, str(path))
-    assert shipped.title
-    assert shipped.device == "cpu" or (shipped.gpus_per_node and shipped.gpu_memory_gb)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_shipped_configuration_and_its_run_table_load(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    shipped = load_project_file(path)
-    for name, each in shipped.runs.items():
-        assert run_from_dict(json.loads(json.dumps(dataclasses.asdict(each)))) == each
-        each.parity(shipped.config.parity.steps, shipped.config.parity.precision).check()
-        assert shipped.baseline(name).workload == each.workload
-
-
-def test_every_shipped_run_table_belongs_to_a_configuration(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    named = {yaml.safe_load(path.read_text()).get("runs", Config.runs) for path in Path("config").glob("*.yaml")}
-    assert {path.name for path in Path("config").glob("*.tsv")} == named, (
-        "`runs` of a config/*.yaml must name each table"
-    )

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale import slurm, submissions
 from parascale.commands.planned import planned_page
-from parascale.plan import budget, ledger, tables
+from parascale.plan import budget, tables
 from parascale.plan.ledger import Spent, spent
 from parascale.plan.memory import FITS_BELOW, memory_parts, total, verdict
 from parascale.plan.planner import Planner
@@ -20,7 +19,6 @@ from parascale.plan.price import PlannedJob, PricedJob
 from parascale.plan.search import find_remedy
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
-from parascale.settings.paths import Paths
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
 from parascale.settings.workload import LanguageTraining
@@ -279,50 +277,6 @@ def test_unknown_stays_unknown():
     assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None
     elsewhere = dataclasses.replace(WORKLOAD, model=make(Model, kind="pretrained", pretrained="/nowhere/t5"))
     assert "/nowhere/t5/config.json: no such file" in predict(Run("r", elsewhere), JURECA, facts=FACTS).unknown
-
-
-def test_sacct_is_summed(tmp_path):
-    """A job that was requeued is charged for each start; without accounting the record speaks."""
-    parsed = slurm.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
-    assert parsed["7"] == slurm.Charged(2, 256, 2400.0)
-    paths = Paths(tmp_path)
-    folder = paths.run("a")
-    folder.mkdir(parents=True)
-    described = {
-        "run": "a",
-        "site": dataclasses.asdict(JURECA),
-        "job_ids": ["7"],
-        "prediction": {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 142.2},
-    }
-    (folder / "run.json").write_text(json.dumps(described))
-    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
-    (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: parsed)
-    assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
-    (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: {})
-    assert row.core_hours_charged == 163.6 and row.source == "record"
-    ledger.write_csv([row], tmp_path / "actual.csv")
-    assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")
-
-
-def test_every_job_that_was_submitted_is_charged(tmp_path):
-    """One that died before its record began, one whose record was erased, a run that never finished, earlier settings and other
-    kinds. What was predicted is compared with the last settings."""
-    paths, hour = Paths(tmp_path), slurm.Charged(1, 128, 3600.0)
-    folder = paths.run("a")
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"site": dataclasses.asdict(JURECA), "job_ids": ["4"]}))
-    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 3600.0, "core_hours": 128.0}))
-    jobs = [("2", "run", "a", "new"), ("1", "run", "a", "old"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
-    for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
-        submissions.note(paths.store, job, "train_single", kind, run, key)
-    with open(paths.store / submissions.FILE, "a") as file:
-        file.write('{"job_id": "8", "ki\n1\n')  # the machine died, and a block of the disk
-    submissions.note(paths.store, "9", "train_single", "run", "b", "b")
-    asked = dict.fromkeys("1234569", hour)
-    rows = ledger.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
-    charged = [("a", "sacct", 4 * 128), ("b", "sacct", 2 * 128), ("a (parity)", "sacct", 128)]
-    assert [(row.run, row.source, row.core_hours_charged) for row in rows] == charged
-    assert [row.hours_actual for row in rows] == [3, 2, 1] and rows[1].seconds_actual is None
 
 
 def test_the_table_has_a_row_for_each_rule_that_costs_something(tmp_path):
