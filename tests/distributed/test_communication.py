@@ -20,7 +20,7 @@ from parascale.parallel import communication, make_mesh, start_processes, stop_p
 from parascale.settings import Layout
 from parascale.train.loss import all_reduce
 
-from ..command import parascale
+from ..command import call
 from .harness import run_on_ranks
 
 
@@ -57,18 +57,11 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
     assert communication.bus_factor(operation, 4) == factor
 
 
-def measured(folder, processes, *options):
-    """The rows that a launched measurement writes."""
-    output = folder / "communication/run.csv"
-    launcher = ["launch", "--processes", processes, "--site", "local", "--logs", folder / "logs"]
-    command = [*launcher, "--", "-m", "parascale", "communication", "--output", output]
-    done = parascale(*command, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return list(csv.DictReader(output.open()))
-
-
-def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
-    rows = measured(tmp_path, 2, "--largest", "65536", "--repeats", "3")
+def test_a_measurement_writes_every_operation_at_every_size(tmp_path):
+    output = tmp_path / "communication/run.csv"
+    words = ("communication", "--output", str(output), "--largest", "65536", "--repeats", "3")
+    run_on_ranks(call, 2, tmp_path / "ranks", *words)
+    rows = list(csv.DictReader(output.open()))
     assert tuple(rows[0]) == communication.COLUMNS
     sizes = [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     assert [(row["operation"], int(row["bytes"])) for row in rows] == list(
