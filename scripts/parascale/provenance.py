@@ -138,7 +138,7 @@ def _with_neighbours(files):
     """Files, and those that they import from their own folders or the first one's, directly or not; of a package there, all of it."""
     found = [str(file) for file in files]
     for file in found:
-        for name in _parsed(file)[1]:
+        for name in _imports(_parsed(file)[1]):
             for folder in dict.fromkeys((os.path.dirname(file), os.path.dirname(found[0]))):
                 found += [each for each in _modules(folder, name) if each not in found]
     return found
@@ -156,15 +156,17 @@ def _modules(folder, name):
     return []
 
 
-def _imports(tree):
-    """What a syntax tree imports, as `package/module`, from top to bottom; of `from a import b` it may be the module `a/b`."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+@functools.cache
+def _imports(content):
+    """What Python code imports, as `package/module`, from top to bottom; of `from a import b` it may be the module `a/b`."""
+    found = (node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.Import | ast.ImportFrom))
+    names = {}
     for node in sorted(found, key=operator.attrgetter("lineno")):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.replace(".", "/") for alias in node.names)
-        else:
+        package = ""
+        if isinstance(node, ast.ImportFrom):
             package = "../" * (node.level - 1) + f"{node.module}/".replace(".", "/") * bool(node.module)
-            yield from (package + alias.name for alias in node.names)
+        names |= dict.fromkeys(package + alias.name.replace(".", "/") for alias in node.names)
+    return tuple(names)
 
 
 def git_commit():
@@ -209,7 +211,7 @@ def _digest(file):
 
 
 def _parsed(file):
-    """(`_digest` of a file, what it imports)."""
+    """(`_digest` of a file, its content as far as it is Python)."""
     try:
         state = os.stat(file)
         return _read(str(file), state.st_mtime_ns, state.st_size)
@@ -222,10 +224,9 @@ def _read(file, mtime, size):
     """`_parsed`, once in a process for each state of a file."""
     content, words = Path(file).read_bytes(), []
     if not file.endswith(".py"):
-        return hashlib.sha256(content).hexdigest(), ()
-    tree = ast.parse(content)
-    _describe(tree, words.append)
-    return hashlib.sha256("\n".join(words).encode()).hexdigest(), tuple(dict.fromkeys(_imports(tree)))
+        return hashlib.sha256(content).hexdigest(), b""
+    _describe(ast.parse(content), words.append)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest(), content
 
 
 def _describe(node, say):
