@@ -1,12 +1,16 @@
 """A machine of CPUs that is measured before its first training: what figures come, and what they do to prices."""
 
+import contextlib
 import dataclasses
 import sys
-import types
+from collections import namedtuple
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from parascale import cli
+from parascale.errors import FAILED
 from parascale.files import write_json
 from parascale.launch.preflight import measure_processors
 from parascale.launch.resources import cores_of
@@ -18,8 +22,10 @@ from parascale.plan.time import MEASURED, REFERENCE, Prices, as_measured, formul
 from parascale.report.timing import wanted_cores
 from parascale.settings import Layout, Run, Site, identity, load_site
 from parascale.settings.config import Config
+from parascale.settings.paths import Paths
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
+from parascale.train import processors
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD, project
 from tests.unit.test_plan_calibrate import LAPTOP
 
@@ -96,7 +102,7 @@ def test_threads_of_a_process_are_the_same_for_plan_launch_record_and_report():
     site = Site("laptop", cores_per_node=8, plays_nodes=True)
     run = Run("r", WORKLOAD, Layout(nodes=2, gpus_per_node=2, dp=4))
     launched = cores_of(run.layout, site) // run.layout.nodes // run.layout.processes_per_node
-    record = types.SimpleNamespace(run=run, site=site)
+    record = SimpleNamespace(run=run, site=site)
     priced = Prices.at(formula_rates(site, "fp32"), site, site.processes_together(run.layout)).threads
     shown = wanted_cores(record) // 4
     assert (launched, priced, identity.threads(run, site), shown) == (2,) * 4
@@ -166,10 +172,38 @@ def test_a_machine_that_was_not_measured_is_told(program, failed, capsys):
 
 def test_the_figures_of_this_machine():
     """All that prices follow, each a positive number, in the time that was given (and what processes take to start)."""
-    from parascale.train.processors import measure
-
-    figures = measure(seconds=0.5)
+    figures = processors.measure(seconds=0.5, quiet=1.0)
     assert figures.keys() == REFERENCE.keys() and all(value > 0 for value in figures.values())
+
+
+@pytest.mark.parametrize(
+    ("spent", "own", "others"),
+    [
+        ({"user": 10, "idle": 10}, 10, 0.0),
+        ({"user": 12, "idle": 8}, 10, 0.1),
+        ({"user": 10, "nice": 4, "idle": 6}, 10, 0.2),
+        ({"user": 10, "steal": 6, "idle": 4}, 10, 0.3),
+        ({"user": 10, "iowait": 10, "guest": 10}, 10, 0.0),
+        ({}, 1, 0.0),
+    ],
+)
+def test_part_of_a_machine_that_others_keep_busy(spent, own, others):
+    """Of two cores for ten seconds, one of them measured. A system that tells nothing is taken for quiet."""
+    fields = dict.fromkeys(("user", "nice", "idle", "iowait", "steal", "guest"), 7.0)
+    before = namedtuple("times", fields)(**fields)
+    after = before._replace(**{name: 7.0 + seconds for name, seconds in spent.items()})
+    assert processors.part_of_others(before, after, own) == pytest.approx(others)
+
+
+def test_a_machine_at_work_is_not_measured(tmp_path, monkeypatch, capsys):
+    """Memory of 2.6 GB/s would price each later training: nothing is stored, so that the next workflow measures again."""
+    pool = SimpleNamespace(apply=lambda function, arguments: (SLOW, 0.9))
+    context = SimpleNamespace(Pool=lambda count: contextlib.nullcontext(pool))
+    monkeypatch.setattr(processors.multiprocessing, "get_context", lambda method: context)
+    words = ["calibrate", "--machine", "--root", str(tmp_path)]
+    assert cli.parascale.main(words, standalone_mode=False) == FAILED
+    assert "others kept 90% of this machine busy" in capsys.readouterr().err
+    assert not Paths(tmp_path).machine("local").exists()
 
 
 @pytest.mark.parametrize(
