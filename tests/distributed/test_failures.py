@@ -84,9 +84,10 @@ def rank_number(pid):
     return next((int(value[5:]) for value in variables if value.startswith(b"RANK=")), None)
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # `test_launch` kills ranks and launchers of less
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_kill_9_of_a_rank_ends_the_whole_training_within_15_seconds(nodes, make_settings, tmp_path):
-    """A collective is under way; `test_launch` kills launchers."""
+    """A collective is under way."""
     settings = make_settings("run", {"fsdp": 2, "nodes": nodes, "gpus_per_node": 2 // nodes}, training=ENDLESS)
     training = Training(tmp_path, settings, nodes)
     os.kill(training.ranks[1], signal.SIGKILL)

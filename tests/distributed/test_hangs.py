@@ -14,6 +14,7 @@ from parascale.settings import Site
 
 from .planted_hangs import PROGRAM, hang
 
+pytestmark = pytest.mark.slow  # one of `test_failures` is quick, as `tests/unit/test_hang.py`
 # Layout, fault of rank 1, whether its name is certain, axis, what is said of the rank.
 CASES = {
     "a sum left out": ("ddp 2", {"kind": "skip_own"}, False, "dp", r"it called all_reduce \(\d+\) over dp"),
@@ -36,7 +37,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_hang_names_its_culprit(case, settings_below, tmp_path):
     layout, fault, sure, axis, doing = CASES[case]

@@ -162,7 +162,11 @@ def test_an_exception_is_named_with_rank_host_and_log(tmp_path, nodes):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "victim"), [(1, "rank"), (2, "rank"), (1, "launcher"), (2, "launcher"), (2, "node 0")]
+    ("nodes", "victim"),
+    [
+        pytest.param(1, "rank", marks=pytest.mark.slow),
+        *((2, "rank"), (1, "launcher"), (2, "launcher"), (2, "node 0")),
+    ],
 )
 def test_kill_9_of_anyone_ends_everything_within_15_seconds(tmp_path, nodes, victim):
     launched = Launched(tmp_path, RANK, "runs", nodes, 2)

@@ -11,7 +11,7 @@ from parascale.settings import Model, make
 from parascale.train.parity import compare_folders
 from tests.unit.own_classes import LSTM
 
-from .cases import pp, ranks_of
+from .cases import but_slow, pp, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
 
@@ -80,7 +80,7 @@ def verdict_of(layout, keys, make_settings, single, tmp_path):
     return compare_folders(settings["output"], single(**keys)["output"])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {"ddp"}))
 def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settings, single, tmp_path):
     verdict = verdict_of(LAYOUTS[name], keys_of(file), make_settings, single, tmp_path)
     assert verdict["verdict"] == "same", verdict
@@ -112,7 +112,7 @@ def test_a_class_needs_few_lines_for_tensor_parallelism_and_none_for_fsdp(
     assert verdict["verdict"] == "same", verdict
 
 
-@pytest.mark.parametrize("drops", ["function", "positions first"])
+@pytest.mark.parametrize("drops", but_slow(["function", "positions first"], {"function"}))
 def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settings, single, tmp_path):
     verdict = verdict_of({"dp": 2}, keys_of(file, drops), make_settings, single, tmp_path)
     assert (verdict["verdict"], verdict["grad_norm_difference"]) == ("not comparable", None)

@@ -107,7 +107,7 @@ OTHERS = {
 }
 WAITS = {name: (name, {}) for name in LAYOUTS} | OTHERS
 DATA = {"summarisation": "pairs", "classification": "images"}
-QUICK = {"single", "ddp", "fsdp", "tp", "pp", "fp16", "fp16, sgd", "summaries", "images"}
+QUICK = {"tp", "pp", "fp16", "fp16, sgd", "summaries", "images"}  # of DDP, of one process, and the others of FSDP
 
 
 @pytest.mark.parametrize("name", but_slow(WAITS, {*WAITS} - QUICK))
@@ -181,7 +181,7 @@ OTHERWISE = {
     "looped": {"schedule": "Interleaved1F1B", "micro_batches": 4},
     "V": {"schedule": "ZBVZeroBubble", "micro_batches": 4},
 }
-QUICK_MOVED = {("ddp", 4), ("fsdp, ZeRO-1", 4), ("hsdp", 4), ("dp x tp", 4), ("fsdp x pp, V", 4)}
+QUICK_MOVED = {("ddp", 4), ("fsdp, ZeRO-1", 4), ("hsdp", 4), ("fsdp x pp, V", 4)}
 
 
 @pytest.mark.parametrize(
