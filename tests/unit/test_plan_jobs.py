@@ -1,4 +1,4 @@
-"""What single jobs are charged: those that train nothing, those of a training under way; energy; and what changed since the last plan."""
+"""What single jobs are charged: those that train nothing, those of a training under way; and energy."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from parascale.checkpoint.manifest import MANIFEST
 from parascale.data.text import check_expected
 from parascale.errors import DataError
 from parascale.families.sizes import model_sizes
-from parascale.plan import budget, ledger, tables
+from parascale.plan import budget, tables
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
@@ -310,36 +310,6 @@ def test_a_plan_says_how_much_narrower_probes_would_make_it(jureca):
     after = budget.make_plan(planned, measured)
     before, now = (each.totals["core_hours_high"] - each.totals["core_hours_low"] for each in (plan, after))
     assert int(told[3]) - 2 < 100 * (1 - now / before) < int(told[3]) + 10 and not after.calibrating
-
-
-def test_what_changed_since_the_last_plan(tmp_path):
-    """Jobs that are done, new ones, and prices that moved, the largest by name; nothing where nothing changed."""
-    planner = Planner(project(tmp_path))
-    first = budget.make_plan(jobs(), planner)
-    (tmp_path / "plan.json").write_text(json.dumps(first.as_dict()))
-    before = ledger.last_plan(tmp_path / "plan.json", ())
-    assert budget.make_plan(jobs(), planner, before=before).since is None
-    less = budget.make_plan(jobs()[1:], planner, before=before)
-    assert less.since == "1 job fewer" and "Since the last plan: 1 job fewer" in tables.text(less)
-    assert budget.make_plan(jobs()[2:], planner, before=before).since == "2 jobs fewer"
-    assert budget.make_plan(jobs()[:1], planner, before={}).since == "1 more", (
-        "after a plan in which nothing had to run"
-    )
-    dearer = budget.make_plan(jobs(), planner, history={"prepare": 0.5}, before=before)
-    assert dearer.since == "1 with another price, most of all prepare d (+64.00 core-h)"
-
-
-@pytest.mark.parametrize("damage", [{"schema_version": 2}, {"jobs": [{}]}, {"jobs": None}, {"targets": ["fsdp"]}])
-def test_only_a_plan_of_the_same_targets_is_compared(damage, tmp_path):
-    """Nor one that is damaged, or of another version."""
-    path = tmp_path / "plan.json"
-    assert ledger.last_plan(path, ()) is None
-    values = budget.make_plan(jobs(), Planner(project(tmp_path)), targets=["report"]).as_dict()
-    path.write_text(json.dumps(values))
-    assert len(ledger.last_plan(path, ["report"])) == len(jobs()) and ledger.last_plan(path, ()) is None
-    for text in (json.dumps(values | damage), json.dumps([values]), '{"jo'):
-        path.write_text(text)
-        assert ledger.last_plan(path, ["report"]) is None
 
 
 def test_a_checkpoint_is_verified_with_the_validation_and_the_test_split(jureca):
