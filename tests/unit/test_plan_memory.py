@@ -20,26 +20,13 @@ from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, describe
 CONFIG = Path(__file__).parents[2] / "config"
 
 GPT = make(Model, dim=64, heads=8, layers=4, hidden=256)
-LLAMA = make(
-    Model,
-    dim=64,
-    heads=8,
-    kv_heads=4,
-    layers=4,
-    hidden=192,
-    norm="rms",
-    position="rotary",
-    activation="swiglu",
-    bias=False,
-)
-LLAMA_7B = make(
-    Model, dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False
-)
-LLAMA_1B = make(
-    Model, dim=2048, heads=16, layers=16, hidden=5504, norm="rms", position="rotary", activation="swiglu", bias=False
-)
+AS_LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False}
+LLAMA = make(Model, dim=64, heads=8, kv_heads=4, layers=4, hidden=192, **AS_LLAMA)
+LLAMA_7B = make(Model, dim=4096, heads=32, layers=32, hidden=11008, **AS_LLAMA)
+LLAMA_1B = make(Model, dim=2048, heads=16, layers=16, hidden=5504, **AS_LLAMA)
 GPT_350M = make(Model, dim=1024, heads=16, layers=24)
 VOCABULARY = 500
+SHORT = dataclasses.replace(GPT, layers=2)
 DROPS_GPT, DROPS_LLAMA = (dataclasses.replace(model, dropout=0.1) for model in (GPT, LLAMA))
 
 SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
@@ -103,23 +90,23 @@ XRESNET = make(Model, kind="xresnet", dim=16, depths=[1, 2, 1], norm="batch")
 DROPS_SUMMARISER = dataclasses.replace(SUMMARISER, dropout=0.1)
 OWN_MASKS = dataclasses.replace(DROPS_GPT, dropout_masks="per-rank")
 # name → (model, settings of its run, how near the formula is). What kernels of xresnet take for themselves is in no formula, and that of an
-# encoder-decoder knows pairs of blocks alone. The first of each family and strategy are quick.
+# encoder-decoder knows pairs of blocks alone. One of each family and strategy is quick.
 SMALL = {
     "single": (GPT, {}, 0.05),
-    "ddp": (GPT, {"dp": 4}, 0.05),
     "fsdp": (LLAMA, {"fsdp": 4}, 0.05),
     "ZeRO-1": (LLAMA, {"fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
-    "tp": (GPT, {"tp": 4}, 0.05),
     "pp": (GPT, {"pp": 2, "micro_batches": 4}, 0.05),
     "selective, tp": (LLAMA, {"tp": 4, "activation_checkpointing": "selective"}, 0.1),
     "dropout, llama, bf16": (DROPS_LLAMA, {"precision": "bf16", "window": 64}, 0.05),
     "summaries, ddp, bf16": (SUMMARISER, {"precision": "bf16", "window": 64, "dp": 4}, 0.12),
     "summaries, tp": (SUMMARISER, {"window": 64, "tp": 4}, 0.12),
-    "summaries, dropout": (DROPS_SUMMARISER, {"window": 64, "activation_checkpointing": True}, 0.12),
     "images, ddp": (XRESNET, {"dp": 2}, 0.15),
-    "images, fsdp": (XRESNET, {"fsdp": 2}, 0.15),
 }
 SLOW = {
+    "ddp": (GPT, {"dp": 4}, 0.05),
+    "tp": (GPT, {"tp": 4}, 0.05),
+    "summaries, dropout": (DROPS_SUMMARISER, {"window": 64, "activation_checkpointing": True}, 0.12),
+    "images, fsdp": (XRESNET, {"fsdp": 2}, 0.15),
     "ZeRO-1, bf16": (GPT, {"precision": "bf16", "fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
     "ZeRO-1, tp": (GPT, {"window": 64, "fsdp": 2, "tp": 2, "accumulate": 2, **ZERO_1}, 0.03),
     "fsdp × pp, accumulate": (GPT, {"fsdp": 2, "pp": 2, "micro_batches": 4, "accumulate": 2}, 0.03),
@@ -209,7 +196,7 @@ PRETRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", slow(PRETRAINED, [*PRETRAINED][:2]))
+@pytest.mark.parametrize("name", slow(PRETRAINED, [*PRETRAINED][:1]))
 def test_formula_is_the_real_step_of_a_pretrained_model(name, tmp_path):
     """Step and evaluation, both within 10 %."""
     config, dropout, settings = PRETRAINED[name]
@@ -287,18 +274,18 @@ def test_attention_with_dropout_is_explicit_on_every_device():
 
 def test_pipelines_hold_as_much_however_many_micro_batches():
     """What was received is let go once it was computed with; torch would hold a tensor for each micro-batch and direction."""
-    few, many = (make_run(GPT, batch=count, pp=2, micro_batches=count) for count in (8, 24))
+    few, many = (make_run(SHORT, batch=count, pp=2, micro_batches=count) for count in (4, 12))
     received = 32 * GPT.dim * 4
     for rank in range(2):
         assert peaks(many, VOCABULARY, rank)[0] - peaks(few, VOCABULARY, rank)[0] < 4 * received
 
 
 def test_a_replicated_block_frees_what_it_computed_with():
-    """As a gathered one does: the loss finds copies of none of the four blocks beside the parameters, an evaluation those of one."""
-    freed, kept = (make_run(GPT, dp=2, tp=2, reshard_after_forward=reshard) for reshard in (True, False))
-    block = 4 * RankMemory(freed, sizes_of(freed), "cpu", rank_stages(freed.layout, GPT.layers)[0]).block_elements
+    """As a gathered one does: the loss finds copies of none of the two blocks beside the parameters, an evaluation those of one."""
+    freed, kept = (make_run(SHORT, dp=2, tp=2, reshard_after_forward=reshard) for reshard in (True, False))
+    block = 4 * RankMemory(freed, sizes_of(freed), "cpu", rank_stages(freed.layout, SHORT.layers)[0]).block_elements
     more = [b - a for a, b in zip(peaks(freed, VOCABULARY, 0), peaks(kept, VOCABULARY, 0), strict=True)]
-    assert more == [4 * block, 3 * block]
+    assert more == [2 * block, block]
 
 
 def test_sharding_divides_states():
