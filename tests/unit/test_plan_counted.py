@@ -25,7 +25,7 @@ from .test_plan_memory import measured, sizes_of
 
 WINDOW = 32
 LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
-QUICK = [("GPT-2", "fsdp"), ("Llama", "single"), ("Llama", "tp"), ("Llama", "pp")]
+QUICK = [("Llama", "fsdp"), ("Llama", "tp"), ("Llama", "pp")]
 CASES = [
     (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
 ]
@@ -164,7 +164,7 @@ def check_operations(run):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("GPT-2", "Llama"))) for name in FAMILIES]
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name != "Llama")) for name in FAMILIES]
 )
 def test_predicted_operations_are_those_that_torch_dispatches(family, family_of):
     check_operations(run_of(family_of(family), {}))
@@ -180,8 +180,7 @@ def own(tmp_path, name, **settings):
     ("name", "layout"),
     [
         ("Recurrent", {}),
-        pytest.param("Blocks", {"fsdp": 2}, marks=pytest.mark.slow),
-        ("Blocks", {"tp": 2}),
+        *(pytest.param("Blocks", layout, marks=pytest.mark.slow) for layout in ({"fsdp": 2}, {"tp": 2})),
     ],
 )
 def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
