@@ -1,4 +1,4 @@
-"""The script of docs/own-script.md, run as it stands there: rows, curves, a kill and a continuation, prices, and what is not known."""
+"""The script of docs/own-script.md, run as it stands there: rows, curves, a stop and a continuation, prices, and what is not known."""
 
 import contextlib
 import csv
@@ -22,25 +22,56 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "docs/own-script.md").r
 SCRIPT, WORKLOAD, ROWS = (dict(BLOCKS)[kind] for kind in ("python", "yaml", "tsv"))
 
 
+HELD = 50  # the step at which a script waits to be stopped, while there is a file `brake`
+WAIT = f"""        import time
+        while step == {HELD} and not asked and os.path.exists("brake"):
+            time.sleep(0.05)
+"""
+
+
 def write(folder):
-    """The documented script, and the same without a line of ours, in a project."""
+    """The documented script, which can be held, and the same without a line of ours, in a project."""
+    line = "        record(step=step, loss=loss, samples=64)\n"
     bare = re.sub(r"^.*(parascale import|record\().*\n", "", SCRIPT, flags=re.MULTILINE)
-    assert "record" not in bare
-    for name, text in {"waves": SCRIPT, "bare": bare}.items():
+    assert "record" not in bare and line in SCRIPT
+    for name, text in {"waves": SCRIPT.replace(line, line + WAIT), "bare": bare}.items():
         (folder / f"config/workloads/{name}.py").write_text(text)
         (folder / f"config/workloads/{name}.yaml").write_text(WORKLOAD.replace("waves", name))
-    (folder / "config/tiny.tsv").write_text(ROWS + "bare\tbare\t2\t2\n")
+    (folder / "config/tiny.tsv").write_text(ROWS + "bare\tbare\t1\t1\n")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """A project that has run, after one of its runs was told to stop in the middle."""
     project = SmallProject(tmp_path_factory.mktemp("scripts"))
     write(project.folder)
     assert project.planned() == {
-        **{"train_single": 1, "train_ddp": 2, "parity_verdict": 3, "job_report": 3, "comparison_report": 1, "all": 1}
+        **{"train_single": 2, "train_ddp": 1, "parity_verdict": 3, "job_report": 3, "comparison_report": 1, "all": 1}
     }
+    stop_in_the_middle(project, "waves-ddp")
     project.snakemake()
     return project
+
+
+def launch(project, *words):
+    environment = os.environ | {"PYTHONPATH": str(project.folder / "scripts")}
+    return subprocess.Popen(
+        [*COMMAND, "launch", *words], cwd=project.folder, env=environment, text=True, stdout=subprocess.PIPE
+    )
+
+
+def stop_in_the_middle(project, run):
+    brake, work = project.folder / "brake", project.folder / "work/runs" / run
+    brake.touch()
+    process, deadline = launch(project, "--run", run), time.monotonic() + 240
+    while not ((work / "steps.jsonl").is_file() and (work / "steps.jsonl").read_text().count("\n") == HELD):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=240)
+    assert process.returncode == 75, "stopped with its state saved, although the script ends with 0"
+    assert (work / "files/last.pt").is_file()
+    brake.unlink()
 
 
 def record(project, run):
@@ -64,13 +95,15 @@ def test_the_rows_have_what_the_script_records(finished):
     assert "waves, 12,800 samples" in page and "time of the whole job" in page
 
 
-def test_its_record_is_that_of_a_training(finished):
+def test_its_record_is_that_of_a_training_that_was_stopped_and_continued(finished):
     lines, summary = record(finished, "waves-ddp")
     assert [line["step"] for line in lines] == list(range(1, 201)) and lines[0]["loss"] > lines[-1]["loss"]
     assert summary["seconds"] < summary["wall_seconds"] - 0.5, "the start is no training"
     folder = finished.folder / "results/runs/waves-ddp"
     described = json.loads((folder / "run.json").read_text())
-    assert set(described["code"]) == {"waves.py"} and described["attempts"][0]["first_step"] == 1
+    attempts = [(each["first_step"], each["outcome"]) for each in described["attempts"]]
+    assert set(described["code"]) == {"waves.py"} and summary["attempts"] == 2
+    assert attempts == [(1, "stopped"), (HELD + 1, "finished")]
     assert (folder / "checkpoint/last.pt").is_file() and (
         folder / "events.out.tfevents.parascale"
     ).stat().st_size > 1000
@@ -78,7 +111,6 @@ def test_its_record_is_that_of_a_training(finished):
 
 
 def test_nothing_is_done_twice_and_an_edit_of_the_script_trains_its_rows_again(finished):
-    assert not finished.planned()
     path = finished.folder / "config/workloads/waves.py"
     text = path.read_text()
     try:
@@ -91,39 +123,6 @@ def test_nothing_is_done_twice_and_an_edit_of_the_script_trains_its_rows_again(f
         }
     finally:
         path.write_text(text)
-
-
-def launch(project, *words):
-    environment = os.environ | {"PYTHONPATH": str(project.folder / "scripts")}
-    return subprocess.Popen(
-        [*COMMAND, "launch", *words], cwd=project.folder, env=environment, text=True, stdout=subprocess.PIPE
-    )
-
-
-def test_it_is_told_to_stop_saves_and_continues(tmp_path):
-    project = SmallProject(tmp_path)
-    write(tmp_path)
-    project.edit(
-        "config/workloads/waves.py", "        step += 1\n", "        step += 1\n        import time; time.sleep(0.02)\n"
-    )
-    steps = tmp_path / "work/runs/waves-ddp/steps.jsonl"
-    process = launch(project, "--run", "waves-ddp")
-    deadline = time.monotonic() + 240
-    while not (steps.is_file() and steps.read_text().count("\n") > 5) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=240)
-    assert process.returncode == 75, "stopped with its state saved, although the script ends with 0"
-    reached = json.loads(steps.read_text().splitlines()[-1])["step"]
-    assert 5 < reached < 200 and (tmp_path / "work/runs/waves-ddp/files/last.pt").is_file()
-    process = launch(project, "--run", "waves-ddp")
-    process.communicate(timeout=240)
-    assert process.returncode == 0
-    lines, summary = record(project, "waves-ddp")
-    assert [line["step"] for line in lines] == list(range(1, 201)) and summary["attempts"] == 2
-    attempts = json.loads((tmp_path / "results/runs/waves-ddp/run.json").read_text())["attempts"]
-    assert [(each["first_step"], each["outcome"]) for each in attempts] == [(1, "stopped"), (reached + 1, "finished")]
 
 
 def prediction(project, run, steps=200):
