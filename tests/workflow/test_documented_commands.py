@@ -52,11 +52,11 @@ BEFORE = [
     "parascale data download --workload lm-small",
     "parascale data prepare --workload lm-small",
     "parascale train --run single",
-    "torchrun --nproc-per-node 2 -m -- parascale train --run ddp",
     "parascale launch --run fsdp",
     "parascale checkpoint convert --run fsdp",
 ]
 BEFORE_SLOW = [
+    "torchrun --nproc-per-node 2 -m -- parascale train --run ddp",
     "parascale data download --workload summary-small",
     "parascale data prepare --workload summary-small",
     "parascale train --run summary-single",
@@ -103,7 +103,6 @@ NOT_RUN = {
 QUICK = {
     "make run",
     "parascale train --run single",
-    "parascale launch --run ddp",
     "parascale generate --run single --prompt the function returns a",
     "parascale checkpoint convert --run fsdp",
     "parascale report",
@@ -114,7 +113,6 @@ QUICK = {
     "parascale site init",
     "snakemake --profile profiles/local -n",
     "snakemake --profile profiles/slurm -n",
-    "torchrun --nproc-per-node 2 -m -- parascale train --run ddp",
     "eval $(_PARASCALE_COMPLETE=bash_source parascale)",
     "source .venv/bin/activate",
 }

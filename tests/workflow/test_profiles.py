@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from tests.pace import processor_seconds, within
 
+from .programs import call
 from .small_project import REPOSITORY, SmallProject, link_project
 from .test_targets import jobs_in
 
@@ -131,11 +131,11 @@ SMALLER, LARGER = (
 def test_a_group_of_jobs_stays_within_its_partition(partition, options, fits, tmp_path):
     """Their time limits add up in one Slurm job: ten are too much for a partition of two hours, two are not, nor ten for one of 24."""
     link_project(tmp_path)
-    program = [sys.executable, "-m", "snakemake", "--profile", "profiles/juwels-booster", "-n", "-q"]
-    words = ["--config", f"partition={partition}", f"root={tmp_path}", *options, "--", "data", "formats"]
-    done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    never = [line for line in done.stdout.splitlines() if line.startswith("can never start")]
+    words = ["snakemake", "--profile", "profiles/juwels-booster", "-n", "-q"]
+    words += ["--config", f"partition={partition}", f"root={tmp_path}", *options, "--", "data", "formats"]
+    code, printed = call(words, tmp_path, tmp_path / "printed.txt")
+    assert code == 0, printed
+    never = [line for line in printed.splitlines() if line.startswith("can never start")]
     assert not never if fits else "10 jobs in one group" in never[-1]
 
 

@@ -58,7 +58,9 @@ const among = (elements, wrong) => [elements.length, elements.filter(wrong).map(
 """
 
 
-@pytest.mark.parametrize("width", (*SCREENS, *PAPERS))
+@pytest.mark.parametrize(
+    "width", [pytest.param(width, marks=[pytest.mark.slow] * (width in (1024, 794))) for width in (*SCREENS, *PAPERS)]
+)
 def test_a_page_is_readable_at_every_width_and_on_paper(browser, page, width):
     browser.show(page, width, media="print" if width in PAPERS else "")
     for what, (widths, script) in WRONG.items():

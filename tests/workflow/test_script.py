@@ -153,16 +153,13 @@ def test_probes_price_rows_that_never_ran(finished):
     assert short.wall_low < short.wall_seconds < short.limit_seconds and short.core_hours > 0
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "said"),
-    [("raise ValueError('no data')", 1, "no data"), ("import os, signal; os.kill(os.getpid(), 9)", 1, "SIGKILL")],
-)
-def test_a_script_that_fails_is_a_failed_run(tmp_path, body, code, said):
+@pytest.mark.parametrize("body", ["raise ValueError('no data')", "import os, signal; os.kill(os.getpid(), 9)"])
+def test_a_script_that_fails_is_a_failed_run(tmp_path, body):
     project = SmallProject(tmp_path)
     write(tmp_path)
     (tmp_path / "config/workloads/waves.py").write_text(body)
     process = launch(project, "--run", "waves-single")
     process.communicate(timeout=120)
     attempt = json.loads((tmp_path / "work/runs/waves-single/attempts.jsonl").read_text())
-    assert (process.returncode, attempt["outcome"]) == (code, "failed")
+    assert (process.returncode, attempt["outcome"]) == (1, "failed")
     assert not Path(tmp_path / "work/runs/waves-single/lease.json").exists()

@@ -71,7 +71,19 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words.split("profiles/local ")[-1] for words, _ in MISTAKES])
+# What the project says of settings comes the same way for all: `mistakes.txt` has more of it.
+SETTINGS = ("root=bad.yaml", "runs=spaces.tsv", "account=0042", "runs=nocode.tsv", "budget=5", "root=/proc/x")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(
+            *case, id=case[0].split("profiles/local ")[-1], marks=[pytest.mark.slow] * case[0].endswith(SETTINGS)
+        )
+        for case in MISTAKES
+    ],
+)
 def test_a_mistake_is_one_good_line(words, said, tmp_path):
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     for folder in (project, elsewhere):
@@ -89,7 +101,7 @@ def test_a_mistake_is_one_good_line(words, said, tmp_path):
     assert code == said.startswith("error: ") and "Traceback" not in printed
 
 
-@pytest.mark.parametrize("words", ["-n --sdm apptainer", "--sdm conda"])
+@pytest.mark.parametrize("words", ["-n --sdm apptainer", pytest.param("--sdm conda", marks=pytest.mark.slow)])
 def test_a_method_to_deploy_software_is_refused_by_a_dry_run_too(words, tmp_path):
     """No image and no conda environment of the rules exists; Snakemake runs no `onstart` in a dry run."""
     link_project(tmp_path)
