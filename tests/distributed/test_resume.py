@@ -108,14 +108,14 @@ def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_
         assert read_json(Path(settings["output"]) / "run.json")["prediction"] == {"seconds": kept}
 
 
-EVALUATED = {"checkpoint_every": 5, "evaluate_every": 5}
+EVALUATED = {"checkpoint_every": 5, "evaluate_every": 5, "steps": 10}
 ENGINES = {"native": {"layout": LAYOUTS["fsdp"]}, "lightning": {"layout": LAYOUTS["ddp"], "engine": "lightning"}}
 # how the training ends, the step whose evaluation it is → what the next start continues with
 ENDS = {
-    "it fails in an evaluation": (train_and_fail_in_evaluation, (10, False), 11),
-    "it fails in the last evaluation": (train_and_fail_in_evaluation, (20, False), 21),
-    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (10, True), 11),
-    "it is told to stop in the step before": (train_until_told_to_stop, (10, 0), 11),
+    "it fails in an evaluation": (train_and_fail_in_evaluation, (5, False), 6),
+    "it fails in the last evaluation": (train_and_fail_in_evaluation, (10, False), 11),
+    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (5, True), 6),
+    "it is told to stop in the step before": (train_until_told_to_stop, (5, 0), 6),
 }
 
 
@@ -177,7 +177,7 @@ DAMAGES = [
 @pytest.fixture(scope="module")
 def interrupted(settings_below, tmp_path_factory):
     """(keys of a run, settings of the whole one, settings of the one that was told to stop after step 7)."""
-    keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3, "evaluate_every": 3}}
+    keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3, "evaluate_every": 3, "steps": 9}}
     folder = tmp_path_factory.mktemp("interrupted")
     whole, stopped = (settings_below(folder, name, **keys) for name in ("whole", "run"))
     train(whole, folder / "ranks")
