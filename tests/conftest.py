@@ -10,12 +10,15 @@ settings.load_profile("shared")
 
 
 class ByFile(LoadScopeScheduling):
-    """A file's tests share what they set up; those on Slurm share one cluster, unless only tests on Slurm run."""
+    """A file's tests share what they set up; those on Slurm share one cluster, unless only tests on Slurm run. Then each is given out by
+    itself, since they last minutes, but for those of the whole matrix."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        beside_others = not all(each.startswith(SLURM) for each in self.collection)
-        return SLURM if beside_others and file.startswith(SLURM) else file
+        alone = all(each.startswith(SLURM) for each in self.collection)
+        if not file.startswith(SLURM) or (alone and file.endswith("test_workflow_slurm.py")):
+            return file
+        return nodeid if alone else SLURM
 
 
 def pytest_runtest_setup(item):

@@ -100,17 +100,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
     assert f"{shard.name} is damaged" in workflow.story()
 
 
-@pytest.mark.parametrize("name", ["single", "nodes"])
-def test_a_suspended_job_goes_on(name, cluster, disturbed, undisturbed):
+def test_a_suspended_job_goes_on(cluster, disturbed, undisturbed):
     """No timeout counts while all its processes stand still."""
-    workflow, run = disturbed(name, options=["--retries", "0"], settings=["timeout_seconds=20"])
-    for command, seconds in (("suspend", 45), ("resume", 0)):
+    workflow, run = disturbed("nodes", options=["--retries", "0"], settings=["timeout_seconds=15"])
+    for command, seconds in (("suspend", 35), ("resume", 0)):
         cluster.run(["scontrol", command, workflow.jobs()[0]])
         time.sleep(seconds)
     workflow.full_speed()
     workflow.wait(timeout=600)
     assert [attempt["outcome"] for attempt in run.attempts()] == ["finished"]
-    assert_same_numbers(run, undisturbed(name))
+    assert_same_numbers(run, undisturbed("nodes"))
 
 
 @pytest.mark.parametrize("name", ["single", "nodes"])
@@ -152,8 +151,8 @@ def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
     """Drawn from one number, as `schedule.py` does at length."""
     roots = {undisturbed(name).root for name in RUNS}
     whole = SimpleNamespace(root=roots.pop(), run=undisturbed)
-    injections = struck(5, cluster, tmp_path, small_disk, whole, names=RUNS, count=5)
-    assert sum(injection.seconds is not None for injection in injections) >= 3, injections
+    injections = struck(5, cluster, tmp_path, small_disk, whole, names=RUNS, count=3)
+    assert sum(injection.seconds is not None for injection in injections) >= 2, injections
 
 
 def test_a_disk_that_fills_while_saving(disturbed, undisturbed, small_disk):
