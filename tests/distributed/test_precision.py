@@ -30,6 +30,9 @@ def test_tf32_is_for_those_who_name_it(precision, make_settings, tmp_path):
     assert set(found) == {precision == "tf32"}
 
 
+ONE_STEP = {"optim": {"warmup_steps": 0}, "training": {"steps": 1, "evaluate": False}}
+
+
 def train_and_keep_gradients(settings, folder):
     """Train; the whole gradients of this rank's parameters in the first step, before they are clipped, as a file of `folder`."""
     place = Path(folder) / f"{os.environ['RANK']}.pt"
@@ -56,7 +59,7 @@ def gradient(folder, settings):
 @pytest.fixture(scope="module")
 def exact(settings_below, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exact")
-    return gradient(folder / "ranks", settings_below(folder, "exact", model=TIED, training={"steps": 4}))
+    return gradient(folder / "ranks", settings_below(folder, "exact", model=TIED, **ONE_STEP))
 
 
 @pytest.mark.parametrize("precision", but_slow(["bf16", "fp16"], {"fp16"}))
@@ -65,7 +68,7 @@ def exact(settings_below, tmp_path_factory):
 )
 def test_the_gradient_is_as_near_to_fp32_in_every_layout(layout, precision, exact, make_settings, tmp_path):
     """Numbers are rounded at the same places: 0.7 % in bf16, and 0.1 % in fp16, which has three bits more."""
-    settings = make_settings("case", LAYOUTS[layout], TIED, training={"steps": 4}, precision=precision)
+    settings = make_settings("case", LAYOUTS[layout], TIED, precision=precision, **ONE_STEP)
     found = gradient(tmp_path / "ranks", settings)
     assert found.keys() >= exact.keys()  # stages at both ends name the matrix that they share
     difference = sum((found[name] - exact[name]).square().sum() for name in exact)
@@ -82,9 +85,10 @@ SPLIT = ("InterleavedZeroBubble", "ZBVZeroBubble")
 )
 def test_gradients_of_passes_for_weights_are_summed_in_fp32(axis, schedule, make_settings, tmp_path):
     """They are those of whole backward passes then, but for the order of sums: sums in half precision are off by 3e-4 and more."""
-    training, found = {"steps": 4, "global_batch": 32, "accumulate": 2}, []
+    training, found = {"global_batch": 32, "accumulate": 2} | ONE_STEP["training"], []
     for name in ("Interleaved1F1B", schedule):
-        settings = make_settings(name, {axis: 2, **pp(2, 8, name)}, training=training, precision="bf16")
+        keys = ONE_STEP | {"training": training, "precision": "bf16"}
+        settings = make_settings(name, {axis: 2, **pp(2, 8, name)}, **keys)
         found.append(gradient(tmp_path / name, settings))
     whole, split = found
     difference = sum((whole[name] - split[name]).square().sum() for name in whole)
