@@ -101,6 +101,23 @@ def test_a_class_of_one_s_own_is_priced_once_it_is_counted(write, call, tmp_path
     assert unknown in call("plan", "--run", "single")[1]
 
 
+def test_the_job_that_makes_data_counts_the_models_on_it(write, call, tmp_path):
+    """A model that cannot be counted is named, and its data is made all the same."""
+    write(config="runs: runs.tsv\n")
+    place, file = tmp_path / "config/workloads", tmp_path / "config/workloads/mine.py"
+    (place / "all.txt").write_text("a b c d\n" * 100)
+    files = dict.fromkeys(("train", "validation", "test"), "all.txt")
+    data = json.dumps({"source": {"kind": "files", "files": files}})
+    (place / "w.yaml").write_text(f'data: {data}\nmodel: {{kind: "mine.py:Mine"}}\ntraining: {{steps: 1000}}\n')
+    file.write_text(OWN.replace("nn.Linear(settings.dim", "nn.Linear(1"))
+    assert call("data", "download", "--workload", "w")[0] == 0
+    code, said = call("data", "prepare", "--workload", "w")
+    assert code == 0 and "mine.py:Mine: not counted for plans: its passes without data fail" in said
+    file.write_text(OWN)
+    assert "counted for plans: " in call("data", "prepare", "--workload", "w")[1]
+    assert "1,000 steps of" in call("plan", "--run", "single")[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [

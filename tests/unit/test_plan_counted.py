@@ -1,9 +1,5 @@
 """Models without a formula are counted once: what plans then say of them is what the real step takes, and what torch counts."""
 
-import dataclasses
-import json
-from concurrent.futures import ProcessPoolExecutor
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -12,16 +8,16 @@ from parascale.errors import RequirementError
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
-from parascale.families.counted import counts_of
-from parascale.families.sizes import BACKWARD, MicroBatch
+from parascale.families.counted import NOT_COUNTED
+from parascale.families.sizes import BACKWARD, MicroBatch, unknown_sizes
 from parascale.plan.memory import RankMemory, rank_stages, total
 from parascale.plan.work import ATTENTION_BACKWARD
-from parascale.settings import Layout, Run, Workload, make, run_from_dict
+from parascale.settings import Layout, Model, Run, Workload, make
 from tests.distributed.cases import pp, ranks_of
-from tests.forks import FORKS
 
 from .folder_models import FAMILIES, VOCABULARY, make_folder
-from .test_plan_memory import measured, sizes_of
+from .pretrained_folders import BART_CONFIG, T5_CONFIG, describe
+from .test_plan_memory import alone, keep_count, make_run, measured, sizes_of, slow
 
 WINDOW = 32
 LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
@@ -78,20 +74,9 @@ def run_of(model, layout, precision="fp32"):
     return run
 
 
-def counted(settings):
-    """The count of a run's model, in a process of its own."""
-    from parascale.train.counting import count
-
-    return count(run_from_dict(settings).workload, VOCABULARY)
-
-
-def keep_count(model):
-    """Count a model and keep that where plans look for it."""
-    run = run_of(model, {})
-    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
-        found = pool.submit(counted, dataclasses.asdict(run)).result()
-    place, digest = counts_of(run.workload.model, VOCABULARY, *run.workload.sizes)
-    place.write_text(json.dumps({digest: found}))
+def counted(model):
+    """A model whose count is where plans look for it."""
+    alone(keep_count, run_of(model, {}), VOCABULARY)
     return model
 
 
@@ -103,7 +88,7 @@ def family_of(tmp_path_factory):
     def model_of(family):
         if family not in made:
             folder = make_folder(tmp_path_factory.mktemp("counted") / "model", family)
-            made[family] = keep_count({"kind": "transformers", "folder": str(folder)})
+            made[family] = counted({"kind": "transformers", "folder": str(folder)})
         return made[family]
 
     return model_of
@@ -114,8 +99,7 @@ def check_memory(run, error=0.1):
     sizes = sizes_of(run, VOCABULARY)
     for number, held in enumerate(rank_stages(run.layout, sizes.layers)):
         rank = number * (run.layout.world_size // run.layout.pp)
-        with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
-            real, _ = pool.submit(measured, dataclasses.asdict(run), VOCABULARY, rank).result()
+        real, _ = alone(measured, run, VOCABULARY, rank)
         predicted = total(RankMemory(run, sizes, "cpu", held).peak())
         print(f"rank {number}: {predicted / real - 1:+.1%}")
         assert predicted == pytest.approx(real, rel=error), number
@@ -160,7 +144,7 @@ def check_operations(run):
     planned = (1 + BACKWARD) * products + (1 + ATTENTION_BACKWARD) * (forward - products)
     print(f"{planned / real - 1:+.2%}")
     assert sizes.count == parameters and planned == pytest.approx(real, rel=0.01)
-    assert sizes.flops_per_target == pytest.approx(3 * forward / run.global_batch / WINDOW)
+    assert sizes.flops_per_target == pytest.approx(3 * forward / run.global_batch / run.workload.sizes[-1])
 
 
 @pytest.mark.parametrize(
@@ -168,6 +152,34 @@ def check_operations(run):
 )
 def test_predicted_operations_are_those_that_torch_dispatches(family, family_of):
     check_operations(run_of(family_of(family), {}))
+
+
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+SUMMARISERS = {
+    "t5": T5_CONFIG,
+    "t5 1.1": T5_CONFIG | GATED,
+    "t5, unlike halves": T5_CONFIG | {"d_kv": 4, "num_decoder_layers": 2},
+    "bart": BART_CONFIG,
+}
+
+
+@pytest.mark.parametrize("name", slow(SUMMARISERS, ["t5 1.1", "bart"]))
+def test_operations_of_a_pretrained_summariser_are_those_that_torch_dispatches(name, tmp_path):
+    """Until it is counted, plans say so, or which file of its folder is missing. FSDP gathers a block of the larger half at once."""
+    model = make(Model, kind="pretrained", pretrained=str(tmp_path / "model"))
+    assert "config.json: no such file" in unknown_sizes(model, VOCABULARY, 64, 16)
+    describe(tmp_path / "model", SUMMARISERS[name], VOCABULARY)
+    run = make_run(model, window=64)
+    assert unknown_sizes(model, VOCABULARY, *run.workload.sizes) == NOT_COUNTED
+    alone(keep_count, run, VOCABULARY)
+    check_operations(run)
+    network = build_model(model, VOCABULARY, 64, 16).network
+    network = getattr(network, "model", network)
+    stacks = [getattr(half, "block", None) or half.layers for half in (network.encoder, network.decoder)]
+    blocks = [sum(each.numel() for each in block.parameters()) for stack in stacks for block in stack]
+    sizes = sizes_of(run, VOCABULARY)
+    assert (sizes.layers, sizes.targets) == (len(blocks), 16)
+    assert (sizes.block, sizes.unit * sizes.block) == pytest.approx((sum(blocks) / len(blocks), max(blocks)))
 
 
 def own(tmp_path, name, **settings):
@@ -184,11 +196,11 @@ def own(tmp_path, name, **settings):
     ],
 )
 def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
-    model = keep_count(own(tmp_path, name, options={"kind": "GRU"}))
+    model = counted(own(tmp_path, name, options={"kind": "GRU"}))
     check_operations(run_of(model, {}))
     check_memory(run_of(model, layout))
 
 
 def test_repeated_layers_that_are_never_called_are_named(tmp_path):
     with pytest.raises(RequirementError, match=r"none of its repeated layers layers\.\* is called"):
-        keep_count(own(tmp_path, "Uncalled"))
+        counted(own(tmp_path, "Uncalled"))

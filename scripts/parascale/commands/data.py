@@ -7,7 +7,9 @@ import click
 
 from parascale.cli import COUNT, named, with_project
 from parascale.data.manifests import require_windows
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, ParascaleError
+from parascale.families.counted import NOT_COUNTED
+from parascale.families.sizes import unknown_sizes
 from parascale.files import write_json
 from parascale.settings import load_workload
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
@@ -117,9 +119,27 @@ def prepare(project, workload, shard):
         lies = "".join(f", read in place as {facts['dtype']}" for facts in [counts.pop("in_place", None)] if facts)
         said = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
         print(f"{output}: {split}: {said}{lies}")
-    for each in (workload, *project.workloads.values()):
-        if each.data.dataset == found.dataset and shard is None:
-            require_windows(each, output)
+    for each in workloads_on(project, workload) if shard is None else ():
+        require_windows(each, output)
+        count_model(each, manifest["vocabulary"])
+
+
+def workloads_on(project, workload):
+    """A workload and the project's others on its dataset."""
+    named = {each.name: each for each in (*project.workloads.values(), workload)}
+    return [each for each in named.values() if each.data.dataset == workload.data.dataset]
+
+
+def count_model(workload, outputs):
+    """Count a workload's model for plans, if that is still to be done; where it cannot be, say why."""
+    if unknown_sizes(workload.model, outputs, *workload.sizes) != NOT_COUNTED:
+        return
+    from parascale.train.counting import keep_count  # torch loads slowly
+
+    try:
+        print(f"counted for plans: {keep_count(workload, outputs)}")
+    except (ParascaleError, OSError) as error:  # the data is made all the same
+        print(f"{workload.model.kind}: {error}")
 
 
 @data.command()
@@ -143,6 +163,8 @@ def index(project, workload):
         print(f"{split}: {facts['samples']:,} images, {facts['bytes']:,} bytes, {len(manifest['classes'])} classes")
     for note in manifest["notes"]:
         print(note)
+    for each in workloads_on(project, workload):
+        count_model(each, len(manifest["classes"]))
 
 
 @data.command()

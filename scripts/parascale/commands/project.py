@@ -8,8 +8,7 @@ import click
 from parascale import slurm
 from parascale.cli import COUNT, InputFile, named_run, project_options, run_option
 from parascale.errors import ConfigError
-from parascale.families.counted import counts_of
-from parascale.files import read_json, write_json, write_text
+from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
@@ -67,8 +66,8 @@ def model(find, target, window, vocabulary):
     """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient; and count it for plans.
 
     TARGET is the file of a workload, a language model's class, which gets the default settings, or a folder of `transformers`. What a
-    workload's model computes and keeps is counted on tensors without data, and written beside the class or folder, where plans read it.
-    Nothing is trained.
+    workload's model computes and keeps is counted on tensors without data, and written beside the class or folder, where plans read it;
+    so it is when the data is made. Nothing is trained.
 
     \b
     Example: parascale check model config/workloads/lm-small.yaml
@@ -76,7 +75,7 @@ def model(find, target, window, vocabulary):
     Example: parascale check model models/smollm --window 512
     """
     from parascale.families.folders import KINDS
-    from parascale.train.counting import count  # torch loads slowly
+    from parascale.train.counting import keep_count  # torch loads slowly
     from parascale.train.graph import described
 
     [of_folders], known = KINDS, None
@@ -101,13 +100,11 @@ def model(find, target, window, vocabulary):
             f"{target} cannot be made as a language model with default settings ({type(error).__name__}: {error}): name the file of its "
             "workload instead"
         ) from error
-    if target.endswith(".yaml") and workload.model.is_own:
+    if target.endswith(".yaml") and workload.model.is_counted:
         if not known:
             print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
             return
-        place, digest = counts_of(workload.model, known, *workload.sizes)
-        write_json(place, (read_json(place) if place.is_file() else {}) | {digest: count(workload, known)})
-        print(f"counted for plans: {place}")
+        print(f"counted for plans: {keep_count(workload, known)}")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Sizes of models without a formula, folders of `transformers` and classes of one's own: what `parascale check model` counted.
+"""Sizes of models without a formula, folders in Hugging Face's form and classes of one's own: what `parascale.train.counting` found.
 
 The counts lie beside the model, in `<folder or file>.counts.json`, each under a digest of what it depends on.
 """
@@ -10,7 +10,7 @@ import json
 import math
 from pathlib import Path
 
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, ParascaleError
 from parascale.families.sizes import Operations, Product, Sizes
 from parascale.files import read_json
 from parascale.settings.pretrained import CONFIG, Pretrained
@@ -25,18 +25,23 @@ def counts_of(model, outputs, *places):
 
     Raises OSError where the class's file or the folder's `config.json` is missing.
     """
-    settings = dataclasses.asdict(model)
-    if model.folder is None:
+    if described := _described(model):  # its `config.json` decides the rest
+        settings, outputs = ({}, None) if model.folder else ({"dropout": model.dropout}, outputs)
+        source, read = described.folder, described.folder / CONFIG
+    else:
         path, _, name = model.kind.partition(":")
         source = read = Path(path)
-        settings["kind"] = name
-    else:
-        settings, outputs = {}, None  # those of its `config.json`
-        source = Pretrained(model.folder, "model.folder").folder
-        read = source / CONFIG
+        settings = dataclasses.asdict(model) | {"kind": name}
     of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest(), settings, outputs, places]
     digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
     return source.with_name(f"{source.name}.counts.json"), digest
+
+
+def _described(model):
+    """The Pretrained folder that a model is described by; None for a class of one's own."""
+    if model.folder:
+        return Pretrained(model.folder, "model.folder")
+    return model.pretrained and Pretrained(model.pretrained)
 
 
 def _found(model, outputs, *places):
@@ -88,7 +93,14 @@ class CountedSizes(Sizes):
 
     @staticmethod
     def unknown(model, outputs, *places):
-        return None if _found(model, outputs, *places) else NOT_COUNTED
+        """What is missing: a folder, which may be on another machine, or the count."""
+        if _found(model, outputs, *places):
+            return None
+        try:
+            _ = (described := _described(model)) and described.config
+        except ParascaleError as error:
+            return str(error)
+        return NOT_COUNTED
 
     def block_operations(self, batch, fused):
         return self._operations("blocks", batch)

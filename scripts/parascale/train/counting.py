@@ -19,9 +19,10 @@ from parascale.errors import RequirementError
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
-from parascale.families.counted import SAMPLES
+from parascale.families.counted import SAMPLES, counts_of
 from parascale.families.dropout import Draws
 from parascale.families.kind import matches
+from parascale.files import read_json, write_json
 from parascale.parallel import tying
 
 TYPES = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
@@ -46,6 +47,14 @@ def count(workload, outputs):
                 raise RequirementError(f"not counted for plans: its passes without data fail: {error}") from error
     found = passes[4][0].described()
     return found | {"bytes": {str(width): [each.bytes for each in both] for width, both in passes.items()}}
+
+
+def keep_count(workload, outputs):
+    """Write the count of a workload's model where plans look for it; returns the file. Raises RequirementError as `count`."""
+    place, digest = counts_of(workload.model, outputs, *workload.sizes)
+    found = {digest: count(workload, outputs)}
+    write_json(place, (read_json(place) if place.is_file() else {}) | found)
+    return place
 
 
 class Live(TorchDispatchMode):
@@ -186,14 +195,16 @@ class Pass:
                 if SPLIT[role]:
                     module.register_forward_hook(self._gathered)
             if self.held.isdisjoint(own.values()):
-                module.register_forward_pre_hook(
-                    lambda _, __, own=own: (self.last if self.kept else self.first).update(own.values())
-                )
+                module.register_forward_pre_hook(lambda _, __, own=own: self._ends().update(own.values()))
         for block in self.blocks:
             block.register_forward_pre_hook(self._enter)
             block.register_forward_hook(self._leave)
         for each in self.model.parameters():
             each.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+
+    def _ends(self):
+        """Of parameters outside of the blocks: whether those called now stand behind the last of them, or before."""
+        return self.last if len(self.kept) >= len(self.blocks) else self.first
 
     def _gathered(self, module, inputs, result):
         self.live.whole(*_tensors(result))

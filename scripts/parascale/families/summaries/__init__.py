@@ -20,6 +20,5 @@ KINDS = {
         builds_on=("language",),
         degrees=("fsdp",),
         model="pretrained_modules:PretrainedSummariser",
-        sizes="pretrained_sizes:PretrainedSizes",
     ),
 }

@@ -16,14 +16,13 @@ from parascale.families.sizes import Operations, Sizes
 
 
 class EncoderDecoderSizes(Sizes):
-    """A block is here one of the encoder and one of the decoder together. half: the Sizes of each."""
-
-    half = TransformerSizes
+    """A block is here one of the encoder and one of the decoder together."""
 
     def __init__(self, model, vocabulary, window, summary_window):
         self.model = model
         encoder, decoder = self.halves = [
-            self.half(model, vocabulary, size, causal) for size, causal in ((window, False), (summary_window, True))
+            TransformerSizes(model, vocabulary, size, causal)
+            for size, causal in ((window, False), (summary_window, True))
         ]
         across = attention_matrices(model, key_bias=False)
         self.layers, self.tied, self.targets = model.layers, model.tied, summary_window
