@@ -5,7 +5,6 @@ from parascale.families.language.sizes import (
     attention_bytes,
     attention_matrices,
     attention_operations,
-    mixed_width,
     norm_elements,
     products_of,
     selective_bytes,
@@ -35,7 +34,7 @@ class EncoderDecoderSizes(Sizes):
         self.unit = 1 - encoder.block / self.block
         query, key, value, result = (2 * matrix.weights for matrix in across)
         self.block_flops = encoder.block_flops + decoder.block_flops + window * (key + value)
-        self.block_flops += summary_window * (query + result + 4 * window * mixed_width(model))
+        self.block_flops += summary_window * (query + result + 4 * window * model.dim)
         self.ends_flops = decoder.ends_flops
 
     def block_operations(self, batch, fused):
