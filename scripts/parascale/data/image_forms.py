@@ -41,11 +41,9 @@ class Samples(Table):
         samples = self._samples("image" in columns)
         try:
             while some := list(itertools.islice(samples, rows_at_once)):
-                arrays = [
-                    pa.array(values, kind)
-                    for values, kind in zip(zip(*some, strict=True), self.schema_arrow.types, strict=True)
-                ]
-                yield pa.record_batch(arrays, schema=self.schema_arrow).select(columns)
+                images, labels = zip(*some, strict=True)
+                arrays = {"image": pa.array(images, pa.binary()), "label": pa.array(labels, pa.string())}
+                yield pa.record_batch(arrays).select(columns)
         except DAMAGED as error:
             raise DataError(f"{self}: not a whole {self.form} file ({error}); fetch it again") from None
 

@@ -68,9 +68,8 @@ def index_images(root, settings, output, columns=None):
         classes = imagenet_classes(root)
         pack = partial(index_tars, root, classes, notes)
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
-        packed_as = packed_classes(tables, columns)
-        classes = packed_as.names
-        pack = partial(pack_tables, tables, packed_as, columns)
+        classes, numbers_in = packed_classes(tables, columns)
+        pack = partial(pack_tables, tables, numbers_in, columns)
     else:
         if tables and not folders:
             classes, splits = scan_tables(tables, columns, root)

@@ -1,6 +1,5 @@
 """Tables of images: CSV or Parquet with a path and a label a row, or any table with the encoded images in it."""
 
-import dataclasses
 import itertools
 import json
 import re
@@ -19,17 +18,14 @@ BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 ROWS = 256  # rows of packed Parquet in memory at once
 
 
-def pack_tables(tables, classes, columns, folder):
-    """Lay the images of tables out in `<split>.packed` below `folder`; returns split → (rows, names).
-
-    classes: of `packed_classes`.
-    """
+def pack_tables(tables, numbers_in, columns, folder):
+    """Lay the images of tables out in `<split>.packed` below `folder`; returns split → (rows, names). numbers_in: of `packed_classes`."""
     splits = {}
     for split, paths in tables.items():
         writer, place = ImageIndexWriter(), 0
         with open(folder / f"{split}.packed", "wb") as packed:
             for path in paths:
-                numbers = classes.numbers(path)
+                numbers = numbers_in[path]
                 rows = table_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
                     unknown = [row for row, (_, label) in some if lacks(label) or label_text(label) not in numbers]
@@ -56,22 +52,9 @@ def holds_images(path, columns):
     return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
 
 
-@dataclasses.dataclass
-class PackedClasses:
-    """The classes of a data set in tables: their names, by number, and the names that each file's own metadata give its numbers."""
-
-    names: list
-    of_file: dict
-
-    def numbers(self, path):
-        """Label in a file, as text → number of its class."""
-        own = self.of_file[path]
-        number = {name: number for number, name in enumerate(self.names)}
-        return number if own is None else {str(label): number[name] for label, name in enumerate(own)}
-
-
 def packed_classes(tables, columns):
-    """The PackedClasses: as Hugging Face's metadata has them in each file, else the labels themselves."""
+    """(names of the classes, file → {label in it, as text: number of its class}): as Hugging Face's metadata has them in each file, else the
+    labels themselves."""
     paths = [path for part in tables.values() for path in part]
     lacking = [path for path in paths if not holds_images(path, columns)]
     if lacking:
@@ -90,7 +73,11 @@ def packed_classes(tables, columns):
     names = list(dict.fromkeys(name for each in lists for name in each))
     names = names or class_names({label for path in paths for label in _labels(path, columns["label"])})
     require_distinct(paths[0].parent, names)
-    return PackedClasses(names, of_file)
+    number = {name: number for number, name in enumerate(names)}
+    return names, {
+        path: {str(label): number[name] for label, name in enumerate(own)} if own else number
+        for path, own in of_file.items()
+    }
 
 
 def _own_names(path, column):
