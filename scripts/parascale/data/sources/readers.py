@@ -66,7 +66,7 @@ def count_rows(path):
     if kind in TABLES:
         return open_table(path).metadata.num_rows
     if kind in (JSON, CSV):
-        return sum(1 for _ in _part(path, ROWS[kind](path, [], False, {}), 0, None))
+        return sum(1 for _ in _part(path, ROWS[kind](path, [], "text"), 0, None))
     lines, last = 0, b"\n"
     with _opened(path) as handle:
         if kind == JSON_LINES:  # of which blank lines are no rows
@@ -90,21 +90,22 @@ def documents(path, column, first=0, last=None):
     if kind_of(path) == TEXT:
         yield from _part(path, _lines(path), first, last)
     else:
-        for (text,) in records(path, [column], first, last, required=True):
+        for (text,) in records(path, [column], first, last, "text"):
             yield text
 
 
-def records(path, columns, first=0, last=None, required=False):
+def records(path, columns, first=0, last=None, role="document"):
     """The rows `first` … `last − 1` of a file with columns: a tuple of the texts in `columns`, None where one is missing.
 
-    required: each line of JSON must have the columns; null is a text that is missing.
+    role: of the columns. Each line of JSON must have that of a `text`; null is a text that is missing.
     """
     kind, named = kind_of(path), {}
     if kind not in ROWS:
         held = "plain text has" if kind == TEXT else "tokens have"
         raise DataError(f"{path}: {held} no columns {', '.join(columns)}; give Parquet, JSON Lines or CSV")
-    rows, word = ROWS[kind], "line" if kind in (JSON_LINES, CSV) else "row"
-    found = rows(path, columns, required, named)
+    word = "line" if kind in (JSON_LINES, CSV) else "row"
+    more = {"named": named} if kind in (JSON_LINES, JSON) else {}
+    found = ROWS[kind](path, columns, role, **more)
     for number, values in _part(path, found, first, last):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str) and value is not None:
@@ -121,7 +122,7 @@ def records(path, columns, first=0, last=None, required=False):
     while named and not named.keys() >= set(columns) and next(behind, None):
         pass  # rows behind may have the columns that these lack, as in a shard
     if named:
-        require_columns(path, named, columns, "document")
+        require_columns(path, named, columns, role)
 
 
 def _part(path, rows, first, last):
@@ -151,14 +152,15 @@ def _lines(path):
             offset += len(line)
 
 
-def _json_rows(path, columns, required, named):
+def _json_rows(path, columns, role, named=None):
     """(number, values) of each row of a list, or of each line that is not blank. named: gets the columns that rows name, as keys."""
+    named = {} if named is None else named
     for number, row in _json_values(path):
         if not isinstance(row, dict):
             wanted = " and ".join(f"`{name}`" for name in columns)
             raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
-        if required:
-            require_columns(f"{path}, line {number}", row, columns, "text")
+        if role == "text":
+            require_columns(f"{path}, line {number}", row, columns, role)
         named |= dict.fromkeys(row)
         yield number, tuple(map(row.get, columns))
 
@@ -204,15 +206,7 @@ def csv_rows(path, columns, role, errors="strict"):
             raise DataError(f"{path}, line {lines.line_num:,}: no CSV of rows, in UTF-8 ({error})") from None
 
 
-def _csv_rows(path, columns, required, _):
-    return csv_rows(path, columns, "text" if required else "document")
-
-
-def _table_rows(path, columns, required, _):
-    return table_rows(path, columns, "text" if required else "document")
-
-
-ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: _csv_rows, PARQUET: _table_rows, ARROW: _table_rows}
+ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: csv_rows, PARQUET: table_rows, ARROW: table_rows}
 
 
 def holds_tokens(path, columns):
