@@ -6,7 +6,7 @@ import torch
 
 from parascale.checkpoint.tensors import Rows, joined
 from parascale.data.number_tokenizer import NumberTokenizer
-from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
+from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, PretrainedTokenizer, WordTokenizer
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.files import read_json
@@ -79,7 +79,9 @@ def _renumbered(state, ours):
     numbers = {entry: number for number, entry in enumerate(ours.vocabulary)}
     model = state["model"]
     if isinstance(model["vocab"], list):  # a unigram model: pieces with their scores
-        model |= {"vocab": sorted(model["vocab"], key=lambda piece: numbers[piece[0]]), "unk_id": UNKNOWN_ID}
+        unknown = model.get("unk_id")
+        model["unk_id"] = None if unknown is None else numbers[model["vocab"][unknown][0]]
+        model["vocab"].sort(key=lambda piece: numbers[piece[0]])
     else:
         model["vocab"] = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
     known = [
