@@ -1,9 +1,17 @@
 """What a score says as an examiner would ask: errors by group, ranges, order of layouts, and a rule of thumb beside it."""
 
 import statistics
+from pathlib import Path
+from unittest import mock
 
+import yaml
+
+from parascale.plan import time
 from parascale.plan.calibrate import FORMULA_ERROR
-from parascale.plan.predict import RANGE
+from parascale.plan.predict import RANGE, predict
+from parascale.settings import load_project_file
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
 
 ALIKE = ("torch", "megatron", "deepspeed-2021")  # stacks for which the plan answers
 KEPT = 0.95
@@ -67,6 +75,39 @@ def by_rule_of_thumb(rows):
         if alike:
             off.append(abs(statistics.median(each.utilisation for each in alike) / row.utilisation - 1))
     return statistics.median(off) if off else None
+
+
+def constants(rows, rate, small):
+    """{constant of gpus.yaml: what twice of it moves a rate by at most, in published rows and in shipped runs; the median error then}.
+
+    rate: function from a row's cells to what is predicted of it; small: function to seconds of a step of shipped runs.
+    """
+    shipped = yaml.safe_load(time.KINDS.read_text(encoding="utf-8"))
+    found, seconds = {}, small()
+    for name in (name for name in shipped["other"] if name != "names"):
+        kinds = {kind: values | {name: 2 * values[name]} for kind, values in shipped.items()}
+        with mock.patch.object(time, "_kinds", lambda kinds=kinds: kinds):
+            rates, slower = [rate(row.cells) for row in rows], small()
+        found[name] = (
+            max(abs(changed / row.predicted - 1) for changed, row in zip(rates, rows, strict=True)),
+            max(abs(changed / before - 1) for changed, before in zip(slower, seconds, strict=True)),
+            statistics.median(abs(changed / row.published - 1) for changed, row in zip(rates, rows, strict=True)),
+        )
+    return found
+
+
+def shipped_steps():
+    """Seconds of a step of each run of config/jureca.yaml that has a price."""
+    project = load_project_file(CONFIG / "config.yaml", CONFIG / "jureca.yaml")
+    predicted = (predict(run, project.site, remedy=False).step_seconds for run in project.runs.values())
+    return [seconds for seconds in predicted if seconds]
+
+
+def perturbed(scored, rate):
+    """What twice of each constant does, for people. rate: see `constants`."""
+    yield f"{'twice of it moves by at most':26} {'published':>9} {'JURECA runs':>12} {'median error':>13}"
+    for name, values in constants(examined(scored), rate, shipped_steps).items():
+        yield "  {:24} {:9.1%} {:12.1%} {:13.1%}".format(name, *values)
 
 
 def lines(scored):

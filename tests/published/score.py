@@ -1,7 +1,7 @@
 """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
 
 An empty cell is the default. Where tuned is true, torch.compile and the loss in chunks are on, else both are off. What the code of a
-source is known to do stands in USUAL, and what a row says in `assumed` in SAID. A row ran out of memory if a cell says OOM, or if it has
+source is known to do stands in stacks.py, and what a row says in `assumed` too. A row ran out of memory if a cell says OOM, or if it has
 neither a rate nor a peak of memory.
 
     python -m tests.published.score runs.csv --machines machines.csv
@@ -19,51 +19,20 @@ from pathlib import Path
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.memory import capacity_bytes, memory_parts, total, verdict
+from parascale.plan.memory import beside_tensors, capacity_bytes, total, verdict
 from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.layout import DEGREES
 from parascale.settings.workload import LanguageTraining
-from tests.published import exam
+from tests.published import exam, stacks
 
 RUNS, MACHINES = (Path(__file__).with_name(f"{name}.csv") for name in ("runs", "machines"))
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
-SWITCHES = ("micro_batches", "schedule", "sequence_parallel", "reshard_after_forward", "reduce")
+SWITCHES = ("micro_batches", "schedule", "sequence_parallel", "loss_parallel", "reshard_after_forward", "reduce")
 LAYOUT = ("gpus_per_node", *DEGREES, *SWITCHES)
 TRAINING = ("window", "global_batch", "accumulate")
 RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
-# Whose code a source ran. A plan is for ours, which is torch's; what others reach with kernels of their own is shown beside it.
-STACKS = {
-    "aleph-alpha": "megatron",
-    "bigscience": "deepspeed-2021",
-    "lumi": "deepspeed-2021",
-    "megatron": "megatron",
-    "megatron-h100": "nvidia",
-    "dgxc": "nvidia",
-    "jubench": "megatron",
-    "caraml": "megatron",
-    "maxtext": "maxtext",
-}
-# What the code of a source does where its table says nothing. Megatron-LM drops 0.1 of the attention weights and of what layers give
-# (`--attention-dropout`, `--hidden-dropout`): FlashAttention came a year after its paper of 2021.
-# Sequence parallelism came to Megatron-LM after the code of BigScience and LUMI had left it.
-# Its JIT joins bias, GELU, dropout and sums (`fused_bias_gelu.py`, `bias_dropout_add_fused_train`), whatever its loss does.
-DEEPSPEED = {"sequence_parallel": "false", "compile": "true"}
-USUAL = {"megatron": {"dropout": "0.1"}, "bigscience": DEEPSPEED, "lumi": DEEPSPEED}
-# What rows say in words, as the cells of a layout. ZeRO-1 is FSDP that keeps parameters gathered and reduces once a step.
-SAID = {
-    "sequence_parallel=false|no sequence parallelism": {"sequence_parallel": "false"},
-    "reshard_after_forward=false": {"reshard_after_forward": "false"},
-    "ZeRO-1|[Dd]istributed optimizer": {"zero": "1"},
-}
-# Prices of a source's code over those of ours. The Triton kernel of MPT's attention computes what the mask hides as well (Dao-AILab's
-# flash-attention, issue 142). An RMSNorm of single operations in fp32 moves 128 bytes an element where one kernel moves 12: counted
-# operator by operator, 1.4 times what an eager block of Llama 13B moves otherwise.
-PRICES = {("llm-foundry", "true"): {"attention": 2.0}, ("aleph-alpha", "false"): {"moved": 1.4}}
-# On Hopper torch's own attention was FlashAttention 2 before it was cuDNN: 286 TFLOP/s (its pull request 1791: 8,192 tokens, causal,
-# heads of 128, forward and backward on H100) to 335 (Dao 2023, arXiv:2307.08691, figure 7) of 989.
-FLASH2, FLASH2_SOURCES = 0.32, ("llm-foundry", "torchtitan", "kempner", "nanotron", "fms-fsdp")
 RATE, PEAK = "tokens_per_second_per_gpu", "peak_memory_gb"
 OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
 
@@ -95,8 +64,13 @@ class Scored:
 
 def score(table=RUNS, machines=MACHINES):
     """A list of Scored for the rows of a CSV file, in its order. machines: CSV file of the machines that it names."""
-    sites = {row["machine"]: site_of(row) for row in read(machines)}
+    sites = sites_of(machines)
     return [score_row(row, sites, f"{table}, line {line}") for line, row in enumerate(read(table), 2)]
+
+
+def sites_of(machines):
+    """{name: Site} of a CSV file of machines."""
+    return {row["machine"]: site_of(row) for row in read(machines)}
 
 
 def read(path):
@@ -127,8 +101,8 @@ def site_of(row):
 
 def cells_of(row):
     """A row with what its source's code is known to do, and what it says in words, as cells."""
-    cells = USUAL.get(row.get("source"), {}) | row
-    for words, said in SAID.items():
+    cells = stacks.USUAL.get(row.get("source"), {}) | row
+    for words, said in stacks.SAID.items():
         if re.search(words, row.get("assumed", "")):
             cells = said | cells
     ranks, axis = int(cells.get("dp", 1)), "fsdp"
@@ -146,7 +120,7 @@ def run_of(row, site, where):
         "gpus_per_node": held,
         "nodes": max(1, world // held),
         "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
-        "compile": tuned(row) or row.get("compile") == "true",
+        "compile": row.get("compile", row.get("tuned")) == "true",
     }
     training = _settings(row, TRAINING) | {"steps": 1, "evaluate": False}
     values = {
@@ -177,24 +151,23 @@ class Row:
         """Raises ConfigError for a machine that is not known, or settings that are none."""
         if cells["machine"] not in sites:
             raise ConfigError(f"{where}: machine `{cells['machine']}` is not in the table of machines")
-        self.cells, self.site, self.vocabulary = cells, sites[cells["machine"]], int(cells["vocabulary"])
-        self.source, self.stack = cells.get("source", ""), STACKS.get(cells.get("source"), "torch")
+        self.cells, self.told = cells, cells_of(cells)
+        self.site, self.vocabulary = sites[cells["machine"]], int(cells["vocabulary"])
+        self.source, self.stack = cells.get("source", ""), stacks.STACKS.get(cells.get("source"), "torch")
         self.run, self.published = run_of(cells, self.site, where), _number(cells.get(RATE))
-        self.sizes = model_sizes(self.run.workload.model, self.vocabulary, *self.run.workload.sizes)
+        sizes = model_sizes(self.run.workload.model, self.vocabulary, *self.run.workload.sizes)
+        sizes.chunked = self.told.get("chunked", self.told.get("tuned")) == "true"
+        self.sizes = stacks.changed(self, sizes)
         self.tokens = self.run.global_batch * self.sizes.targets / self.run.layout.world_size
-        if self.stack != "torch":
-            self.sizes.recomputed_operations = self._whole(self.sizes.recomputed_operations)
 
-    def _whole(self, recomputed):
-        """Megatron's own checkpoints make all of a block again, where torch's stop at what the backward pass asks for."""
-        return lambda batch, fused, selective: (
-            recomputed(batch, fused, True) if selective else self.sizes.block_operations(batch, fused)
-        )
+    def said(self, words):
+        """Whether the row's own words have a word."""
+        return words in self.cells.get("assumed", "")
 
     @cached_property
     def work(self):
         """What each rank does in a step."""
-        return step_work(self.run, self.sizes, self.site)
+        return stacks.adjusted(self, step_work(self.run, self.sizes, self.site, stacks.stages(self)))
 
     @cached_property
     def rates(self):
@@ -202,9 +175,9 @@ class Row:
         found = formula_rates(self.site, self.run.precision)
         if found is None:
             return None
-        kind, prices = gpu_kind(self.site), dict(PRICES.get((self.source, self.cells.get("tuned")), {}))
-        if self.source in FLASH2_SOURCES and "H100" in kind["names"]:
-            prices["attention"] = prices.get("attention", 1.0) * kind["attention"] / FLASH2
+        kind, prices = gpu_kind(self.site), dict(stacks.PRICES.get(self.source, {}))
+        if self.source in stacks.FLASH2_SOURCES and "H100" in kind["names"]:
+            prices["attention"] = prices.get("attention", 1.0) * kind["attention"] / stacks.FLASH2
         return found.scaled(prices)
 
     @property
@@ -220,16 +193,11 @@ class Row:
         return self.tokens / sum(step_seconds(self.work, self.rates.scaled(factors or {}), self.site).values())
 
 
-def tuned(row):
-    """Whether the source's code is compiled and makes its loss in chunks: a cell says so."""
-    return row.get("tuned") == "true"
-
-
 def score_row(cells, sites, where):
     """The Scored of a row. Raises ConfigError as Row does."""
     row = Row(cells, sites, where)
     predicted, published = row.predicted(), row.published
-    used = total(memory_parts(row.run, row.site, row.vocabulary, chunked=tuned(cells)))
+    used = total(stacks.peak(row) | beside_tensors(row.run, row.site))
     return Scored(
         source=row.source,
         model=cells.get("model", ""),
@@ -313,6 +281,7 @@ def main():
     parser.add_argument("table", nargs="?", type=Path, default=RUNS, help="CSV of the runs")
     parser.add_argument("--machines", type=Path, default=MACHINES, help="CSV of the machines that the table names")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--constants", action="store_true", help="print what twice of each constant does, in a minute")
     options = parser.parse_args()
     scored = score(options.table, options.machines)
     if options.json:
@@ -321,6 +290,9 @@ def main():
     else:
         print("\n".join(lines(scored)))
         print("\n".join(exam.lines(scored)))
+    if options.constants:
+        sites = sites_of(options.machines)
+        print("\n".join(exam.perturbed(scored, lambda cells: Row(cells, sites, "table").predicted())))
 
 
 if __name__ == "__main__":

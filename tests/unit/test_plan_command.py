@@ -126,7 +126,7 @@ def test_the_job_that_makes_data_counts_the_models_on_it(write, call, tmp_path):
         ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--run", "single"]}, 1, "core_hours"),
         ({"config": "partition: dc-gpo\n"}, 78, "did you mean `dc-gpu`"),
         ({"arguments": ["--run", "sinle"]}, 78, "did you mean `single`"),
-        ({"steps": 10_000_000}, 0, "will continue in several jobs"),
+        ({"steps": 20_000_000}, 0, "will continue in several jobs"),
     ],
 )
 def test_the_exit_code_is_the_verdict(write, call, settings, code, said):

@@ -8,10 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.families.sizes import MicroBatch, Operations, Product, model_sizes
 from parascale.parallel.precision import HALF, Copies
 from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
-from parascale.plan.work import BUCKET_BYTES, parameter_bytes, step_work
+from parascale.plan.work import BUCKET_BYTES, _loads, parameter_bytes, step_work
 from parascale.settings import Site
 from tests.unit.test_plan_fit import CLUSTER, VOCABULARY
 from tests.unit.test_plan_memory import GPT_350M, make_run
@@ -186,8 +186,24 @@ def test_sums_of_micro_batches_are_paid_for():
 
 
 def test_a_pipeline_makes_its_copies_once_and_fsdp_none():
-    batches = {"pp": make_run(GPT_350M, "bf16", pp=2, micro_batches=4), "fsdp": make_run(GPT_350M, "bf16", fsdp=2)}
+    """FSDP sums whole gradients, in 10 bytes an element, where it reduces them once a step: ZeRO-1, and pipelines."""
+    batches = {
+        "pp": make_run(GPT_350M, "bf16", pp=2, micro_batches=4),
+        "fsdp": make_run(GPT_350M, "bf16", fsdp=2),
+        "fsdp, once a step": make_run(GPT_350M, "bf16", fsdp=2, reduce="step", accumulate=4, batch=16),
+        "fsdp, pp": make_run(GPT_350M, "bf16", fsdp=2, pp=2, micro_batches=4, batch=16),
+    }
     assert {name: parameter_bytes(run, MicroBatch.of(run)) for name, run in batches.items()} == {
         "pp": (6 / 4, 6 + 12 * 3 / 4),
         "fsdp": (0, 0),
+        "fsdp, once a step": (0, 10 * 3 / 4),
+        "fsdp, pp": (0, 10 * 3 / 4),
     }
+
+
+def test_a_products_operands_cost_no_time_of_their_own_on_gpus():
+    """They arrive while its tiles are computed; what it writes does. A core does one after the other."""
+    operations = Operations((Product(4096, 512, 2048),))
+    on_gpu, on_cpu = (_loads(operations, wave) for wave in (1000, 0))
+    assert [load.moved for load in on_gpu] == [2 * 4096 * 2048, 2 * (4096 * 512 + 512 * 2048)]
+    assert [load.moved for load in on_cpu] == [2 * times * operations.products[0].elements for times in (1, 2)]

@@ -6,11 +6,11 @@ import pytest
 
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.advise import advise
-from parascale.plan.memory import peak_memory, total
+from parascale.plan.memory import RankMemory, rank_stages, total
 from parascale.plan.predict import DataFacts
 from parascale.settings import Model, make
 from parascale.settings.layout import DEGREES
-from tests.published import score
+from tests.published import score, stacks
 from tests.unit.test_plan_memory import make_run
 from tests.unit.test_plan_score import ROWS, SITES
 
@@ -27,9 +27,14 @@ RESERVED = (1.1, 1.3)
 
 
 def gib(model, window, batch, **layout):
-    """Peak of one rank in GiB, bf16."""
-    run = make_run(model, "bf16", window=window, batch=batch, **layout)
-    return total(peak_memory(run, LLAMA3_VOCABULARY, "cuda", chunked=False)) / GIB
+    """Peak of one rank in GiB, bf16, with a loss of all logits at once."""
+    run, sizes = (
+        make_run(model, "bf16", window=window, batch=batch, **layout),
+        model_sizes(model, LLAMA3_VOCABULARY, window),
+    )
+    sizes.chunked = False
+    held = rank_stages(run.layout, sizes.layers)
+    return max(total(RankMemory(run, sizes, "cuda", each).peak()) for each in held) / GIB
 
 
 # https://github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5, rows with full
@@ -105,7 +110,7 @@ def test_activations_of_megatron(name):
 def compared():
     """{name: rows} wherever a source compares layouts of one model on as many GPUs of one machine."""
     groups = {}
-    for row in (row for row in ROWS if row["source"] not in score.STACKS or row["source"] == "megatron"):
+    for row in (row for row in ROWS if row["source"] not in stacks.STACKS or row["source"] == "megatron"):
         name = " ".join(row[key] for key in ("source", "machine", "gpus", "model", "window"))
         groups.setdefault(name, []).append(row)
     return {name: rows for name, rows in groups.items() if len(set(map(degrees, rows))) > 1}

@@ -22,7 +22,7 @@ SITES = {row["machine"]: score.site_of(row) for row in score.read(score.MACHINES
 ALL_ROWS = score.read(score.RUNS)
 ROWS = [row for row in ALL_ROWS if score.has_run(row)]
 # Relative errors of shipped constants: in the median, of 95 of 100 rows, at worst; and where a source was not fitted to.
-SHIPPED, HELD_OUT = (0.075, 0.27, 0.60), (0.09, 0.30, 0.65)
+SHIPPED, HELD_OUT = (0.05, 0.25, 0.45), (0.06, 0.25, 0.45)
 # What a fit may move, and how far its source leaves it open: the deviation of the logarithm.
 OPEN = {"a100 flops": 0.2, "hopper flops": 0.2, "moved": 0.1, "node_bytes": 0.2, "network_bytes": 0.2}
 DEVIATION = 0.1  # of the logarithm of a published rate, of a source with nine rows
@@ -31,6 +31,11 @@ DEVIATION = 0.1  # of the logarithm of a published rate, of a source with nine r
 @functools.cache
 def scored():
     return score.score()
+
+
+def rate_of(cells):
+    """What is predicted of a row."""
+    return score.Row(cells, SITES, "table").predicted()
 
 
 def open_prices(site, factors):
@@ -69,12 +74,12 @@ def test_what_is_fitted_on_all_sources_but_one_holds_for_it():
 
 
 def test_shipped_constants_are_as_good():
-    """On all rows that a plan answers for, and three times as good as one utilisation for each machine."""
+    """On all rows that a plan answers for, and four times as good as one utilisation for each machine."""
     rows = exam.examined(scored())
     told = exam.summary(rows)
     assert told["rows"] == 270
     assert all(told[name] <= most for name, most in zip(("median", "kept", "worst"), SHIPPED, strict=True)), told
-    assert exam.by_rule_of_thumb(rows) > 3 * told["median"]
+    assert exam.by_rule_of_thumb(rows) > 4 * told["median"]
 
 
 def test_ranges_hold_four_of_five_published_runs():
@@ -87,18 +92,19 @@ def test_ranges_hold_four_of_five_published_runs():
 
 
 def test_the_layout_that_is_predicted_best_is_nearly_the_best():
-    """Of what sources measured for one training: it loses nothing in the median, a fifth at worst, and the best is among the first three."""
+    """Of what sources measured for one training: it loses nothing in the median, a tenth at worst, and in nine of ten the best is among the
+    first three."""
     chosen = exam.grids(exam.examined(scored()))
     losses = [loss for loss, _ in chosen]
-    assert len(chosen) >= 17 and statistics.median(losses) <= 0.02 and max(losses) <= 0.23
-    assert all(place < exam.FIRST for _, place in chosen)
+    assert len(chosen) >= 17 and statistics.median(losses) <= 0.02 and max(losses) <= 0.10
+    assert sum(place < exam.FIRST for _, place in chosen) >= 0.9 * len(chosen)
 
 
-@pytest.mark.parametrize("price", ["flops", "attention", "moved", "node_bytes", "network_bytes"])
-def test_each_constant_of_gpus_matters_to_published_runs(price):
-    """A tenth more of it moves a predicted rate by a percent or more."""
-    rows = [score.Row(each.cells, SITES, "table") for each in exam.examined(scored())[::9]]
-    assert max(row.predicted() / row.predicted({price: 1.1}) - 1 for row in rows) > 0.01
+def test_each_constant_of_gpus_matters():
+    """Twice of it moves the rate of a published row by a percent or more or, if it is the host's work, a shipped run's step."""
+    rows = exam.examined(scored())[::9]
+    for name, (published, shipped, _) in exam.constants(rows, rate_of, exam.shipped_steps).items():
+        assert (shipped if name.endswith("seconds") else published) > 0.01, name
 
 
 def test_a_rate_that_no_data_sheet_has_is_unknown(tmp_path):
@@ -212,8 +218,8 @@ def test_the_command_scores_a_table(capsys, monkeypatch):
 def test_most_of_what_ran_fits_and_what_ran_out_of_memory_does_not():
     """What the plan gets wrong of published rows is known, and does not grow."""
     told = score.memory(scored())
-    assert told["ran_but_does_not_fit"] <= 20 and told["ran"] == 326
-    assert told["out_of_memory_but_fits"] <= 15 and told["out_of_memory"] == 149
+    assert told["ran_but_does_not_fit"] <= 3 and told["ran"] == 326
+    assert told["out_of_memory_but_fits"] <= 4 and told["out_of_memory"] == 149
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MOST = 64  # different runs that a fit weighs: it says then what it says of thou
 # Deviation of the logarithm of a step's seconds, where it was not fitted. formula: of GPUs, from the residuals of published trainings
 # that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
 HISTORY_ERROR = 0.05
-FORMULA_ERROR = {"cuda": 0.11, "cpu": 0.5}
+FORMULA_ERROR = {"cuda": 0.085, "cpu": 0.5}
 
 
 @dataclass(frozen=True)

@@ -35,20 +35,16 @@ class Stage:
     in_flight: int  # micro-batches whose activations are alive at once
 
 
-def peak_memory(run, vocabulary, device, chunked=True):
+def peak_memory(run, vocabulary, device):
     """{part: bytes} of the rank that needs most, at its peak; None where the model's kind is unknown.
 
-    Tensors only: what libraries hold beside them comes on top. chunked: see `Sizes.chunked`.
+    Tensors only: what libraries hold beside them comes on top.
     """
-    return max((rank.peak() for rank in _ranks(run, vocabulary, device, chunked)), key=total, default=None)
-
-
-def _ranks(run, vocabulary, device, chunked=True):
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
-        return []
-    sizes.chunked = chunked
-    return [RankMemory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers)]
+        return None
+    held = rank_stages(run.layout, sizes.layers)
+    return max((RankMemory(run, sizes, device, each).peak() for each in held), key=total)
 
 
 def capacity_bytes(run, site):
@@ -66,12 +62,15 @@ def verdict(used, capacity):
     return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
 
 
-def memory_parts(run, site, vocabulary, chunked=True):
-    """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
-    parts, groups = peak_memory(run, vocabulary, site.device, chunked), len(run.layout.dimensions)
-    each = site.assumed.communicator_gigabytes if site.device == "cuda" else 0
-    beside = {"communicators": int(groups * each * 1e9), "libraries": int(site.assumed.library_gigabytes * 1e9)}
-    return parts | beside
+def memory_parts(run, site, vocabulary):
+    """{part: bytes}, libraries and communicators included."""
+    return peak_memory(run, vocabulary, site.device) | beside_tensors(run, site)
+
+
+def beside_tensors(run, site):
+    """{part: bytes} of libraries and communicators."""
+    each = site.assumed.communicator_gigabytes * len(run.layout.dimensions) if site.device == "cuda" else 0
+    return {"communicators": int(each * 1e9), "libraries": int(site.assumed.library_gigabytes * 1e9)}
 
 
 def total(parts):

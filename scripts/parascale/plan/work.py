@@ -109,8 +109,8 @@ class Work:
     workers: int = 0
 
 
-def step_work(run, sizes, site):
-    """The Work of a step of `run` at `site`."""
+def step_work(run, sizes, site, stages=None):
+    """The Work of a step of `run` at `site`. stages: what each pipeline rank holds, where that is not what `rank_stages` says."""
     layout, kind = site.effective_layout(run.layout), gpu_kind(site)
     if layout is not run.layout:
         run = replace(run, layout=layout)
@@ -124,7 +124,7 @@ def step_work(run, sizes, site):
             made[alike] = _rank_work(run, sizes, kind, RankMemory(run, sizes, site.device, stages))
         return made[alike]
 
-    work = tuple(map(work_of, rank_stages(layout, sizes.layers)))
+    work = tuple(map(work_of, stages or rank_stages(layout, sizes.layers)))
     workers = getattr(run.workload.training, "workers", 0)
     overlaps, processes = site.device != "cpu", layout.processes_per_node
     return Work(work, run.micro_batches, fill, kind["interference"], overlaps, processes, workers)
@@ -173,11 +173,12 @@ def parameter_bytes(run, batch):
     """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
 
     The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
-    outside of pipelines in the same kernel. Where FSDP holds the parameters it sums shards, which is not counted.
+    outside of pipelines in the same kernel. FSDP sums shards, which is not counted, unless it reduces once a step.
     """
+    first, whole = 1 / run.micro_batches, run.layout.pp > 1 or run.layout.reduce == "step"
     if run.layout.uses_fsdp:
-        return 0.0, 0.0
-    copy, first = batch.parameter + batch.compute if batch.copies else 0, 1 / run.micro_batches
+        return 0.0, whole * (batch.compute + 2 * REDUCE_BYTES) * (1 - first)
+    copy = batch.parameter + batch.compute if batch.copies else 0
     if copy and run.layout.pp == 1:
         return copy * first, copy * first + (copy + batch.parameter) * (1 - first)
     return copy * first, copy + 3 * batch.parameter * (1 - first)
@@ -188,20 +189,22 @@ def _loads(operations, wave, longer=1.0):
 
     longer: what short sequences lengthen attention by (`attention_start` in `gpus.yaml`).
     """
-    flops = waste = back = moved = 0.0
+    flops = waste = back = moved = moved_back = 0.0
     for product in operations.products:
         rows, inner, outputs = product.rows, product.inner, product.outputs
         flops += product.flops
         waste += 2 * inner * min(wave, rows * outputs)
         back += 2 * (outputs * min(wave, rows * inner) + rows * min(wave, inner * outputs))
-        moved += product.elements * operations.element
+        # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
+        moved += (rows * outputs if wave else product.elements) * operations.element
+        moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element
     beside, attention = operations.moved, operations.attention * longer
     return (
         Load(flops + waste, attention, beside + operations.drawn + moved, operations.kernels),
         Load(
             BACKWARD * flops + back,
             ATTENTION_BACKWARD * attention,
-            BACKWARD * (beside + moved),
+            BACKWARD * beside + moved_back,
             BACKWARD * operations.kernels,
         ),
     )
