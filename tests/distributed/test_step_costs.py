@@ -197,8 +197,8 @@ def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, make_set
     stands before and after the blocks is gathered once a part where those are gathered twice."""
     strategy, _, how = name.partition(", ")
     layout = LAYOUTS[strategy] | OTHERWISE[how]
-    training = {"steps": 4, "global_batch": 32, "accumulate": parts, "evaluate": False}
-    settings = make_settings("run", layout, training=training)
+    training = {"steps": 2, "global_batch": 32, "accumulate": parts, "evaluate": False}
+    settings = make_settings("run", layout, optim={"warmup_steps": 0}, training=training)
     # The first rank's shards are padded by nothing.
     rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[0]
     gathers, scatters, sums = MOVED[name][parts > 1]
