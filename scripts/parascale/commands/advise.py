@@ -59,7 +59,7 @@ def advise(
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
     known, usual = calibrate.known(project.paths, site.name), "" if precision else ", as is usual here"
-    precision = precision or advice_of.usual_precision(site)
+    precision = precision or ("bf16" if "bf16" in site.peak_tflops else "fp32")
     if scaling:
         steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
         ranked = [step.advice for step in steps]
@@ -70,8 +70,10 @@ def advise(
         return advice_of.bought(advice, core_hours, site, known, facts) if core_hours else {}
 
     if as_json:
-        found = map(step_dict, steps) if scaling else map(as_dict, ranked)
-        print(json.dumps([each | paid(advice) for each, advice in zip(found, ranked, strict=True)], indent=2))
+        beside = ("gpus", "efficiency", "free_from", "knee")
+        more = [{name: getattr(step, name) for name in beside} for step in steps] if scaling else [{}] * len(ranked)
+        found = [each | as_dict(advice) | paid(advice) for each, advice in zip(more, ranked, strict=True)]
+        print(json.dumps(found, indent=2))
         return
     how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
     if scaling:
@@ -147,12 +149,6 @@ def line(advice, gpu="GPU"):
     cost = numbers.price(predicted)
     cost = cost and f", {numbers.duration(predicted.wall_seconds)}, {cost}"
     return f"{layout.strategy()} ({degrees.strip() or f'one {gpu}'}): {memory}{step}{cost}"
-
-
-def step_dict(step):
-    """Plain values of a Step."""
-    facts = {name: getattr(step, name) for name in ("gpus", "efficiency", "free_from", "knee")}
-    return facts | as_dict(step.advice)
 
 
 def as_dict(advice):

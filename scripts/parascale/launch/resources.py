@@ -35,13 +35,9 @@ def node_resources(site, minutes, partition=None, account=None, gpus=0):
     """Resources of a job on one node, with or without GPUs. All cores are asked for: JSC hands out whole nodes."""
     partition = site.partition_or_first(partition)
     wanted = {"nodes": 1, "cpus_per_task": site.cores(partition), "mem_mb": 0, "runtime": minutes}
-    if gpus and site.gpus_per_node:
-        wanted["gres"] = f"gpu:{gpus}"
-    if partition:
-        wanted["slurm_partition"] = partition
-    if account:
-        wanted["slurm_account"] = account
-    return wanted
+    gres = f"gpu:{gpus}" if gpus and site.gpus_per_node else None
+    more = {"gres": gres, "slurm_partition": partition, "slurm_account": account}
+    return wanted | {name: value for name, value in more.items() if value}
 
 
 def cores_of(layout, site):

@@ -29,11 +29,6 @@ class RankedLayout:
         return self.run.layout
 
 
-def usual_precision(site):
-    """The precision in which a machine is used: bf16 where its GPUs have it, else fp32."""
-    return "bf16" if "bf16" in site.peak_tflops else "fp32"
-
-
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 

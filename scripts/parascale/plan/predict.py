@@ -189,7 +189,7 @@ def _time(run, site, calibration, sizes, facts):
         beside = {"beside the steps": same[1] * mean}
     else:
         factor = calibration.beside(run.workload.name, lambda seen: _beside_of_seen(seen, site, calibration, facts))
-        predicted = _beside(run, site, facts, steps, seconds, _evaluation(run, work, rates, site))
+        predicted = _beside(run, site, facts, steps, seconds, forward_seconds(work, rates, site))
         beside = {what: factor * each for what, each in predicted.items()}
     return found | _priced(run, site, seconds, beside, own, shared, seen=same)
 
@@ -240,17 +240,12 @@ def _beside_of_seen(seen, site, calibration, facts):
     (rates, _), steps = calibration.rates(site, run, facts.sample_bytes), run_steps(run, facts)
     if sizes is None or rates is None or steps is None:
         return None
-    evaluation = _evaluation(run, step_work(run, sizes, site), rates, site)
+    evaluation = forward_seconds(step_work(run, sizes, site), rates, site)
     return sum(_beside(run, site, facts, steps, steps * seen.step_seconds, evaluation).values())
 
 
-def _evaluation(run, work, rates, site):
-    """Seconds of the forward passes of a global batch."""
-    return forward_seconds(work, rates, site, turns=run.layout.stages > run.layout.pp)
-
-
 def _beside(run, site, facts, steps, seconds, forward):
-    """{what: seconds} beside the training steps, by formula. forward: see `_evaluation`.
+    """{what: seconds} beside the training steps, by formula. forward: seconds of the forward passes of a global batch.
 
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.

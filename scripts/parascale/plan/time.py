@@ -22,12 +22,7 @@ import yaml
 KINDS = Path(__file__).with_name("gpus.yaml")
 CPU = {"wave": 0, "attention_start": 0, "interference": 0.0}
 # The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
-REFERENCE = {
-    "gigaflops": 100.0,
-    "gigabytes_per_second": 22.0,
-    "kernel_microseconds": 1.4,
-    "message_microseconds": 33.0,
-}
+REFERENCE = {"gigaflops": 100.0, "gigabytes_per_second": 22.0, "kernel_microseconds": 1.4, "message_microseconds": 33.0}
 MEASURED = {
     "gigaflops": ("assumed", ["core_gigaflops"]),
     "gigabytes_per_second": ("assumed", ["core_gigabytes_per_second"]),
@@ -217,10 +212,10 @@ def step_seconds(work, rates, site):
     return phases
 
 
-def forward_seconds(work, rates, site, turns=False):
+def forward_seconds(work, rates, site):
     """Seconds of the forward passes of a step alone, as an evaluation makes them.
 
-    The stages of a pipeline compute one piece after the other side by side; turns: a rank holds two, so that they take turns.
+    The stages of a pipeline compute one piece after the other side by side, or take turns where a rank holds two.
     """
     prices = Prices.at(rates, site, work.processes)
     passes = [
@@ -228,7 +223,7 @@ def forward_seconds(work, rates, site, turns=False):
         + prices.load(rank.ends_forward, work.overlaps)
         for rank in work.ranks
     ]
-    longest = sum(passes) if turns else max(passes)
+    longest = sum(passes) if work.turns else max(passes)
     return work.micro_batches * max(longest, prices.crowding * sum(passes) / len(passes))
 
 

@@ -96,8 +96,8 @@ class Work:
     """A step of a run: the work of each pipeline rank.
 
     fill: part of the other ranks' time for one micro-batch that the longest one waits in a step. interference: see `gpus.yaml`.
-    overlaps: whether a device computes while it communicates. processes: of the run, which share a machine's cores. workers: threads of a
-    rank that decode samples ahead.
+    overlaps: whether a device computes while it communicates. processes: of the run, which share a machine's cores. turns: a rank holds
+    several stages of a pipeline. workers: threads of a rank that decode samples ahead.
     """
 
     ranks: tuple
@@ -106,6 +106,7 @@ class Work:
     interference: float
     overlaps: bool
     processes: int
+    turns: bool = False
     workers: int = 0
 
 
@@ -126,8 +127,8 @@ def step_work(run, sizes, site, stages=None):
 
     work = tuple(map(work_of, stages or rank_stages(layout, sizes.layers)))
     workers = getattr(run.workload.training, "workers", 0)
-    overlaps, processes = site.device != "cpu", layout.processes_per_node
-    return Work(work, run.micro_batches, fill, kind["interference"], overlaps, processes, workers)
+    overlaps, processes, turns = site.device != "cpu", layout.processes_per_node, layout.stages > layout.pp
+    return Work(work, run.micro_batches, fill, kind["interference"], overlaps, processes, turns, workers)
 
 
 def _rank_work(run, sizes, kind, rank):
@@ -152,7 +153,8 @@ def _rank_work(run, sizes, kind, rank):
     forward, backward = forward.plus(copied, rank.block_elements), backward.plus(summed, rank.block_elements)
     ends = ends[0].plus(copied, rank.root), ends[1].plus(summed, rank.root)
     optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
-    collectives = _tensor_collectives(run, rank)
+    # It reduces twice and (with a split sequence) gathers twice.
+    collectives = half_ring(layout, "tp", sizes.split_bytes(batch)).times(4) if layout.tp > 1 else NOTHING
     return RankWork(
         blocks=rank.blocks,
         forward=forward,
@@ -250,11 +252,6 @@ def _data_transfers(run, rank):
     if not again:
         once, gathers = once.plus(all_of(gather)), {}
     return gathers | scattered | {"gradients": once, "buckets": max(1, round(rank.blocks))}
-
-
-def _tensor_collectives(run, rank):
-    """A block's forward pass: it reduces twice and (with a split sequence) gathers twice."""
-    return half_ring(run.layout, "tp", rank.sizes.split_bytes(rank.batch)).times(4) if run.layout.tp > 1 else NOTHING
 
 
 def _batch_norm(run, sizes):
