@@ -24,7 +24,7 @@ WAIT = f"""        import time
 @pytest.fixture
 def workflow(cluster, tmp_path):
     text = (ROOT / "docs/own-script.md").read_text("utf-8")
-    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
+    blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))
     with Workflow(cluster, tmp_path / "project", ROWS, pause=0.0) as started:
         folder = started.folder / "box/workloads"
         line = "        record(step=step, loss=loss, samples=64)\n"

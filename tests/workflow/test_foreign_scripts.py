@@ -1,4 +1,4 @@
-"""Scripts as they are written elsewhere, for Hugging Face's Trainer and accelerate, and a regression on arrays with a loss of
+"""Scripts as they are written elsewhere, for Hugging Face's Trainer, accelerate and Lightning, and a regression on arrays with a loss of
 its own: each starts by its row of the run table, and is stopped and continued from what it has saved itself."""
 
 import json
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from .small_project import SmallProject
-from .test_script import launch
+from .test_script import BLOCKS, launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PATIENCE = 300  # seconds: these libraries take ten of a processor's to import, in each process
 
 BEGIN = """
 import argparse, os, time
@@ -73,6 +75,31 @@ while done < options.steps:
             break
 assert accelerator.num_processes == 2
 """
+LIGHTNING = """
+import signal
+import lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, number):
+        return self.net(**batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+callbacks = [ModelCheckpoint(options.output_dir, save_last=True, every_n_train_steps=10)]
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=options.steps, default_root_dir=options.output_dir, logger=False, callbacks=callbacks
+)
+trainer.fit(Module(), torch.utils.data.DataLoader(pairs, 8, shuffle=True), ckpt_path="last")
+assert trainer.world_size == 2
+"""
+# With what the document adds, so that it ends when it is asked to.
+STOPPING = LIGHTNING.replace("callbacks = [", BLOCKS[-1][1] + "\ncallbacks = [Stop(), ")
 # A climate field at one hour to the next, in files of NetCDF-4, which are HDF5; the loss weighs by the area of a cell.
 FIELDS = """
 import h5py
@@ -119,10 +146,13 @@ while step < options.steps:
         torch.save((step, model.state_dict(), optimizer.state_dict()), saved + ".new")
         os.replace(saved + ".new", saved)
 """
+# name → script, what it saves, the signal, exit code and outcome; without a handler of SIGTERM nobody can say that it has saved
 SCRIPTS = {
-    "trainer": (TRAINER, "checkpoint-*/trainer_state.json"),
-    "accelerate": (ACCELERATE, "state/model.safetensors"),
-    "fields": (FIELDS, "last.pt"),
+    "trainer": (TRAINER, "checkpoint-*/trainer_state.json", signal.SIGTERM, 143, "failed"),
+    "accelerate": (ACCELERATE, "state/model.safetensors", signal.SIGTERM, 143, "failed"),
+    "lightning": (STOPPING, "last.ckpt", signal.SIGTERM, 75, "stopped"),
+    "lightning_plain": (LIGHTNING, "last.ckpt", signal.SIGKILL, -9, "killed"),
+    "fields": (FIELDS, "last.pt", signal.SIGTERM, 143, "failed"),
 }
 WORKLOAD = """
 task: script
@@ -132,12 +162,10 @@ steps: 60
 """
 
 
-def write(project, name, body):
-    """A script, its workload, a row on two processes, and fields of a wave that travels."""
-    folder = project.folder / "config/workloads"
-    (folder / f"own_{name}.py").write_text(BEGIN + body)
+def write(folder, name):
+    """A script, its workload, and fields of a wave that travels, in a folder of workloads."""
+    (folder / f"own_{name}.py").write_text(BEGIN + SCRIPTS[name][0])
     (folder / f"{name}.yaml").write_text(WORKLOAD.format(name=name))
-    (project.folder / "config/tiny.tsv").write_text(f"run\tworkload\tgpus_per_node\tdp\n{name}\t{name}\t2\t2\n")
     latitude, longitude = np.linspace(-75, 75, 16, dtype="f4"), np.linspace(0, 2 * np.pi, 32, endpoint=False)
     with h5py.File(folder / "fields.nc", "w") as file:
         file["latitude"] = latitude
@@ -148,24 +176,26 @@ def write(project, name, body):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_starts_by_its_row_is_stopped_and_continues_from_what_it_saved(name, tmp_path):
-    (body, saved), project = SCRIPTS[name], SmallProject(tmp_path)
-    write(project, name, body)
+    (_, saved, how, code, outcome), project = SCRIPTS[name], SmallProject(tmp_path)
+    write(tmp_path / "config/workloads", name)
+    (tmp_path / "config/tiny.tsv").write_text(f"run\tworkload\tgpus_per_node\tdp\n{name}\t{name}\t2\t2\n")
     files = tmp_path / "work/runs" / name / "files"
     process = launch(project, "--run", name)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENCE
     while not list(files.glob(saved)) and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     time.sleep(0.3)  # more steps, which are lost
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(how)
     said = process.communicate(timeout=120)[0]
-    assert process.returncode in (75, 143), said
+    assert process.returncode == code, said
     process = launch(project, "--run", name)
-    said = process.communicate(timeout=240)[0]
+    said = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0, said
+    assert "Restored all states" in said or "lightning" not in name
     summary = json.loads((tmp_path / f"results/runs/{name}/summary.json").read_text())
     attempts = json.loads((tmp_path / f"results/runs/{name}/run.json").read_text())["attempts"]
-    assert [each["outcome"] for each in attempts] == ["stopped", "finished"]
+    assert [each["outcome"] for each in attempts] == [outcome, "finished"]
     assert list((tmp_path / f"results/runs/{name}/checkpoint").glob(saved))
     if name == "fields":
         lines = [json.loads(line) for line in (tmp_path / f"results/runs/{name}/steps.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from parascale.commands.plan import describe
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 from tests.command import COMMAND
@@ -19,7 +20,7 @@ from tests.command import COMMAND
 from .small_project import REPOSITORY, SmallProject
 
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "docs/own-script.md").read_text("utf-8"), re.DOTALL)
-SCRIPT, WORKLOAD, ROWS = (dict(BLOCKS)[kind] for kind in ("python", "yaml", "tsv"))
+SCRIPT, WORKLOAD, ROWS = (dict(reversed(BLOCKS))[kind] for kind in ("python", "yaml", "tsv"))
 
 
 HELD = 50  # the step at which a script waits to be stopped, while there is a file `brake`
@@ -135,12 +136,15 @@ def prediction(project, run, steps=200):
         project.edit("config/workloads/waves.yaml", f"steps: {steps}", "steps: 200")
 
 
-def test_a_finished_run_prices_its_repeats(finished):
+def test_a_finished_run_prices_its_repeats(finished, monkeypatch):
     known, summary = prediction(finished, "waves-ddp"), record(finished, "waves-ddp")[1]
     assert known.basis == "history" and known.wall_seconds == pytest.approx(summary["wall_seconds"], rel=0.01)
     whole, summary = prediction(finished, "bare"), record(finished, "bare")[1]
     assert whole.basis == "history" and whole.wall_seconds == pytest.approx(summary["wall_seconds"], rel=0.01)
     assert "run the target `calibrate`" in prediction(finished, "waves-ddp", 4000).unknown
+    monkeypatch.chdir(finished.folder)
+    told = describe("waves-ddp", Planner(load_project_file("config/config.yaml")))
+    assert re.search(r"rests on history\n    200 steps of [\d.]+ ms\n.* core-", told)
 
 
 @pytest.mark.slow

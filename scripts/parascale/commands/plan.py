@@ -67,8 +67,9 @@ def describe(name, planner):
     if predicted.remedy:
         lines.append(f"it would fit with {predicted.remedy}")
     if predicted.wall_seconds is not None:
-        phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in predicted.phases.items() if seconds)
-        lines.append(f"{predicted.steps:,} steps of {1000 * predicted.step_seconds:.1f} ms ({phases})")
+        phases = [f"{phase} {1000 * seconds:.1f}" for phase, seconds in (predicted.phases or {}).items() if seconds]
+        told = f" ({', '.join(phases)})" if phases else ""  # not of a script
+        lines.append(f"{predicted.steps:,} steps of {1000 * predicted.step_seconds:.1f} ms{told}")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
             f"{predicted.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {price(predicted)}"
