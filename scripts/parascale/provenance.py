@@ -134,6 +134,11 @@ def modules_of(*results, families=(), files=()):
     return dict(ours) | {os.path.relpath(file, home or "."): _digest(file) for file in _with_neighbours(files)}
 
 
+def imports_of(file):
+    """The top-level names that a file of Python imports."""
+    return {name.partition("/")[0] for name in _imports(_parsed(file)[1])}
+
+
 def _with_neighbours(files):
     """Files, and those that they import from their own folders or the first one's, directly or not; of a package there, all of it."""
     found = [str(file) for file in files]

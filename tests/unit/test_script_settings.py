@@ -59,6 +59,16 @@ def project(tmp_path):
     return load
 
 
+@pytest.mark.parametrize("package", ["torch", "parascale", "train"])
+def test_a_file_that_hides_what_the_script_imports_is_refused(package, project, tmp_path):
+    """A script called as a package that it imports would import itself."""
+    path = tmp_path / f"workloads/{package}.py"
+    path.write_text(path.read_text() if path.exists() else "")
+    project()
+    with pytest.raises(ConfigError, match=rf"{package}\.py: .*`import {package}` finds this file.*rename it"):
+        project(("workloads/train.py", "import os", f"from {package} import x\nimport os"))
+
+
 def test_its_arguments_follow_from_the_row(project):
     run = project().runs["both"]
     command, *words = script.words(run, "/work")

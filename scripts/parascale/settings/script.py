@@ -5,6 +5,7 @@ from pathlib import Path
 from string import Formatter
 
 from parascale.errors import ConfigError
+from parascale.provenance import imports_of
 from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.strict import nearest
@@ -21,6 +22,12 @@ def check(run):
             folder, name = os.path.split(file)
             there = sorted(each.name for each in Path(folder).glob(f"*{Path(name).suffix}"))
             raise ConfigError(f"workload {workload.name}: {key} = `{file}`: no such file{nearest(name, there)}")
+    folder, name = os.path.split(workload.command)
+    for package in imports_of(workload.command) & {Path(name).stem, "torch", "parascale"}:
+        if os.path.isfile(own := os.path.join(folder, f"{package}.py")):
+            raise ConfigError(
+                f"{own}: in this folder, the script's `import {package}` finds this file, not the package; rename it"
+            )
     known, used = _columns(run) | _words(run, "work"), set()
     for name, text in _texts(workload.arguments):
         try:
