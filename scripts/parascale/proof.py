@@ -45,6 +45,7 @@ class Part:
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
             raise DataError(f"{path}: damaged, or no recording ({error}); record again") from None
         self.keys, self.rows, self.columns = self.about["keys"], self.about["rows"], self.about["positions"]
+        self.uneven = {"|".join(key.split("|")[:4]) for key in self.about.get("uneven", ())}
         self.micros = defaultdict(list)  # key of an output or input → its keys with micro-batch
         for key in self.keys:
             self.micros[key.rpartition("|")[0] if key.startswith(("output|", "input|")) else key].append(key)
@@ -90,6 +91,8 @@ def compare(single, parallel):
         raise DataError(f"{single}: recorded by {len(one[0])} processes; name the single process's recording first")
     if len(one) != len(many):
         raise DataError(f"{single} has {len(one)} steps, but {parallel} {len(many)}; record the same steps of both")
+    if len(kept := {part.about.get("every", 1) for steps in (one, many) for parts in steps for part in parts}) > 1:
+        raise DataError(f"{single} and {parallel} keep one column of {few(sorted(kept))}; record both with one `every`")
     told = ("world", "layout", "torch", "python", "system", "tf32")
     card = {"schema_version": 1, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     card |= {
@@ -127,7 +130,7 @@ class Step:
         kinds = {part.file.get_slice(key).get_dtype() for part in (single, *parts) for key in part.keys}
         self.unit = max([ROUNDOFF.get(kind, 0.0) for kind in kinds] + [TF32 for part in parts if part.about["tf32"]])
         shapes = [single.file.get_slice(f"weight|{name}").get_shape() for name in single.names("weight")]
-        self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1)
+        self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1) * single.about.get("every", 1)
         self.inputs = table(single.value(INPUT)) if INPUT in single.micros else None
         self.drift = before.drift_after() if before else {}
         self.skipped |= {name for part in parts for name in part.names("weight")} - {*single.names("weight")}
@@ -141,7 +144,7 @@ class Step:
 
     def passes(self):
         """Yield (pass, rows) in the order of the computation; a row says by how much a tensor differs, and where."""
-        single, place, last = self.single, self.place, len(self.place)
+        single, place, last = self.single, self.place, len(self.place) or 1
         if not self.before:
             yield "start", [self.judge(f"start|{name}", MARGIN * self.unit) for name in single.names("start")]
         yield "samples", self.find_samples()
@@ -247,6 +250,10 @@ class Step:
                 own = of_samples(own, shape, part, *self.inputs.shape[:2])
             for dim, size in enumerate(shape if own.dim() == len(shape) else ()):
                 if size < own.shape[dim]:  # a plain shard: they follow each other in the order of the ranks
+                    if dim == own.dim() - 1 and key in part.uneven:
+                        raise DataError(
+                            f"{name_of(key)}: `every` does not divide its columns on a process; record with a smaller one"
+                        )
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
                     filled[turn] = (filled[turn] + size) % whole.shape[dim]
@@ -313,7 +320,7 @@ def as_text(card):
         most = "; largest difference {difference:.1e} of {tolerance:.1e} allowed, {tensor}"
         lines.append(text + (most.format(**each["worst"]) if each["worst"] else ""))
     if first := card["first"]:
-        ranks = f", ranks {spans(first['ranks'])}" if first["ranks"] else ""
+        ranks = f", rank{'s' * (len(first['ranks']) > 1)} {spans(first['ranks'])}" if first["ranks"] else ""
         lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
         lines.append(f"  looks like: {first['looks_like']}")
     else:

@@ -30,20 +30,22 @@ COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of its n
 
 
 @contextmanager
-def recording(model, folder, rows=None, positions=None, names=lambda name: name):
+def recording(model, folder, rows=None, positions=None, names=lambda name: name, every=1):
     """Record one training step of this process into `folder`; yields a Record. A step that ends with an exception is not recorded.
 
     model: the module that the script calls, wrapped or not; a list of them for several stages of a pipeline. Do not compile it.
     rows: numbers of this process's samples within the single process's batch; default: found by comparing the inputs.
     positions: the same for places in the sequence (dimension 1), where processes share one.
     names: a function from a module's or weight's name here to its name in the single process.
+    every: keep every so-many-th column (of the last dimension) of weights, gradients and outputs alone, the same in both scripts: a large
+        model's recording is that much smaller. Vectors, and outputs of one or two dimensions, are kept whole.
     """
     rows, positions = (None if each is None else [int(number) for number in each] for each in (rows, positions))
     models = list(model) if isinstance(model, list | tuple | torch.nn.ModuleList) else [model]
     folder, counts = Path(folder).resolve(), vars(models[0]).setdefault(COUNTER, Counter())
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ready else (0, 1)
-    record, step = Record(models, names), counts[str(folder)]
+    record, step = Record(models, names, every), counts[str(folder)]
     if step == 0:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"step-*-rank-{rank:05}.safetensors"):
@@ -58,7 +60,7 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name)
     told = {"rank": rank, "world": world, "rows": rows, "positions": positions, "keys": list(record.tensors)}
     told |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
     told |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
-    told |= {"tf32": torch.cuda.is_available() and record.in_tf32()}
+    told |= {"tf32": torch.cuda.is_available() and record.in_tf32(), "every": every, "uneven": record.uneven}
     path = folder / f"step-{step:05}-rank-{rank:05}.safetensors"
     save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(told)})
     os.replace(path.with_suffix(".partial"), path)
@@ -68,8 +70,9 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name)
 class Record:
     """What one process held in one step. Keys are `<kind>|<name>`, of outputs and inputs also call, leaf and micro-batch."""
 
-    def __init__(self, models, names):
-        self.models, self.names, self.tensors, self.facts = models, names, {}, {}
+    def __init__(self, models, names, every):
+        self.models, self.names, self.every, self.tensors, self.facts = models, names, every, {}, {}
+        self.uneven = []  # keys of plain tensors of a number of columns that `every` does not divide
         self.samples, self.losses, self.done = [], [], False
         self.micro, self.calls, self.muted = [-1] * len(models), [Counter() for _ in models], [False] * len(models)
 
@@ -153,7 +156,18 @@ class Record:
         tensor = tensor.detach()
         if hasattr(tensor, "placements"):
             self.facts[key], tensor = facts_of(tensor), tensor.to_local()
+        if self.every > 1 and tensor.dim() > (1 + key.startswith("output|")) and not key.startswith("input|"):
+            tensor = self._thinned(key, tensor)
         self.tensors[key] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    def _thinned(self, key, tensor):
+        """Every so-many-th column of the whole that this tensor is a part of."""
+        every, facts = self.every, self.facts.get(key)
+        begin = facts["offset"][-1] if facts else 0
+        self.uneven += [key] if not facts and tensor.shape[-1] % every else []
+        for name in ("whole", "offset") if facts else ():
+            facts[name][-1] = -(-facts[name][-1] // every)
+        return tensor[..., -begin % every :: every]
 
 
 def clean(name):

@@ -33,6 +33,7 @@ class Case:
     micro: int = 1
     clip: float = 0.0
     dtype: str = "float32"
+    every: int = 1
 
     def has(self, fault):
         return self.fault == fault
@@ -71,7 +72,7 @@ def single(case, folder):
     for step in range(case.steps):
         tokens, labels = batch(case.seed, step)
         begin_step(model, step, range(SAMPLES))
-        with prove.recording(model, folder) as record:
+        with prove.recording(model, folder, every=case.every) as record:
             loss = summed(model(tokens), labels) / counted(labels)
             record.loss(loss)
             loss.backward()
@@ -126,7 +127,7 @@ def data_parallel(case, folder, rank, world, group=None):
         if case.has("labels shifted on a rank") and rank:
             own = own.roll(1, 1)
         total = counted(labels)
-        with prove.recording(model, folder) as record:
+        with prove.recording(model, folder, every=case.every) as record:
             if stale is not None:
                 fresh, whole.head.weight.data = whole.head.weight.data, stale
             for part in range(case.micro):

@@ -43,7 +43,7 @@ def tensor_parallel(case, folder, rank, world):
         tokens, labels = batch(case.seed, step + (rank if case.has("tensor ranks read other samples") else 0))
         share = range(at * SAMPLES // data, (at + 1) * SAMPLES // data)
         begin_step(model, step + (rank if case.has("masks differ between tensor ranks") else 0), share)
-        with prove.recording(model, folder) as record:
+        with prove.recording(model, folder, every=case.every) as record:
             loss = summed(model(tokens[share]), labels[share]) / counted(labels) * data
             record.loss(loss)
             loss.backward()
@@ -213,7 +213,7 @@ def pipelined(case, folder, rank, world):
             model, step, [*range(SAMPLES // micro)] * micro if case.has("masks by place in the micro-batch") else share
         )
         own = labels[share].flip(0) if case.has("labels of other micro-batches") else labels[share]
-        with prove.recording(model, folder) as record:
+        with prove.recording(model, folder, every=case.every) as record:
             losses = []
             schedule.step(
                 *([] if stage else [tokens[share]]), target=own if stage else None, losses=losses if stage else None
@@ -250,7 +250,7 @@ def sequence_parallel(case, folder, rank, world):
         if case.has("labels lost between parts"):
             own = torch.cat([own[:, :-1], torch.full_like(own[:, :1], IGNORED)], 1)
         begin_step(model, step, range(SAMPLES))
-        with prove.recording(model, folder) as record:
+        with prove.recording(model, folder, every=case.every) as record:
             logits = model(tokens[:, begin : begin + size])
             loss = summed(logits, own) / (counted(own) * world if case.has("mean of means") else counted(labels))
             record.loss(loss)

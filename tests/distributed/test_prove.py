@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -202,19 +203,35 @@ def test_some_faults_are_found_at_their_place_and_the_same_layouts_without_them_
     assert [card["first"] for card in cards[len(rows) :]] == [None] * len(right)
 
 
+def tell(word, layouts, well):
+    """Print how many cases of each layout went well (`pytest -s`)."""
+    every, good = Counter(layouts), Counter(layout for layout, fine in zip(layouts, well, strict=True) if fine)
+    print(*(f"{layout}: {good[layout]} of {count} {word}" for layout, count in every.items()), sep="\n")
+
+
 @pytest.mark.slow
-def test_every_planted_fault_is_found_at_its_place(scripts):
-    cards = scripts.cards([case_of(row) for row in FAULTS])
-    missed = [(*row[:2], card["first"]) for row, card in zip(FAULTS, cards, strict=True) if not found(row, card)]
+@pytest.mark.parametrize("every", [1, 4])
+def test_every_planted_fault_is_found_at_its_place(scripts, every):
+    """Also where a fourth of the columns is recorded alone."""
+    cards = scripts.cards([dataclasses.replace(case_of(row), every=every) for row in FAULTS])
+    well = [found(row, card) for row, card in zip(FAULTS, cards, strict=True)]
+    tell("faults named where they are", [row[0] for row in FAULTS], well)
+    missed = [(*row[:2], card["first"]) for row, card, fine in zip(FAULTS, cards, well, strict=True) if not fine]
     assert len(FAULTS) >= 40 and missed == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_no_correct_layout_is_accused(scripts, ranks):
-    cases = [*correct()[ranks == 4]]
+@pytest.mark.parametrize(("ranks", "every"), [(2, 1), (4, 1), (2, 4)])
+def test_no_correct_layout_is_accused(scripts, ranks, every):
+    cases = [dataclasses.replace(case, every=every) for case in correct(range(4 if every == 1 else 2))[ranks == 4]]
     cards = scripts.cards(cases, ranks)
+    tell("right ones called the same", [case.layout for case in cases], [card["first"] is None for card in cards])
     assert [(case, card["first"]) for case, card in zip(cases, cards, strict=True) if card["first"]] == []
+
+
+def test_right_scripts_are_tried_in_a_hundred_ways():
+    two, four = correct()
+    assert len(two) + len(four) >= 100
 
 
 LOOKS = {
@@ -430,6 +447,32 @@ def test_convolutions_in_tf32_widen_the_tolerance(module, allowed, rounded, tmp_
         module(torch.ones(2, 3, 3)).sum().backward()
     ((part,),) = proof.recording(tmp_path)
     assert part.about["tf32"] is rounded and (proof.Step(part, [part], None).unit == proof.TF32) is rounded
+
+
+@pytest.mark.parametrize(
+    ("columns", "every", "said"), [(4, 2, None), (3, 2, "does not divide"), (4, (2, 1), "one column of 1, 2")]
+)
+def test_shards_keep_the_columns_that_the_whole_keeps_or_are_refused(columns, every, said, tmp_path, monkeypatch):
+    """Plain shards of columns: where `every` does not divide them, which ones a process holds is not known."""
+    every = every if isinstance(every, tuple) else (every, every)
+    whole = torch.nn.Linear(2 * columns, 3, bias=False)
+    with prove.recording(whole, tmp_path / "single", every=every[0]):
+        pass
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for rank in range(2):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        shard = torch.nn.Linear(columns, 3, bias=False)
+        shard.weight.data = whole.weight.data.chunk(2, 1)[rank]
+        with prove.recording(shard, tmp_path / "ranks", every=every[1]):
+            pass
+    if said:
+        with pytest.raises(DataError, match=said):
+            proof.compare(tmp_path / "single", tmp_path / "ranks")
+        return
+    assert proof.compare(tmp_path / "single", tmp_path / "ranks")["verdict"] == "same"
+    ((part, _),) = proof.recording(tmp_path / "ranks")
+    assert part.value("start|weight").tolist() == whole.weight[:, 0:columns:2].double().tolist()
 
 
 def test_numbers_of_rows_may_be_any_that_can_be_counted(tmp_path):

@@ -67,9 +67,10 @@ def compare(project, name):
 @parity.command(hidden=True)
 @run_option("A run of the run table.", required=True)
 @click.option("--steps", type=COUNT, required=True, help="Steps to record.")
+@click.option("--every", type=COUNT, default=1, help="Columns of which one is kept.")
 @click.option("--folder", type=OutputFolder(), required=True, help="Where to.")
 @with_project
-def record(project, name, steps, folder):
+def record(project, name, steps, every, folder):
     """One process of a recorded parity run; `explain` starts them.
 
     \b
@@ -77,7 +78,7 @@ def record(project, name, steps, folder):
     """
     from parascale.train.explain import record
 
-    record(job_of(project, Planner(project).run(name, "parity"), "parity"), folder, steps)
+    record(job_of(project, Planner(project).run(name, "parity"), "parity"), folder, steps, every)
     print(f"{name}: recorded in {folder}", flush=True)
 
 
@@ -86,14 +87,16 @@ def record(project, name, steps, folder):
 @click.option(
     "--steps", type=COUNT, help=f"Steps to record.  [default: to the first beyond the tolerance, at most {FEW}]"
 )
+@click.option("--every", type=COUNT, default=1, help="Keep one column of so many: less to store.  [default: all]")
 @project_options
 @click.pass_context
-def explain(context, find, name, steps):
+def explain(context, find, name, steps, every):
     """In which step, pass and module does a run part first from its baseline, a single process, and what does it look like?
 
     Trains the first steps of both parity runs anew, recorded and not compiled, and compares each output, gradient and weight
     (docs/proof.md). Writes proof.json and proof.txt into results/parity/RUN; exits with 1 if they differ. While it works, it keeps all
-    these numbers of both runs below work/explained: gigabytes (3 steps of summary-small, of 1 M parameters, are 3 GB).
+    these numbers of both runs below work/explained: gigabytes (3 steps of summary-small, of 1 M parameters, are 3 GB), or with `--every 16`
+    about a sixteenth.
 
     \b
     Example: parascale parity explain ddp
@@ -115,7 +118,7 @@ def explain(context, find, name, steps):
     make_folder(places)
     with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=places) as place:  # it goes whatever happens
         for each in (baseline.run, name):
-            verb = f"-m parascale parity record --run {each} --steps {steps} --folder".split()
+            verb = f"-m parascale parity record --run {each} --steps {steps} --every {every} --folder".split()
             command = [*LAUNCHER, "--run", each, "--kind", "parity", *words, "--", *verb, f"{place}/{each}", *words]
             if code := subprocess.run(command).returncode:
                 return code

@@ -15,18 +15,19 @@ class Enough(Interrupted):
     """All steps asked for are recorded."""
 
 
-def record(job, folder, steps):
-    """Train the first steps of the Job of a parity run as ever, and record each in `folder`, which also gets what a training leaves.
+def record(job, folder, steps, every=1):
+    """Train the first steps of the Job of a parity run as ever, and record each in `folder`, which also gets what a training leaves: of its
+    tensors every so-many-th column.
 
     It is not compiled: in a graph modules have no outputs of their own.
     """
     run = replace(job.run, layout=replace(job.run.layout, compile=False))
     job = replace(job, run=run, work=folder / "work", output=folder / "output", store=folder / "store")
     with suppress(Enough):
-        loop.train(job, partial(_make_steps, folder, steps))
+        loop.train(job, partial(_make_steps, folder, steps, every))
 
 
-def _make_steps(folder, steps, session):
+def _make_steps(folder, steps, every, session):
     """The steps of the run's engine, each recorded from its beginning to its end."""
     if session.run.engine == "lightning":
         from parascale.train.lightning import make_steps
@@ -37,7 +38,7 @@ def _make_steps(folder, steps, session):
 
     def begin_step(step):
         begin(step)
-        session.record = stack.enter_context(prove.recording(stepper.model.parts, folder))
+        session.record = stack.enter_context(prove.recording(stepper.model.parts, folder, every=every))
 
     def report_whole(*arguments):  # of gradients that are whole, and not clipped yet
         figures = report(*arguments)
