@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,15 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
         "not tp: transformers splits it by"
     )
     assert gradients.startswith("its gradients are unknown: a pass in fp64 without data fails (Expected inputs of BF16")
+    training = {"window": PLACES, "steps": 2}
+    workload = make(Workload, name="x", model={"kind": "transformers", "folder": str(mixture)}, training=training)
+    Run("x", workload, Layout()).check()
+    for refused in (
+        Run("x", workload, Layout(), "fp64"),
+        Run("x", replace(workload, parity_precision="fp64"), Layout()),
+    ):
+        with pytest.raises(ConfigError, match=r"a mixture of experts \(`num_experts_per_tok` = 2\).* fp64: choose fp32"):
+            refused.check()
 
 
 def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):

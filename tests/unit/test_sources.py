@@ -129,6 +129,7 @@ def test_a_location_stands_for_any_kind_of_source(data, tmp_path):
         ({"train": ["lines.txt", "more/9.txt"]}, r"9\.txt: no such file"),
         ({"train": "more"}, "no such file"),
         ({"train": "picture.jpg"}, r"cannot tell what `\.jpg` holds"),
+        ({"train": "texts.zip"}, r"cannot tell what `\.zip` holds\. Understood: \.txt"),
         ({}, "may both be the train split"),
         ({"valid": "lines.txt"}, "unknown key `files.valid`; did you mean `validation`"),
         ({"train": "lines.txt[:101%]"}, "from 0% to 100%"),
@@ -141,7 +142,7 @@ def test_a_location_stands_for_any_kind_of_source(data, tmp_path):
     ],
 )
 def test_files_that_cannot_be_meant_are_named(data, tmp_path, files, message):
-    for name in ("picture.jpg", "train.txt", "training.txt"):
+    for name in ("picture.jpg", "texts.zip", "train.txt", "training.txt"):
         (data / name).write_bytes(b"x")
     with pytest.raises((DataError, ConfigError), match=message):
         read(data, tmp_path / "raw", files)

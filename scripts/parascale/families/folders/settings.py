@@ -29,7 +29,8 @@ class Folder(Model):
         return self.folder if self.weights else None
 
     def check_sizes(self, run):
-        """Raise ConfigError without a folder, or where its weights would meet another vocabulary's numbers."""
+        """Raise ConfigError without a folder, for layouts and precisions that its config.json rules out, or where its weights would meet
+        another vocabulary's numbers."""
         if self.folder is None:
             raise ConfigError("model.kind = `transformers` needs model.folder, a folder with the model's config.json")
         try:
@@ -37,6 +38,14 @@ class Folder(Model):
         except (ConfigError, DataError):  # the folder may be on another machine, and its variables set there
             described = {}
         self._check_layout(run.layout, described)
+        mixture = next(
+            (key for key, value in described.items() if "experts" in key and type(value) is int and value), None
+        )
+        if mixture and "fp64" in (run.precision, run.workload.parity_precision):
+            raise ConfigError(
+                f"the model in {self.folder} is a mixture of experts (`{mixture}` = {described[mixture]}), whose product of matrices in "
+                "groups torch does not have in fp64: choose fp32"
+            )
         tokens = run.workload.data.pretrained
         if self.weights and tokens != self.folder:
             raise ConfigError(
