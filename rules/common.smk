@@ -294,6 +294,6 @@ def resources_of(kind="run"):
     return {key: shared(lambda asked, key=key: asked.get(key), ASKED) for key in keys} | {"runtime": runtime}
 
 
-def proof_of(name):
-    """A function from wildcards to the parity run of what `name(run)` says; none where a script trains, whose steps we do not know."""
-    return shared(lambda run: [] if run.workload.is_script else PATHS.parity(name(run)) / "summary.json", PROJECT.runs)
+def verdict_of(run):
+    """The verdict on a run by its parity run; none where a script trains, whose steps are its own."""
+    return [] if run.workload.is_script else PATHS.parity(run.run) / "verdict.json"

@@ -29,8 +29,8 @@ use rule train as parity_run with:
 
 rule parity_verdict:
     input:
-        run=proof_of(lambda run: run.run),
-        baseline=proof_of(lambda run: run.baseline),
+        run=PATHS.parity("{run}") / "summary.json",
+        baseline=shared(lambda run: PATHS.parity(run.baseline) / "summary.json", PROJECT.runs),
     output:
         PATHS.parity("{run}") / "verdict.json",
     log:
@@ -47,4 +47,4 @@ rule parity_verdict:
 
 rule parity:
     input:
-        [PATHS.parity(name) / "verdict.json" for name in PROJECT.runs],
+        [PATHS.parity(name) / "verdict.json" for name in PROJECT.trained],

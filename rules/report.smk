@@ -12,7 +12,7 @@ rule job_report:
     input:
         PATHS.run("{run}") / "summary.json",
         PATHS.run("{run}") / "device.csv",
-        PATHS.parity("{run}") / "verdict.json",
+        shared(verdict_of, PROJECT.runs),
     output:
         page=report(
             PATHS.report / "jobs/{run}.html",

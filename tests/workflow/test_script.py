@@ -47,7 +47,7 @@ def finished(tmp_path_factory):
     project = SmallProject(tmp_path_factory.mktemp("scripts"))
     write(project.folder)
     assert project.planned() == {
-        **{"train_single": 2, "train_ddp": 1, "parity_verdict": 3, "job_report": 3, "comparison_report": 1, "all": 1}
+        **{"train_single": 2, "train_ddp": 1, "job_report": 3, "comparison_report": 1, "all": 1}
     }
     stop_in_the_middle(project, "waves-ddp")
     project.snakemake()

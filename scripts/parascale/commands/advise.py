@@ -7,7 +7,6 @@ import click
 from click.core import ParameterSource
 
 from parascale.cli import COUNT, with_project
-from parascale.errors import ConfigError
 from parascale.plan import advise as advice_of
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts
@@ -48,10 +47,7 @@ def advise(
         _refuse_options_of_a_list()
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
-    if workload.is_script:
-        raise ConfigError(
-            f"workload {workload.name} is a script: which layouts it has, and what they take, only its runs tell"
-        )
+    workload.refuse_script("which layouts it has, and what they take, only its runs tell")
     if global_batch:
         training = dataclasses.replace(workload.training, global_batch=global_batch)
         workload = dataclasses.replace(workload, training=training)

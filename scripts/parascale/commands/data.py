@@ -43,8 +43,7 @@ def with_dataset(verb):
             found = load_workload(project.config.workloads, workload)
         else:
             found = named("dataset", dataset, project.users, "the workloads of the project")
-        if found.is_script:
-            raise ConfigError(f"workload {workload} is a script, which finds its own data")
+        found.refuse_script("it finds its own data")
         return verb(project=project, workload=found, **options)
 
     return chosen

@@ -46,13 +46,6 @@ def compare(project, name):
     Example: parascale parity compare --run ddp
     """
     run, folder = named_run(project, name), project.paths.parity
-    if run.workload.is_script:
-        verdict = {"verdict": "baseline", "reason": "the run that others are compared with"}
-        if name != run.baseline:
-            reason = "its steps are a script's: `parascale prove` compares those"
-            verdict = {"verdict": "not comparable", "reason": reason}
-        told = {"schema_version": 1, "run": name, "baseline": run.baseline}
-        return write_json(folder(name) / "verdict.json", told | verdict)
     from parascale.train.parity import compare_folders
 
     for each in (name, run.baseline):
@@ -102,15 +95,12 @@ def explain(context, find, name, steps, every):
     Example: parascale parity explain ddp
     """
     words, project = configuration_words(context), find()
-    run, folder = named_run(project, name), project.paths.parity(name)
-    baseline = named_run(project, run.baseline)
+    run, folder = Planner(project).run(name, "parity"), project.paths.parity(name)
+    baseline = project.baseline(name)
     if name == baseline.run or baseline.layout.world_size > 1:
-        said = (
-            "is its own baseline" if name == baseline.run else f"has the baseline {baseline.run} of several processes"
+        raise ConfigError(
+            f"run {name} has the baseline {baseline.run}: name a run whose baseline is another one, a single process"
         )
-        raise ConfigError(f"run {name} {said}: name a run whose baseline is a single process")
-    if run.workload.is_script:
-        raise ConfigError(f"run {name} is a script of your own: `parascale.prove` records its steps (docs/proof.md)")
     require_windows(run.workload, project.paths.data_of(run))
     verdict = folder / "verdict.json"
     steps = steps or min(FEW, (read_json(verdict)["first_step_outside"] if verdict.is_file() else None) or FEW)

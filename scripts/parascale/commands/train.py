@@ -39,10 +39,7 @@ def train(project, name, kind):
     Exit codes: 0 finished; 75 stopped with its state saved; 1 failed; 78 failed, and would fail again.
     """
     run = Planner(project).run(name, kind)
-    if run.workload.is_script:
-        raise ConfigError(
-            f"run {name} is a script of your own: `parascale launch --run {name}` starts it and keeps its record"
-        )
+    run.workload.refuse_script(f"`parascale launch --run {name}` starts it and keeps its record")
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != run.layout.world_size:
         raise ConfigError(

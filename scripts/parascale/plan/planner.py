@@ -77,12 +77,8 @@ class Planner:
             raise ConfigError(f"run `{name}` is not {what}{strict.nearest(name, known)}")
         if kind == "probe":
             return known[name]
-        run, parity = known[name], self.project.config.parity
-        if kind == "parity" and run.workload.is_script:
-            raise ConfigError(
-                f"run {name} is a script of your own: `parascale.prove` records its steps (docs/proof.md)"
-            )
-        return run.parity(parity.steps, parity.precision) if kind == "parity" else run
+        parity = self.project.config.parity
+        return known[name].parity(parity.steps, parity.precision) if kind == "parity" else known[name]
 
     def strategy(self, name):
         """The strategy of a run of the table or a probe; None for any other name, or none."""

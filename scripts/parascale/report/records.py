@@ -180,32 +180,37 @@ def _natural(name):
 
 def _load_record(results, work, name):
     finished, under_way = results / "runs" / name, work / "runs" / name
-    parity, notes = _parity(results / "parity" / name / "verdict.json")
     if (finished / "summary.json").is_file() or (finished.is_dir() and not under_way.is_dir()):
         summaries = results / "summaries" / f"{name}.json"
-        return _finished(name, finished, parity, notes, read_record(summaries) if summaries.is_file() else {})
-    if under_way.is_dir():
-        return _unfinished(name, under_way, parity, notes)
-    return RunRecord(name, "missing", ("no results yet", *notes), parity=parity)
+        record = _finished(name, finished, read_record(summaries) if summaries.is_file() else {})
+    elif under_way.is_dir():
+        record = _unfinished(name, under_way)
+    else:
+        record = RunRecord(name, "missing", ("no results yet",))
+    try:
+        return replace(record, parity=_parity(results / "parity" / name / "verdict.json", record))
+    except RecordError as error:
+        return replace(record, notes=(*record.notes, f"parity is unknown: {error}"))
 
 
-def _finished(name, folder, parity, notes, summaries):
+def _finished(name, folder, summaries):
     try:
         described = _described(folder / "run.json")
         summary = typed(Summary, folder / "summary.json")
     except ParascaleError as error:
-        return RunRecord(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
+        return RunRecord(name, "missing", (f"the record is incomplete: {error}",))
+    notes = ()
     try:
         curve = load_curve(folder / "steps.jsonl")
         if summary.train_loss is not None and len(curve.steps) != (steps := summary.steps):
-            notes = (*notes, f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}")
+            notes = (f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}",)
     except RecordError as error:
-        curve, notes = None, (*notes, f"no curve: {error}")
-    return RunRecord(name, "done", notes, summary=summary, curve=curve, parity=parity, summaries=summaries, **described)
+        curve, notes = None, (f"no curve: {error}",)
+    return RunRecord(name, "done", notes, summary=summary, curve=curve, summaries=summaries, **described)
 
 
-def _unfinished(name, folder, parity, notes):
-    described, curve = {}, None
+def _unfinished(name, folder):
+    described, curve, notes = {}, None, ()
     try:
         if (folder / "run.json").is_file():
             described = _described(folder / "run.json")
@@ -214,9 +219,9 @@ def _unfinished(name, folder, parity, notes):
         if (folder / "steps.jsonl").is_file():
             curve = load_curve(folder / "steps.jsonl")
     except ParascaleError as error:
-        notes = (*notes, str(error))
+        notes = (str(error),)
     status, said = _progress(folder, described.get("attempts", ()), curve)
-    return RunRecord(name, status, (said, *notes), curve=curve, parity=parity, **described)
+    return RunRecord(name, status, (said, *notes), curve=curve, **described)
 
 
 def _progress(folder, attempts, curve):
@@ -273,10 +278,10 @@ def load_curve(path):
     return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside)
 
 
-def _parity(path):
-    if not path.is_file():
-        return None, ()
-    try:
-        return typed(ParityVerdict, path), ()
-    except RecordError as error:
-        return None, (f"parity is unknown: {error}",)
+def _parity(path, record):
+    """The verdict on a run; None without one. The steps of a script are its own."""
+    if record.done and record.run.workload.is_script:
+        reason = "its steps are a script's: `parascale prove` compares those"
+        verdict = "baseline" if record.run.baseline == record.name else "not comparable"
+        return ParityVerdict(record.run.baseline, verdict, reason)
+    return typed(ParityVerdict, path) if path.is_file() else None

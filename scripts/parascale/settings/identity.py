@@ -179,9 +179,7 @@ def numbered(runs):
     seen, result = {}, {}
     for name, run in runs.items():
         # Equal settings make equal text, without the cost of a digest.
-        workload = run.workload
-        trains = workload.command if workload.is_script else (workload.data.dataset, workload.model.kind)
-        same = repr((recipe(run), settings(run, LAYOUT), trains))
+        same = repr((recipe(run), settings(run, LAYOUT), run.workload.data.dataset, run.workload.model.kind))
         seen[same] = seen.get(same, 0) + 1
         result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
     return result

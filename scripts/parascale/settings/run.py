@@ -215,6 +215,7 @@ class Run:
         steps of full size, up or down as the noise falls, and layouts seem to differ where they do not.
         """
         workload = self.workload
+        workload.refuse_script("`parascale.prove` records its steps (docs/proof.md)")
         warmup = min(workload.optim.warmup_steps, steps // 4)
         precision = workload.parity_precision or precision
         workload = replace(

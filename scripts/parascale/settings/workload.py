@@ -200,6 +200,9 @@ class Workload:
     of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
     of_images: ClassVar = False  # the dataset holds images; else it holds text
 
+    def refuse_script(self, instead):
+        """Raise ConfigError if a program of the user's own trains. instead: what that means here, or what to do."""
+
     @staticmethod
     def variant(values, beside):
         """The class of a task's workloads."""
@@ -301,8 +304,15 @@ class Script(Workload):
     sizes: ClassVar = ()
     # What everyone who asks for these of a workload is to find.
     data: ClassVar = Data()
-    model: ClassVar = Model(kind="script")
     optim: ClassVar = Optim()
+
+    def refuse_script(self, instead):
+        raise ConfigError(f"workload {self.name} is a script of your own: {instead}")
+
+    @property
+    def model(self):
+        """Its program stands for the model."""
+        return Model(kind=self.command)
 
     @property
     def training(self):
