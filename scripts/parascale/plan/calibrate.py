@@ -105,32 +105,14 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        seen = self._finished.get(identity.speed_of(run)) if self._finished else None
+        seen = self._finished.get(_speed_of(run)) if self._finished else None
         if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
-    def of_script(self, run):
-        """(basis, seconds a step, beside the steps) of finished runs, else of probes, of a script as it is now in the same layout; None
-        without any."""
-        for source, basis in (("run", "history"), ("probe", "probe")):
-            if pairs := self._of_scripts.get(_script_of(source, code_of_run(run), run)):
-                return basis, *(statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-        return None
-
-    @cached_property
-    def _of_scripts(self):
-        """{`_script_of`: [(seconds a step, beside the steps)]} of the observations of scripts."""
-        found = defaultdict(list)
-        for each in self.observations:
-            if each.vocabulary is None:
-                pair = each.step_seconds, each.extra_seconds
-                found[_script_of(each.source, each.code, each.resolved)].append(pair)
-        return found
-
     def peak(self, run):
         """The most bytes that a rank of finished runs like `run` needed, or None."""
-        seen = self._finished.get(identity.speed_of(run), ()) if self._finished else ()
+        seen = self._finished.get(_speed_of(run), ()) if self._finished else ()
         return max((each.peak_memory_bytes for each in seen if each.peak_memory_bytes), default=None)
 
     def beside(self, workload, estimate):
@@ -151,11 +133,11 @@ class Calibration:
 
     @cached_property
     def _finished(self):
-        """What decides a run's speed → the observations of finished runs like it."""
+        """What decides a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
         groups = defaultdict(list)
         for observation in self.observations:
-            if observation.source == "run":
-                groups[identity.speed_of(observation.resolved)].append(observation)
+            if observation.source == "run" or observation.vocabulary is None:
+                groups[_speed_of(observation.resolved, observation.code)].append(observation)
         return dict(groups)
 
     def measured(self, site):
@@ -218,10 +200,9 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _script_of(source, code, run):
-    """What observations of a script from one source have in common if they tell of each other: of probes, whatever their steps are."""
-    told = run if source == "run" else dataclasses.replace(run, workload=dataclasses.replace(run.workload, steps=None))
-    return source, code, identity.speed_of(told)
+def _speed_of(run, code=None):
+    """What decides a run's speed; of a script, which no formula describes, its code too (default: as it is now)."""
+    return identity.speed_of(run), (code or code_of_run(run)) if run.workload.is_script else None
 
 
 def computes(run):
@@ -259,32 +240,29 @@ def saved_bytes(run, vocabulary):
 
 def observe_probe(folder):
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out. None where a script records none."""
-    lines = read_json_lines(folder / "steps.jsonl")
-    whole = observe_run(folder)
-    if whole.vocabulary is None:
-        return _of_script(whole, lines) if len(lines) > 1 else None
+    lines, whole = read_json_lines(folder / "steps.jsonl"), observe_run(folder)
+    if len(lines) < 2:
+        return None
     saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
     beside = sum(line.get("evaluation_seconds", 0.0) for line in lines) + sum(saves)
-    lines = lines[WARM_UP:] or lines
+    every = (lines[-1]["step"] - lines[0]["step"]) / (len(lines) - 1)  # a script may record every tenth step
+    lines, workload = lines[WARM_UP:] or lines[1:], whole.settings["workload"]
+    step = statistics.median(line["seconds"]["total"] for line in lines) / every
+    if whole.vocabulary is None:
+        workload = workload | {"steps": None}
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
     return dataclasses.replace(
         whole,
         source="probe",
+        settings=whole.settings | {"workload": workload},
         startup_seconds=max(0.0, whole.extra_seconds - beside),
         save_seconds=statistics.median(saves) if saves else None,
-        step_seconds=statistics.median(line["seconds"]["total"] for line in lines),
+        step_seconds=step,
+        extra_seconds=max(
+            0.0, whole.extra_seconds + whole.resolved.workload.training.steps * (whole.step_seconds - step)
+        ),
         phases={name: statistics.median(line["seconds"].get(name, 0.0) for line in lines) for name in names},
     )
-
-
-def _of_script(whole, lines):
-    """The Observation of a script's probe: seconds a step, and what it took besides."""
-    warm = lines[WARM_UP:] or lines[1:]
-    steps = whole.resolved.workload.steps
-    every = (warm[-1]["step"] - lines[0]["step"]) / (len(lines) - 1)
-    step = statistics.median(line["seconds"]["total"] for line in warm) / every
-    extra = max(0.0, whole.extra_seconds + steps * (whole.step_seconds - step))
-    return dataclasses.replace(whole, source="probe", step_seconds=step, extra_seconds=extra)
 
 
 def observe_run(folder):

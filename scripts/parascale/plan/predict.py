@@ -196,12 +196,15 @@ def _time(run, site, calibration, sizes, facts):
 
 def _of_script(run, site, calibration):
     """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
-    seen, steps = calibration.of_script(run), run.workload.steps
+    steps, seen, basis = run.workload.steps, calibration.same(run), "history"
+    if seen is None:  # probes are of any length
+        workload = dataclasses.replace(run.workload, steps=None)
+        seen, basis = calibration.same(dataclasses.replace(run, workload=workload)), "probe"
     if seen is None:
         remedy = "run" if steps else "give its workload `steps`, for `{steps}`, and run"
         remedy += " the target `calibrate`, if the script records its steps, or finish it once"
         return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}")
-    basis, step, extra = seen
+    step, extra = seen
     mean, steps = math.exp(HISTORY_ERROR**2 / 2), steps or 1
     beside = {"beside the steps": extra * mean}
     priced = _priced(run, site, steps * step * mean, beside, HISTORY_ERROR, 0.0, basis == "history")

@@ -21,11 +21,13 @@ def probes(runs, site):
     """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
     scripts, families = {}, defaultdict(list)
     for run in runs.values():
-        if run.workload.is_script:
-            if probe := _of_script(run):  # one in each layout: no formula leads from one to another
-                scripts.setdefault(identity.speed_of(probe), probe)
-            continue
-        families[run.workload.name, run.precision, run.layout.compile].append(run)
+        if not run.workload.is_script:
+            families[run.workload.name, run.precision, run.layout.compile].append(run)
+        elif run.workload.steps is not None:  # one in each layout: no formula leads from one to another
+            steps = min(STEPS, run.workload.steps)
+            workload = dataclasses.replace(run.workload, steps=steps)
+            probe = dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
+            scripts.setdefault(identity.speed_of(probe), probe)
     found = {probe.run: probe for probe in scripts.values()}
     for (workload, precision, compiled), family in families.items():
         saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
@@ -34,15 +36,6 @@ def probes(runs, site):
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
             found[name] = _probe(name, family[0].workload, precision, divisor, layout)
     return found
-
-
-def _of_script(run):
-    """The probe of a script whose number of steps can be told, else None."""
-    if run.workload.steps is None:
-        return None
-    steps = min(STEPS, run.workload.steps)
-    workload = dataclasses.replace(run.workload, steps=steps)
-    return dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
 
 
 def _kinds(layouts, site):
