@@ -12,7 +12,7 @@ from parascale.report.live import Live
 from parascale.settings import load_project_file
 from parascale.submissions import stopped_with_progress
 from parascale.train.job import FILES, job_of
-from parascale.train.script import run_script
+from parascale.train.script import train
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def start(tmp_path, monkeypatch):
         return code
 
     def run(steps=(), saved=(), code=0):
-        run_script(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED)
+        train(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED)
         return job
 
     return run

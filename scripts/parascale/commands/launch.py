@@ -181,11 +181,11 @@ def chosen_site(site, find):
 
 def run_script(project, job, folder, launch, place):
     """`run_node` for a run that is a script of the user's own, with its record; in the project's folder, as every training."""
-    from parascale.train.script import run_script
+    from parascale.train.script import train
 
     with contextlib.chdir(folder):
         job = job if place.node else with_prediction(job)
-        code = run_script(job, place.node, functools.partial(run_node, launch, place), STOPPED)
+        code = train(job, place.node, functools.partial(run_node, launch, place), STOPPED)
         if code == place.node == 0:
             trim(project)
         return code

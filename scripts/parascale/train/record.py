@@ -7,6 +7,7 @@ lines show its progress.
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -17,11 +18,13 @@ import psutil
 from tqdm import tqdm
 
 from parascale import numerics, provenance, slurm
-from parascale.files import read_json_lines, write_text
+from parascale.files import read_json_lines, write_json, write_text
 from parascale.recording import by_step
 from parascale.settings import identity
 from parascale.settings.layout import DEGREES
 from parascale.store.keys import modules_of_run
+from parascale.store.trainings import Store
+from parascale.train import monitor
 from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
@@ -205,9 +208,7 @@ def summarise(run, site, steps, attempts, facts):
         "wall_seconds": wall_seconds,
         "rate": None if work is None else work / seconds,
         "train_loss": None if not last or None in last else sum(last) / len(last),
-        "skipped_steps": sum(line["skipped"] for line in steps)
-        if run.precision == "fp16" and not run.workload.is_script
-        else None,
+        "skipped_steps": sum(line["skipped"] for line in steps) if "skipped" in (*steps, {})[0] else None,
         **facts,
         "phases": dict(phases),
         # As a share of the whole, as it is measured.
@@ -236,6 +237,26 @@ def description(job, steps):
         "versions": provenance.versions(),
         "prediction": job.prediction,
     }
+
+
+def publish(job, record, lease, described, facts, fill):
+    """Keep a finished run as a whole under its key, drop its work, then show it as a result.
+
+    described: what run.json holds of it beside its attempts. facts: as `summarise` has them. fill: function that puts into a folder what
+    the run saved. Raises ChangedDataError instead of showing what was trained on data that has been rebuilt since.
+    """
+    kept, attempts = Store(job.store), record.attempts
+    with kept.keeping(job.key, f"{job.output.parent.name}/{job.output.name}") as folder:
+        fill(folder)
+        for path in (record.steps_path, record.events.path):
+            shutil.copyfile(path, folder / path.name)
+        job_ids = sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]})
+        write_json(folder / "run.json", described | {"job_ids": job_ids, "attempts": attempts})
+        facts = facts | monitor.publish(job.work, folder / "device.csv")
+        write_json(folder / "summary.json", summarise(job.run, job.site, record.steps(), attempts, facts))
+    lease.give_up()
+    job.check_data()
+    kept.show(job.key, job.output, job.run)
 
 
 def predicted_first(job, begun):

@@ -4,7 +4,6 @@ work/runs/<run>/files/   the script's own folder, `PARASCALE_FOLDER` in its envi
                          finished run it is `checkpoint/`. The rest of the record is that of every training (`train/state.py`).
 """
 
-import shutil
 import statistics
 from contextlib import contextmanager
 from functools import partial
@@ -13,16 +12,15 @@ from parascale import slurm
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.files import make_folder, read_json, write_json
 from parascale.store.folders import copy_tree
-from parascale.store.trainings import Store
-from parascale.telemetry import read_samples
+from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
 from parascale.train.gauges import distinct, host
 from parascale.train.job import FILES
-from parascale.train.record import Recorder, description, predicted_first, summarise
+from parascale.train.record import Recorder, description, predicted_first, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
-def run_script(job, node, run, stopped):
+def train(job, node, run, stopped):
     """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
 
     run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. stopped: the code of runs
@@ -47,11 +45,10 @@ def run_script(job, node, run, stopped):
         if outcome != "finished":
             lease.release()
     if outcome == "finished":
-        kept = Store(job.store)
-        with kept.keeping(job.key, f"{job.output.parent.name}/{job.output.name}") as folder:
-            _fill(folder, job, record, described)
-        lease.give_up()
-        kept.show(job.key, job.output, job.run)
+        machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]
+        described |= {"parameters": None, "vocabulary": None, "excluded": {}}
+        described |= {"hosts": [each["host"] for each in machines], "machines": distinct(machines)}
+        publish(job, record, lease, described, {"peak_memory_bytes": _peak(job)}, partial(_fill, job))
     return code
 
 
@@ -81,34 +78,18 @@ def _end(record, outcome, files):
     record.end(outcome)
 
 
-def _fill(folder, job, record, described):
-    """Put all that is kept of the finished run into a folder."""
+def _fill(job, folder):
+    """Put what the script saved into the folder of the finished run."""
     kept = folder / "checkpoint"
     copy_tree(job.work / FILES, kept)
     paths = [path for path in sorted(kept.rglob("*")) if path.is_file() and path != kept / MANIFEST]
     files = describe_files(kept, [path.relative_to(kept) for path in paths])
     write_manifest(kept, {"run": job.run.run, "script": job.run.workload.command}, files)
-    for path in (record.steps_path, record.events.path):
-        shutil.copyfile(path, folder / path.name)
-    machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]
-    attempts = record.attempts
-    ended = {
-        "parameters": None,
-        "vocabulary": None,
-        "excluded": {},
-        "hosts": [machine["host"] for machine in machines],
-        "machines": distinct(machines),
-        "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
-        "attempts": attempts,
-    }
-    write_json(folder / "run.json", described | ended)
-    facts = monitor.publish(job.work, folder / "device.csv") | {"peak_memory_bytes": _peak(folder / "device.csv", job)}
-    write_json(folder / "summary.json", summarise(job.run, job.site, record.steps(), attempts, facts))
 
 
-def _peak(samples, job):
+def _peak(job):
     """The most bytes that a sample saw of a process, or on a GPU; None without one."""
     kind = "gpu" if job.site.device == "cuda" else "rank"
-    devices = (device for device in read_samples([samples]) if device.kind == kind)
+    devices = (device for device in read_samples(sample_files(job.work)) if device.kind == kind)
     most = max((value for device in devices for value in device.known("memory_bytes")), default=None)
     return None if most is None else int(most)

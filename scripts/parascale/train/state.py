@@ -23,12 +23,11 @@ from parascale.checkpoint.manifest import read_manifest, step_folder, whole_chec
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
-from parascale.store.trainings import Store
-from parascale.train import monitor, wandb_run
+from parascale.train import wandb_run
 from parascale.train.gauges import distinct
 from parascale.train.machine import Memory, read_machine
 from parascale.train.process import peak_memory
-from parascale.train.record import Recorder, description, predicted_first, summarise
+from parascale.train.record import Recorder, description, predicted_first, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
@@ -220,10 +219,7 @@ class RunState:
         store.load(self._best(self.facts["best_step"]), self.model, [])
 
     def publish(self):
-        """Keep the finished run as a whole under its key, drop the work, then show it as a result.
-
-        Raises ChangedDataError instead of showing what was trained on data that has been rebuilt since.
-        """
+        """Close the record of the finished run, and publish it (see `record.publish`)."""
         self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.devices is not None:
@@ -239,15 +235,12 @@ class RunState:
         if self.job.run.workload.model.is_own:
             facts["draws"] = any(draws for _, _, draws in taken)
         self.record.end("finished", facts)
-        kept, output, key = Store(self.job.store), self.job.output, self.job.key
-        with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:
-            self._fill(folder, facts)
-        self.lease.give_up()
-        self.job.check_data()
-        kept.show(key, output, self.job.run)
+        described = self._description() | {"parameters": self.parameters, "vocabulary": self.outputs}
+        described |= {"excluded": self.excluded, "hosts": self.hosts, "machines": self.machines}
+        publish(self.job, self.record, self.lease, described, facts, self._fill)
 
-    def _fill(self, folder, facts):
-        """Put all that is kept of the finished run into a folder. Checkpoints are links, since they are large."""
+    def _fill(self, folder):
+        """Put what the run saved into the folder of the finished one. Checkpoints are links, since they are large."""
         checkpoints = {"checkpoint": whole_checkpoints(self.job.work / "checkpoints")[0]}
         if (best := self.facts["best_step"]) is not None:
             checkpoints["best"] = self._best(best)
@@ -256,22 +249,6 @@ class RunState:
         if (made := self.job.work / "profile").is_dir():
             shutil.copytree(made, folder / "profile")
         wandb_run.publish(self.job.work, folder)
-        for path in (self.record.steps_path, self.record.events.path):
-            shutil.copyfile(path, folder / path.name)
-        attempts = self.record.attempts
-        ended = {
-            "parameters": self.parameters,
-            "vocabulary": self.outputs,
-            "excluded": self.excluded,
-            "hosts": self.hosts,
-            "machines": self.machines,
-            "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
-            "attempts": attempts,
-        }
-        write_json(folder / "run.json", self._description() | ended)
-        facts |= monitor.publish(self.job.work, folder / "device.csv")
-        summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
-        write_json(folder / "summary.json", summary)
 
 
 def _best_steps(folders):
