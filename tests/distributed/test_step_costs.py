@@ -214,7 +214,7 @@ def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, make_set
 
 def train_and_note_collections(settings):
     """Train where garbage is due every second step; the steps in which Python collected any."""
-    collected, make_steps = [], loop._make_steps
+    collected, make_steps = [], loop.make_steps_of_engine
 
     def noting(session):
         gc.callbacks.append(lambda moment, _: collected.append(session.number) if moment == "start" else None)
@@ -225,7 +225,7 @@ def train_and_note_collections(settings):
         session.number = step
         begin(session, step)
 
-    loop.GARBAGE_STEPS, loop._make_steps = 2, noting
+    loop.GARBAGE_STEPS, loop.make_steps_of_engine = 2, noting
     begin, loop.Session.begin_step = loop.Session.begin_step, begin_step
     train_settings(settings)
     return collected

@@ -56,7 +56,7 @@ def training(job, kill=None, quiet=False):
             return result
 
         session.stepper.step = watched
-        loop._make_steps(session)
+        loop.make_steps_of_engine(session)
 
     loop.train(job, make_steps)
     memory = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}  # 0 on CPUs

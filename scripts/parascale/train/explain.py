@@ -29,10 +29,6 @@ def record(job, folder, steps, every=1):
 
 def _make_steps(folder, steps, every, session):
     """The steps of the run's engine, each recorded from its beginning to its end."""
-    if session.run.engine == "lightning":
-        from parascale.train.lightning import make_steps
-    else:
-        from parascale.train.loop import _make_steps as make_steps
     begin, end, stepper = session.begin_step, session.end_step, session.stepper
     report = stepper.report
 
@@ -55,4 +51,4 @@ def _make_steps(folder, steps, every, session):
 
     session.begin_step, session.end_step, stepper.report = begin_step, end_step, report_whole
     with ExitStack() as stack:
-        make_steps(session)
+        loop.make_steps_of_engine(session)

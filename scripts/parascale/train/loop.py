@@ -95,11 +95,7 @@ def train(job, make_steps=None):
         )
         with monitored(job, state.processes), garbage_kept():
             session.evaluate_due()
-            if make_steps is None and run.engine == "lightning":
-                from parascale.train import lightning  # slow to load
-
-                make_steps = lightning.make_steps
-            (make_steps or _make_steps)(session)
+            (make_steps or make_steps_of_engine)(session)
 
             # --- last evaluation
             if training.evaluate and "test" in task.splits:
@@ -112,8 +108,12 @@ def train(job, make_steps=None):
         return stop_processes()
 
 
-def _make_steps(session):
-    """The native engine: one optimizer step after the other."""
+def make_steps_of_engine(session):
+    """Make the steps of a Session as its run's engine does; the native one: one optimizer step after the other."""
+    if session.run.engine == "lightning":
+        from parascale.train import lightning  # slow to load
+
+        return lightning.make_steps(session)
     stepper = session.stepper
     if stepper.averager and session.first_step == 1:
         stepper.averager.begin()
