@@ -1,8 +1,12 @@
-"""What a tensor, or a process's part of one, is like: which samples it holds, and how a wrong one came about."""
+"""What a tensor, or a process's part of one, is like: which samples it holds, and how a wrong one came about; the card of all in words."""
 
 import math
 
 import torch
+
+from parascale.errors import few
+
+WHOLE = "the model"
 
 
 def looks_like(flat, shape, parts, wrong, tolerance):
@@ -109,3 +113,27 @@ def spans(numbers):
         text[-1:] = [f"{text[-1].partition('–')[0]}–{number}"] if number - 1 == last else [*text[-1:], str(number)]
         last = number
     return ", ".join(text) or "none"
+
+
+def row(module, tensor, difference, tolerance, looks_like="", ranks=()):
+    """A tensor on the card."""
+    found = {"module": module or WHOLE, "tensor": tensor, "difference": difference, "tolerance": tolerance}
+    return found | {"ranks": sorted(ranks), "looks_like": looks_like}
+
+
+def as_text(card):
+    """The card for people."""
+    told = [(name, card[name]) for name in ("single", "parallel")]
+    lines = [f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}" for name, part in told]
+    for each in card["passes"]:
+        text = f"step {each['step']}, {each['pass']}: {each['compared']} compared, {each['outside']} beyond"
+        most = "; largest difference {difference:.1e} of {tolerance:.1e} allowed, {tensor}"
+        lines.append(text + (most.format(**each["worst"]) if each["worst"] else ""))
+    if first := card["first"]:
+        ranks = f", rank{'s' * (len(first['ranks']) > 1)} {spans(first['ranks'])}" if first["ranks"] else ""
+        lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
+        lines.append(f"  looks like: {first['looks_like']}")
+    else:
+        left = f"; not compared: {few(card['not_compared'])}" if card["not_compared"] else ""
+        lines.append(f"same: {card['steps']} steps{left}")
+    return "\n".join([*lines, ""])

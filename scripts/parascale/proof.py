@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from parascale.errors import DataError, few
 from parascale.files import write_json, write_text
-from parascale.likeness import looks_like, match, nearest, of_samples, rms, spans
+from parascale.likeness import WHOLE, as_text, looks_like, match, nearest, of_samples, rms, row, spans
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
 ROUNDOFF = {"F64": 2**-53, "F32": 2**-24, "F16": 2**-11, "BF16": 2**-8}
@@ -96,8 +96,7 @@ def compare(single, parallel):
     told = ("world", "layout", "torch", "python", "system", "tf32")
     card = {"schema_version": 1, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     card |= {
-        "single": {key: one[0][0].about[key] for key in told},
-        "parallel": {key: many[0][0].about[key] for key in told},
+        name: {key: steps[0][0].about[key] for key in told} for name, steps in (("single", one), ("parallel", many))
     }
     card |= {"margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     step = None
@@ -111,14 +110,8 @@ def compare(single, parallel):
             card["passes"].append(counted | {"worst": worst})
             if outside:
                 return card | {"verdict": "different", "first": counted | outside[0]}
-    return card | {
-        "not_compared": sorted(step.skipped)
-    }  # outputs of the last step that fit nothing, or that no process has
-
-
-def row(module, tensor, difference, tolerance, looks_like="", ranks=()):
-    found = {"module": module or "the model", "tensor": tensor, "difference": difference, "tolerance": tolerance}
-    return found | {"ranks": sorted(ranks), "looks_like": looks_like}
+    # Outputs of the last step that fit nothing, or that no process has.
+    return card | {"not_compared": sorted(step.skipped)}
 
 
 class Step:
@@ -134,6 +127,11 @@ class Step:
         self.inputs = table(single.value(INPUT)) if INPUT in single.micros else None
         self.drift = before.drift_after() if before else {}
         self.skipped |= {name for part in parts for name in part.names("weight")} - {*single.names("weight")}
+
+    def place_of(self, weight):
+        """The place of the innermost module around a weight that was called."""
+        around = (name for name in self.place if weight.startswith(f"{name}."))
+        return self.place.get(max(around, key=len, default=None), len(self.place))
 
     def rounding(self, terms, module=None):
         drift = max(self.drift.get(None, 0.0), self.drift.get(module, 0.0))
@@ -152,7 +150,7 @@ class Step:
         outputs = sorted(outputs.items(), key=lambda item: place[item[1]])
         forward = [self.judge(key, self.tolerance(place[name], self.columns, name)) for key, name in outputs]
         yield "forward", [*forward, self.loss()]
-        names = sorted(single.names("gradient"), key=lambda name: -place.get(called(name, place), last))
+        names = sorted(single.names("gradient"), key=lambda name: -self.place_of(name))
         gradients = {name: single.value(f"gradient|{name}") for name in names}
         mean = rms(torch.cat([each.flatten() for each in gradients.values()])) if names else 0.0
         noise = defaultdict(float)  # by module: a bias is the sum of what its weight's gradient is made of
@@ -209,9 +207,7 @@ class Step:
                     return [row("the samples", "inputs", 1.0, 0.5, text, [part.about["rank"]])]
             if part.rows is not None:
                 places = slice(None) if part.columns is None else part.columns
-                _, kind = self.inputs[:, places].unique(
-                    dim=0, return_inverse=True
-                )  # of equal samples, one stands for all
+                _, kind = self.inputs[:, places].unique(dim=0, return_inverse=True)  # of equal ones, one stands for all
                 held[torch.isin(kind, kind[part.rows]).nonzero(), places] = True
         lost = [number for number, seen in enumerate(held.flatten(1).all(1).tolist()) if not seen]
         own = [f"rank {part.about['rank']}: {spans(part.rows)}" for part in self.parts if part.rows is not None]
@@ -220,15 +216,14 @@ class Step:
         for part in self.parts:  # a later stage has no inputs: all samples are its, or those of a first stage
             if part.rows is None and part.order:
                 part.rows = [*range(len(held))]
-                if shares and sum(part.about["samples"]) != len(held) and (key := self.first_of_samples(part)):
-                    part.rows = nearest(part.value(key), self.single.value(key), sorted(shares), len(held))
+                if shares and sum(part.about["samples"]) != len(held):
+                    # By its first output that holds samples, as a table of positions does not.
+                    keys = (key for name in part.order for key in part.micros if key.startswith(f"output|{name}|"))
+                    wholes = ((key, self.single.value(key)) for key in keys if key in self.single.micros)
+                    for key, whole in (pair for pair in wholes if pair[1].dim() and len(pair[1]) % len(held) == 0):
+                        part.rows = nearest(part.value(key), whole, sorted(shares), len(held))
+                        break
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
-
-    def first_of_samples(self, part):
-        """The key of a process's first output that holds samples in the single process, as a table of positions does not; or None."""
-        keys = (key for name in part.order for key in part.micros if key.startswith(f"output|{name}|"))
-        shapes = ((key, self.single.value(key).shape) for key in keys if key in self.single.micros)
-        return next((key for key, shape in shapes if shape and shape[0] % len(self.inputs) == 0), None)
 
     def placed(self, key, whole, change=False):
         """Yield (ranks, what they hold, numbers of its elements in `whole`) for each part of a tensor; Partial parts are summed."""
@@ -252,13 +247,13 @@ class Step:
                 if size < own.shape[dim]:  # a plain shard: they follow each other in the order of the ranks
                     if dim == own.dim() - 1 and key in part.uneven:
                         raise DataError(
-                            f"{name_of(key)}: `every` does not divide its columns on a process; record with a smaller one"
+                            f"{key.split('|')[1] or WHOLE}: `every` does not divide its columns on a process; record with a smaller one"
                         )
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
                     filled[turn] = (filled[turn] + size) % whole.shape[dim]
             if [*own.shape] != shape:
-                self.skipped.add(name_of(key))
+                self.skipped.add(key.split("|")[1] or WHOLE)
                 continue
             for dim, begin in enumerate(facts["offset"] if facts else ()):
                 own = own.narrow(dim, begin, found.shape[dim])
@@ -273,7 +268,7 @@ class Step:
         for _, _, own in parts:
             held[own] = True
         if kind == "output" and not parts:
-            self.skipped.add(name_of(key))
+            self.skipped.add(name or WHOLE)
             return None
         if kind != "output" and not held.all():
             text = f"{(~held).sum()} of {len(held)} elements are on no process: a part is missing"
@@ -298,40 +293,14 @@ def table(values):
     return values if values.dim() > 1 else values[:, None]
 
 
-def name_of(key):
-    return key.split("|")[1] or "the model"
-
-
 def home(weight):
     return weight.rpartition(".")[0]
 
 
-def called(weight, place):
-    """The innermost module around a weight that was called."""
-    return max((name for name in place if weight.startswith(f"{name}.")), key=len, default=None)
-
-
-def as_text(card):
-    """The card for people."""
-    told = [(name, card[name]) for name in ("single", "parallel")]
-    lines = [f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}" for name, part in told]
-    for each in card["passes"]:
-        text = f"step {each['step']}, {each['pass']}: {each['compared']} compared, {each['outside']} beyond"
-        most = "; largest difference {difference:.1e} of {tolerance:.1e} allowed, {tensor}"
-        lines.append(text + (most.format(**each["worst"]) if each["worst"] else ""))
-    if first := card["first"]:
-        ranks = f", rank{'s' * (len(first['ranks']) > 1)} {spans(first['ranks'])}" if first["ranks"] else ""
-        lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
-        lines.append(f"  looks like: {first['looks_like']}")
-    else:
-        left = f"; not compared: {few(card['not_compared'])}" if card["not_compared"] else ""
-        lines.append(f"same: {card['steps']} steps{left}")
-    return "\n".join([*lines, ""])
-
-
 def write_card(single, parallel, folder=None):
-    """Write the card, proof.json and proof.txt, into a folder, by default that of the parallel recording; returns it."""
+    """Print the card, and write it into a folder (default: that of the parallel recording); returns 1 if the two differ, else 0."""
     card, folder = compare(single, parallel), Path(folder or parallel)
     write_json(folder / "proof.json", card)
-    write_text(folder / "proof.txt", as_text(card))
-    return card
+    write_text(folder / "proof.txt", text := as_text(card))
+    print(text, end="")
+    return int(card["verdict"] == "different")

@@ -112,8 +112,6 @@ def explain(context, find, name, steps, every):
             command = [*LAUNCHER, "--run", each, "--kind", "parity", *words, "--", *verb, f"{place}/{each}", *words]
             if code := subprocess.run(command).returncode:
                 return code
-        from parascale.proof import as_text, write_card
+        from parascale.proof import write_card
 
-        card = write_card(f"{place}/{baseline.run}", f"{place}/{name}", folder)
-    print(as_text(card), end="")
-    return int(card["verdict"] == "different")
+        return write_card(f"{place}/{baseline.run}", f"{place}/{name}", folder)

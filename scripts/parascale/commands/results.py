@@ -177,11 +177,9 @@ def prove(single, parallel):
     \b
     Example: parascale prove proof/single proof/ddp
     """
-    from parascale.proof import as_text, write_card
+    from parascale.proof import write_card
 
-    card = write_card(single, parallel)
-    print(as_text(card), end="")
-    return int(card["verdict"] == "different")
+    return write_card(single, parallel)
 
 
 @click.command()
