@@ -161,7 +161,12 @@ class Lease:
         rewrites it. TrainingError names the owner of one that may not be read.
         """
         try:
-            return _read(self.path)
+            holder = read_json(self.path)
+            known = {name: holder[name] for name in KEYS}
+            return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
+            return dict.fromkeys(KEYS) | {"time": self.path.stat().st_mtime}
         except FileNotFoundError:
             return None
         except PermissionError:
@@ -175,17 +180,6 @@ class Lease:
 
     def _sign(self):
         return _own_start() | {"user": user_name(os.getuid()), "since": self.since, "time": time.time()}
-
-
-def _read(path):
-    """What a lease says of its holder."""
-    try:
-        holder = read_json(path)
-        known = {name: holder[name] for name in KEYS}
-        return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
-    except (ValueError, KeyError, TypeError) as error:
-        print(f"{path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
-        return dict.fromkeys(KEYS) | {"time": path.stat().st_mtime}
 
 
 def _own_start():

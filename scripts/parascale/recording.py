@@ -20,18 +20,10 @@ def record(*, step, loss=None, samples=None, **figures):
     folder = os.environ.get(FOLDER)
     if folder and os.environ.get("RANK", "0") == "0":
         numbers = {"loss": loss, "samples": samples, **figures}
-        _lines(Path(folder).parent / "steps.jsonl").add(
-            int(step), {name: _number(each) for name, each in numbers.items() if each is not None}
-        )
-
-
-def _number(value):
-    return float(value.item() if hasattr(value, "item") else value)  # of a tensor with gradients, `float` warns
-
-
-@functools.cache
-def _lines(path):
-    return _Lines(path)
+        known = {name: each for name, each in numbers.items() if each is not None}
+        # Of a tensor with gradients, `float` warns.
+        plain = {name: float(each.item() if hasattr(each, "item") else each) for name, each in known.items()}
+        _lines(Path(folder).parent / "steps.jsonl").add(int(step), plain)
 
 
 def by_step(lines):
@@ -62,14 +54,14 @@ class _Lines:
         if (samples := line.pop("samples", None)) is not None:
             line["samples"] = int(samples)
         if not self.file:
-            self._begin(step)
+            from parascale.files import read_json_lines, write_text
+
+            # Steps after the checkpoint that the script continues from are done again.
+            known = read_json_lines(self.path, readable=True) if self.path.exists() else []
+            write_text(self.path, "".join(json.dumps(each) + "\n" for each in known if each["step"] < step))
+            self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (as long as the script)
             line["first"] = now  # of an attempt: its seconds hold the start, until the launcher has seen others
         self.file.write(json.dumps(line | {"seconds": {"total": seconds}}) + "\n")
 
-    def _begin(self, step):
-        """Drop the steps after the checkpoint that the script continues from: they are done again."""
-        from parascale.files import read_json_lines, write_text
 
-        known = read_json_lines(self.path, readable=True) if self.path.exists() else []
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in known if line["step"] < step))
-        self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (open as long as the script)
+_lines = functools.cache(_Lines)  # of a path

@@ -11,7 +11,7 @@ from parascale.files import append_line, write_json, write_text
 from parascale.plan import budget, tables
 from parascale.plan.planner import Planner
 from parascale.settings import Layout, identity
-from parascale.store.keys import data_known, key_of, modules_of_run
+from parascale.store.keys import data_known, key_of_run, modules_of_run
 from parascale.store.trainings import Store
 
 from .test_plan_budget import jobs, project
@@ -36,7 +36,7 @@ def record(made, folder, run=None, **changes):
     """A finished training as its record has it."""
     run, site = run or made.runs["single"], made.site
     known = data_known(made.paths.data_of(run))
-    key = key_of(run, site, known)
+    key = key_of_run(run, site, known)
     fill(folder, run, key)
     values = {"run": run.run, "key": key, "settings": dataclasses.asdict(run), "site": dataclasses.asdict(site)}
     values |= {"code": modules_of_run(run), "data": identity.digest_of(known)}

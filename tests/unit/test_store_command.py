@@ -12,7 +12,7 @@ from parascale.commands.store import trim
 from parascale.files import write_json, write_text
 from parascale.lease import Lease
 from parascale.settings.config import Keeping
-from parascale.store.keys import data_known, key_of
+from parascale.store.keys import data_known, key_of_run
 from parascale.store.trainings import Store, shown_places
 from parascale.store.unfinished import unfinished
 
@@ -120,7 +120,7 @@ def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(call, store,
     made = bounded(tmp_path, 0.0)
     run = made.runs["single"]
     write_json(made.paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": {}})
-    key = key_of(run, made.site, data_known(made.paths.data_of(run)))
+    key = key_of_run(run, made.site, data_known(made.paths.data_of(run)))
     with store.keeping(key, "runs/single") as folder:
         fill(folder, run, key)
     shutil.rmtree(made.paths.run("shown"))

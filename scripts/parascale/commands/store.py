@@ -8,7 +8,7 @@ from parascale.cli import Number, with_project
 from parascale.errors import ConfigError
 from parascale.plan.planner import Planner
 from parascale.report.numbers import aligned
-from parascale.store.keys import data_known, key_of
+from parascale.store.keys import data_known, key_of_run
 from parascale.store.trainings import SHORT, Store, shown_places
 from parascale.store.unfinished import unfinished
 
@@ -123,7 +123,7 @@ def _wanted(project):
     asked = [(name, "run") for name in project.runs] + [(name, "parity") for name in project.trained]
     for run in [planner.run(*each) for each in asked]:
         with suppress(FileNotFoundError):
-            keys.add(key_of(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
+            keys.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
     return keys
 
 

@@ -103,7 +103,7 @@ def run_node(launch, place, watched=contextlib.nullcontext):
     with holder:
         workers = Workers(_start(launch, place, *master))
         try:
-            with watched(workers.pids):
+            with watched({worker.rank: worker.pid for worker in workers.ranks}):
                 own = _watch(launch, workers, peers, stop)
             verdict = peers.verdict(own, launch.timeout)
         finally:

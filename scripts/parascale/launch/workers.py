@@ -154,11 +154,6 @@ class Workers:
             worker.poll()
 
     @property
-    def pids(self):
-        """Rank → id of its process."""
-        return {worker.rank: worker.pid for worker in self.ranks}
-
-    @property
     def running(self):
         """Ranks that have not ended."""
         return [worker for worker in self.ranks if worker.returncode is None]

@@ -28,7 +28,7 @@ def check(run):
             raise ConfigError(
                 f"{own}: in this folder, the script's `import {package}` finds this file, not the package; rename it"
             )
-    known, used = _columns(run) | _words(run, "work"), set()
+    known, used = _known(run, "work"), set()
     for name, text in _texts(workload.arguments):
         try:
             fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
@@ -56,7 +56,7 @@ def check(run):
 
 def words(run, work):
     """The script and its arguments. work: the folder for its checkpoints."""
-    known = _columns(run) | _words(run, work)
+    known = _known(run, work)
 
     def filled(value):
         return str(value).format_map(known) if isinstance(value, str) else str(value)
@@ -69,13 +69,11 @@ def words(run, work):
     return tuple(line)
 
 
-def _columns(run):
+def _known(run, work):
+    """What braces in an argument may name: columns, and what follows from the row."""
     groups = run, run.layout
-    return {name: getattr(group, name) for group in groups for name in declared(type(group)) if name not in OURS[1:3]}
-
-
-def _words(run, work):
-    return {
+    columns = {name: getattr(each, name) for each in groups for name in declared(type(each)) if name not in OURS[1:3]}
+    return columns | {
         "workload": run.workload.name,
         "world_size": run.layout.world_size,
         "strategy": run.strategy,

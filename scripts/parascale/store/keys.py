@@ -15,13 +15,9 @@ from parascale.settings.pretrained import Pretrained
 FIRST = ("images", "language", "summaries")  # the families when keys of a class of the user's own began to hold them
 
 
-def key_of_run(run, site):
-    """The key of a run's training before its data is there, by which a workflow knows whether a finished one is still true."""
-    return identity.key_of(run, site, code_of_run(run))
-
-
-def key_of(run, site, known):
-    """The key of a run's finished training. known: what `data_known` gave."""
+def key_of_run(run, site, known=None):
+    """The key of a run's finished training. known: what `data_known` gave; None before its data is there: by that key a workflow knows
+    whether a finished training is still true."""
     return identity.key_of(run, site, code_of_run(run), known)
 
 

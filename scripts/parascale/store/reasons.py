@@ -10,7 +10,7 @@ from parascale.files import read_json
 from parascale.settings import Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
 from parascale.store.folders import is_whole, record_in
-from parascale.store.keys import data_known, key_of, modules_of_run
+from parascale.store.keys import data_known, key_of_run, modules_of_run
 from parascale.store.trainings import Store
 
 
@@ -46,7 +46,7 @@ class Reasons:
             known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if ready else None
         except FileNotFoundError:
             known = None
-        if known is not None and self.store.finished(key_of(run, self.site, known)):
+        if known is not None and self.store.finished(key_of_run(run, self.site, known)):
             return KEPT
         output, work = (place(run.run) for place in self.paths.places(kind))
         record, hours = self._finished(output)

@@ -67,7 +67,7 @@ class Kept:
     finished: str
     core_hours: float | None
     bytes: int
-    used: float
+    used: float = 0.0
 
     def remove(self):
         """Free it; results that show it stay."""
@@ -178,7 +178,11 @@ class Store:
                 with atomic_path(output / path.name) as partial:
                     shutil.copyfile(path, partial)
         record, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
-        write_json(output / "run.json", record | {"run": run.run, "settings": _settings(run, record["settings"])})
+        try:
+            settings = identity.with_conduct_of(run, run_from_dict(record["settings"]))
+        except ConfigError:  # of another version, which had other settings
+            settings = dataclasses.asdict(run)
+        write_json(output / "run.json", record | {"run": run.run, "settings": settings})
         write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
@@ -186,15 +190,12 @@ class Store:
         """What no key leads to, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
         left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
-        # A clock may be wrong, and the time of a folder lie in the future.
-        return [_leftover(path, since) for since, path in left if abs(time.time() - since) >= ages[path.suffix]]
-
-
-def _leftover(folder, since):
-    name, _, why = folder.name.lstrip(".").partition(".")
-    place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
-    told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-    return Kept(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
+        for since, folder in left:
+            if abs(time.time() - since) >= ages[folder.suffix]:  # a clock may be wrong, and the time lie in the future
+                name, _, why = folder.name.lstrip(".").partition(".")
+                place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
+                told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+                yield Kept(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
 
 
 @contextmanager
@@ -215,10 +216,3 @@ def shown_places(results):
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
         found[record_in(path.parent).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)
-
-
-def _settings(run, trained):
-    try:
-        return identity.with_conduct_of(run, run_from_dict(trained))
-    except ConfigError:  # of another version, which had other settings
-        return dataclasses.asdict(run)

@@ -1,27 +1,18 @@
 """Trainings that are not finished: those under way, and those that stepped aside when their settings changed."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.lease import Lease
+from parascale.store.trainings import Kept
 
 ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
 
-@dataclass(frozen=True)
-class Unfinished:
+class Unfinished(Kept):
     """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
     people. core_hours: of its attempts that ended, None where its record does not say."""
-
-    folder: Path
-    place: str
-    finished: str
-    core_hours: float | None
-    bytes: int
-    key: str = "-"
 
     @property
     def aside(self):
@@ -48,4 +39,5 @@ def _read(folder):
         began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
         cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
         hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600
-    return Unfinished(folder, f"{folder.parent.name}/{folder.name}", f"began {began}", hours, tree_bytes(folder))
+    place = f"{folder.parent.name}/{folder.name}"
+    return Unfinished(folder, "-", place, f"began {began}", hours, tree_bytes(folder))

@@ -1,5 +1,6 @@
 """The start of a run: who holds its work folder, and what was begun there with these settings, or with others."""
 
+import time
 from contextlib import suppress
 
 from parascale.checkpoint.manifest import read_manifest, whole_checkpoints
@@ -31,7 +32,9 @@ def take_over(job):
         if not changed or not (begun or earlier):
             return lease, died_at, begun, None
         if begun:
-            aside = _new_aside(job.work, before)
+            aside = _aside(job.work, before)
+            if aside.exists():  # of two, other code was continued, and then was not
+                aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
             lease.give_up(aside)
             recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
             what = identity.in_words(recipes) or " and ".join(changed)
@@ -80,17 +83,7 @@ def _begun(work):
 
 def _asides(work, continuation):
     """Where runs under way of a continuation are kept while another one with the same name is made, the newest last."""
-    first = _aside(work, continuation)
-    later = sorted(work.parent.glob(f"{first.name}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return [path for path in (first, *later) if path.is_dir()]
-
-
-def _new_aside(work, continuation):
-    """A folder for one more. Two of one continuation come from other code that was continued, and then was not."""
-    first, there = _aside(work, continuation), _asides(work, continuation)
-    if not there:
-        return first
-    return first.with_name(f"{first.name}-{max(int(path.name[len(first.name) + 1 :] or 1) for path in there) + 1}")
+    return sorted(work.parent.glob(f"{_aside(work, continuation).name}*"), key=lambda path: (len(path.name), path))
 
 
 def _aside(work, continuation):
