@@ -51,8 +51,9 @@ def write_comparison(project, output, names, datasets, measured):
 def advised(records, paths):
     """Yield every layout of each workload, the best first: on as many GPUs as its widest finished run computes with that has a core for each process."""
     widest = {}
-    ours = [record for record in records if record.done and not record.run.workload.is_script]
-    for record in (record for record in ours if not wants_too_much(record)):
+    for record in records:
+        if not record.done or record.run.workload.is_script or wants_too_much(record):
+            continue
         known = widest.get(record.run.workload.name)
         if known is None or record.run.layout.world_size > known.run.layout.world_size:
             widest[record.run.workload.name] = record

@@ -125,11 +125,11 @@ def _wrong_driver(in_job):
         return []
     if not DRIVER.exists():
         return ["this node has no NVIDIA driver, but the site's device is cuda"] if in_job else []
-    driver, oldest = driver_version(DRIVER.read_text()), OLDEST_DRIVERS.get(major)
-    if driver and oldest and driver[0] < oldest:
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+)(?:\.\d+)+", DRIVER.read_text())
+    if driver and int(driver[1]) < (oldest := OLDEST_DRIVERS.get(major, 0)):
         return [
             f"torch was built for CUDA {cuda}, which needs driver {oldest} or newer; "
-            f"this node has {'.'.join(map(str, driver))}: install a torch for an older CUDA"
+            f"this node has {driver[0].split()[-1]}: install a torch for an older CUDA"
         ]
     return []
 
@@ -153,12 +153,6 @@ def cuda_of_driver():
         return None
     version = ctypes.c_int()
     return version.value // 1000 if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
-
-
-def driver_version(text):
-    """The version in `/proc/driver/nvidia/version`, as numbers."""
-    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
 def _missing(runs):

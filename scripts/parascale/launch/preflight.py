@@ -26,15 +26,6 @@ SURVEY_SECONDS = 10.0  # a parallel filesystem with millions of files would take
 
 def preflight(site, account=None, partition=None, reservation=None, data_partition=None):
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
-    _check_account(site, account)
-    if reservation:
-        _record("reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who made it")
-    for name in filter(None, (site.partition_or_first(partition), data_partition)):
-        if (state := _record("partition", name).get("State", "UP")) != "UP":
-            raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
-
-
-def _check_account(site, account):
     known = slurm.accounts()
     if account and known and account not in known:
         raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
@@ -44,6 +35,11 @@ def _check_account(site, account):
             f"{site.name} takes no job without an account. Name the project it is charged to: "
             f"--config account=<project>, or `account:` in the configuration.{yours}"
         )
+    if reservation:
+        _record("reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who made it")
+    for name in filter(None, (site.partition_or_first(partition), data_partition)):
+        if (state := _record("partition", name).get("State", "UP")) != "UP":
+            raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
 
 
 def _record(kind, name, without=""):

@@ -95,12 +95,9 @@ class Calibration:
     @cached_property
     def _different(self):
         """One observation of each set of runs that are equally fast, with the median of their steps."""
-        groups = defaultdict(list)
-        for observation in self._ours:
-            groups[identity.speed_of(observation.resolved)].append(observation)
         return [
             dataclasses.replace(group[0], step_seconds=statistics.median(each.step_seconds for each in group))
-            for group in groups.values()
+            for group in _equally_fast(self._ours).values()
         ]
 
     def same(self, run):
@@ -134,11 +131,7 @@ class Calibration:
     @cached_property
     def _finished(self):
         """What decides a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
-        groups = defaultdict(list)
-        for observation in self.observations:
-            if observation.source == "run" or observation.vocabulary is None:
-                groups[_speed_of(observation.resolved, observation.code)].append(observation)
-        return dict(groups)
+        return _equally_fast(each for each in self.observations if each.source == "run" or each.vocabulary is None)
 
     def measured(self, site):
         """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
@@ -203,6 +196,14 @@ class Calibration:
 def _speed_of(run, code=None):
     """What decides a run's speed; of a script, which no formula describes, its code too (default: as it is now)."""
     return identity.speed_of(run), (code or code_of_run(run)) if run.workload.is_script else None
+
+
+def _equally_fast(observations):
+    """What decides a run's speed → those of the observations."""
+    groups = defaultdict(list)
+    for each in observations:
+        groups[_speed_of(each.resolved, each.code)].append(each)
+    return dict(groups)
 
 
 def computes(run):

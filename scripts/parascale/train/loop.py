@@ -101,7 +101,9 @@ def train(job, make_steps=None):
             if training.evaluate and "test" in task.splits:
                 watchdog.feed()
                 state.load_best()
-                state.note_test(*session.means("test", f"test of step {state.facts['best_step']}'s weights, the best"))
+                state.note(
+                    "test", *session.means("test", f"test of step {state.facts['best_step']}'s weights, the best")
+                )
 
         # --- publish
         state.publish()

@@ -48,7 +48,9 @@ def _copy(folder, copy):
     """Copy a dataset into memory, whole or not at all. FullDiskError where it does not fit."""
     for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
         shutil.rmtree(left, ignore_errors=True)
-    needed, free = _bytes_once(folder), free_bytes()
+    # One that several names or links lead to, as splits of tokens may, counts once.
+    found = (path.stat() for path in Path(folder).rglob("*") if path.is_file())
+    needed, free = sum({_identity(status): status.st_size for status in found}.values()), free_bytes()
     if needed > free:
         raise FullDiskError(
             f"{folder} takes {needed / 2**20:,.0f} MiB, but {RAM} of {os.uname().nodename} has room for {free / 2**20:,.0f} MiB: "
@@ -63,12 +65,6 @@ def _copy(folder, copy):
     with atomic_path(copy) as partial:
         shutil.copytree(folder, partial, copy_function=copy_once)
     print(f"staged {needed / 2**20:,.1f} MiB into {RAM} in {time.monotonic() - started:.1f} s", flush=True)
-
-
-def _bytes_once(folder):
-    """The bytes of all files below a folder; one that several names or links lead to, as splits of tokens may, counts once."""
-    found = (path.stat() for path in Path(folder).rglob("*") if path.is_file())
-    return sum({_identity(status): status.st_size for status in found}.values())
 
 
 def _identity(status):

@@ -148,17 +148,14 @@ class RunState:
 
     def note_validation(self, step, figures, targets):
         """Keep the weights if this validation loss is the best so far. figures: `loss` and the task's metrics, by name."""
-        self._note("validation", figures, targets)
+        self.note("validation", figures, targets)
         loss, best = figures["loss"], self.facts["best_validation_loss"]
         if best is None or loss < best:
             self.facts |= {"best_validation_loss": loss, "best_step": step}
             self._save("best", step, [])
 
-    def note_test(self, figures, targets):
-        """Keep the figures of the best weights on the test split."""
-        self._note("test", figures, targets)
-
-    def _note(self, split, figures, targets):
+    def note(self, split, figures, targets):
+        """Keep the figures of a split; of the test split, those of the best weights."""
         self.facts |= {f"{split}_{name}": value for name, value in figures.items()}
         self.facts[self.counted][split] = targets
 

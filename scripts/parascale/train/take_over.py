@@ -20,7 +20,9 @@ def take_over(job):
     """
     parts, name = continuation_of(job), job.run.run
     while True:
-        lease, died_at, begun = _hold(job.work)
+        make_folder(job.work)
+        lease = Lease(job.work)
+        died_at, begun = lease.acquire(), _begun(job.work)
         if show_kept(job):  # it ended while this job waited for the lease
             lease.give_up() if not begun or begun.get("key") == job.key else lease.release()
             return lease, died_at, None, None
@@ -50,13 +52,6 @@ def take_over(job):
 def continuation_of(job):
     """What must stay the same for a start to continue what was begun."""
     return identity.continuation_of(job.run, job.site, job.code_digest, job.known_data)
-
-
-def _hold(work):
-    """(lease of the work folder, time of the last sign of a holder that died, what was begun there)."""
-    make_folder(work)
-    lease = Lease(work)
-    return lease, lease.acquire(), _begun(work)
 
 
 def _begun(work):
