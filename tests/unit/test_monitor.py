@@ -24,10 +24,8 @@ from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
 def sample(path, gauges, seconds=0.01, times=3):
     """Let a Monitor take some samples; the Devices it saw."""
-    monitor = Monitor(path, 0, gauges, seconds)
-    monitor.start()
-    time.sleep(seconds * (times - 1))
-    monitor.stop()
+    with Monitor(path, 0, gauges, seconds):
+        time.sleep(seconds * (times - 1))
     return read_samples([path])
 
 
@@ -76,14 +74,12 @@ def test_the_gpus_that_the_job_holds_are_sampled(visible, held, handles):
 
 def test_a_node_without_gpus_is_sampled(tmp_path):
     path = tmp_path / "device-00000.csv"
-    monitor = Monitor(path, 0, [NodeGauges({0: os.getpid()})], 0.1)
-    monitor.start()
-    begun, before = time.monotonic(), time.process_time()
-    while (seconds := time.monotonic() - begun) < 0.5 or (len(path.read_text().splitlines()) < 9 and seconds < 60):
-        pass  # until there are four samples of both
-    used = time.process_time() - before
-    write_text(tmp_path / "some", "x" * 100_000)
-    monitor.stop()
+    with Monitor(path, 0, [NodeGauges({0: os.getpid()})], 0.1):
+        begun, before = time.monotonic(), time.process_time()
+        while (seconds := time.monotonic() - begun) < 0.5 or (len(path.read_text().splitlines()) < 9 and seconds < 60):
+            pass  # until there are four samples of both
+        used = time.process_time() - before
+        write_text(tmp_path / "some", "x" * 100_000)
     process, host = read_samples([path])
     assert (process.kind, process.rank, host.kind) == ("rank", 0, "host")
     assert max(process.known("cores_busy")) > 0.5 * used / seconds, (
@@ -97,10 +93,8 @@ def test_a_node_without_gpus_is_sampled(tmp_path):
 def test_the_interval_is_fixed_and_the_cost_below_half_a_percent(tmp_path):
     """CPU seconds of the sampling thread for a sample of a node with four processes, over the default interval."""
     path, interval, seconds = tmp_path / "device-00000.csv", 0.05, 1.0
-    monitor = Monitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval)
-    monitor.start()
-    time.sleep(seconds)
-    monitor.stop()
+    with Monitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval):
+        time.sleep(seconds)
     host = read_samples([path])[-1]
     samples = len(host.times)
     assert 0.5 * seconds / interval < samples <= seconds / interval + 2
@@ -132,11 +126,9 @@ def test_counters_add_up_over_attempts(attempts):
 
 def test_samples_of_all_nodes_become_one_file(tmp_path):
     for node in (0, 1):
-        monitor = Monitor(
-            tmp_path / f"device-{node:05d}.csv", node, [Gpus(RecordedNvml(GPUS), None, 2, range(2))], 0.01
-        )
-        monitor.start()
-        monitor.stop()
+        gauges = [Gpus(RecordedNvml(GPUS), None, 2, range(2))]
+        with Monitor(tmp_path / f"device-{node:05d}.csv", node, gauges, 0.01):
+            pass
     kept = publish(tmp_path, tmp_path / "out/device.csv")
     assert kept["energy_joules"] > 0 and kept["gpu_utilisation"] == pytest.approx(0.48)
     found = read_samples([tmp_path / "out/device.csv"])

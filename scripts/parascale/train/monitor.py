@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 from parascale import slurm
 from parascale.files import atomic_path
@@ -20,36 +20,25 @@ from parascale.train.gauges import Gpus, NodeGauges, place
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
 
 
-@contextmanager
 def monitored(job, processes):
-    """Sample this node's devices while the body runs, into the job's work folder, every `monitor.interval_seconds`.
+    """A context in which this node's devices are sampled into the job's work folder, every `monitor.interval_seconds`.
 
     processes: process id of each rank of the run. Only the first process of a node samples.
     """
     rank, local_rank, local_size = place()
     if local_rank:
-        yield
-        return
-    ranks = range(rank, rank + local_size)
-    with sampled(job, rank // local_size, {rank: processes[rank] for rank in ranks}):
-        yield
+        return nullcontext()
+    return sampled(job, rank // local_size, {each: processes[each] for each in range(rank, rank + local_size)})
 
 
-@contextmanager
 def sampled(job, node, processes):
     """The same for a node by its number. processes: rank → process id of each of its ranks."""
     if job.monitor is None:
-        yield
-        return
+        return nullcontext()
     ranks, gauges = list(processes), [NodeGauges(processes)]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
-    monitor = Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)
-    monitor.start()
-    try:
-        yield
-    finally:
-        monitor.stop()
+    return Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)
 
 
 def _gpus(held, ranks):
@@ -65,7 +54,7 @@ def _gpus(held, ranks):
 
 
 class Monitor:
-    """Appends a line for each device to a file, at a fixed interval, from `start` to `stop`."""
+    """While entered, appends a line for each device to a file, at a fixed interval; at the end the last one."""
 
     def __init__(self, path, node, gauges, seconds):
         self.path, self.gauges, self.seconds = path, gauges, seconds
@@ -73,11 +62,10 @@ class Monitor:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
-    def start(self):
+    def __enter__(self):
         self.thread.start()
 
-    def stop(self):
-        """Take the last sample and close the file."""
+    def __exit__(self, *error):
         self.stopped.set()
         self.thread.join(END_SECONDS)
 

@@ -259,14 +259,6 @@ def publish(job, record, lease, described, facts, fill):
     kept.show(job.key, job.output, job.run)
 
 
-def predicted_first(job, begun):
-    """A Job with the prediction of what was `begun` in the same layout, before the first step: later attempts know more, and would
-    flatter the plan."""
-    if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout):
-        return dataclasses.replace(job, prediction=begun["prediction"])
-    return job
-
-
 def _whole_lines(path, key):
     """The lines of a file that are whole: mappings with a `key`."""
     lines = read_json_lines(path, readable=True) if path.exists() else []

@@ -16,7 +16,7 @@ from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
 from parascale.train.gauges import distinct, host
 from parascale.train.job import FILES
-from parascale.train.record import Recorder, description, predicted_first, publish
+from parascale.train.record import Recorder, description, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
@@ -28,10 +28,10 @@ def train(job, node, run, stopped):
     """
     if node:
         return run(partial(_watched, job, node))
-    lease, died_at, begun, _ = take_over(job)
-    if begun is None:  # another job has finished it meanwhile
+    lease, died_at, job, _ = take_over(job)
+    if job is None:  # another one has finished it meanwhile
         return 0
-    job, record = predicted_first(job, begun), Recorder(job.work)
+    record = Recorder(job.work)
     described = description(job, job.run.workload.steps)
     write_json(job.work / "run.json", {"continuation": continuation_of(job), **described})
     make_folder(job.work / FILES)

@@ -27,7 +27,7 @@ from parascale.train import wandb_run
 from parascale.train.gauges import distinct
 from parascale.train.machine import Memory, read_machine
 from parascale.train.process import peak_memory
-from parascale.train.record import Recorder, description, predicted_first, publish
+from parascale.train.record import Recorder, description, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
@@ -90,10 +90,10 @@ class RunState:
         last sign, and whether the training is finished.
         """
         self.job.check_data()  # it is open by now
-        self.lease, died_at, begun, self.continued_code = take_over(self.job)
-        if begun is None:
+        self.lease, died_at, job, self.continued_code = take_over(self.job)
+        if job is None:
             return died_at, True
-        self.job = predicted_first(self.job, begun)
+        self.job = job
         self.continuation = continuation_of(self.job)
         write_json(self.job.work / "run.json", {"continuation": self.continuation, **self._description()})
         return died_at, False

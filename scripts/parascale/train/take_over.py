@@ -1,5 +1,6 @@
 """The start of a run: who holds its work folder, and what was begun there with these settings, or with others."""
 
+import dataclasses
 import time
 from contextlib import suppress
 
@@ -15,8 +16,9 @@ from parascale.train.job import show_kept
 def take_over(job):
     """Hold the lease of the work folder; what was begun with other settings or code is set aside until those come back.
 
-    Returns the lease; when the holder before, if it died, gave its last sign; what `run.json` says of what was begun, None where
-    the training is finished, and shown; the digest of the other code that began it, where that is to be continued.
+    Returns the lease; when the holder before, if it died, gave its last sign; the Job, with the prediction that what was begun in its layout
+    had (later attempts know more, and would flatter the plan), None where the training is finished, and shown; the digest of the other code
+    that began it, where that is to be continued.
     """
     parts, name = continuation_of(job), job.run.run
     while True:
@@ -28,14 +30,16 @@ def take_over(job):
             return lease, died_at, None, None
         before, earlier = begun.get("continuation", {}), _asides(job.work, parts)
         changed = identity.changes(before, parts)
+        same = begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout)
+        predicted = dataclasses.replace(job, prediction=begun["prediction"]) if same else job
         if set(changed) == {"code"} and job.other_code:
             print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
-            return lease, died_at, begun, before["code"]
+            return lease, died_at, predicted, before["code"]
         if not changed or not (begun or earlier):
-            return lease, died_at, begun, None
+            return lease, died_at, predicted, None
         if begun:
             aside = _aside(job.work, before)
-            if aside.exists():  # of two, other code was continued, and then was not
+            if _asides(job.work, before):  # other code was continued, and then was not
                 aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
             lease.give_up(aside)
             recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
