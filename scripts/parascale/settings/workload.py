@@ -202,6 +202,8 @@ class Workload:
 
     def refuse_script(self, instead):
         """Raise ConfigError if a program of the user's own trains. instead: what that means here, or what to do."""
+        if self.is_script:
+            raise ConfigError(f"workload {self.name} is a script of your own: {instead}")
 
     @staticmethod
     def variant(values, beside):
@@ -305,9 +307,6 @@ class Script(Workload):
     # What everyone who asks for these of a workload is to find.
     data: ClassVar = Data()
     optim: ClassVar = Optim()
-
-    def refuse_script(self, instead):
-        raise ConfigError(f"workload {self.name} is a script of your own: {instead}")
 
     @property
     def model(self):

@@ -144,8 +144,8 @@ class Progress:
 
     def __init__(self, name, steps, done, shown, unit):
         self.name, self.steps, self.unit = name, steps, unit
-        self.shown = shown
-        self.bar = tqdm(total=steps, initial=done, desc=name, unit="step") if shown and sys.stderr.isatty() else None
+        self.shown, hidden = shown, not (shown and sys.stderr.isatty())
+        self.bar = tqdm(total=steps, initial=done, desc=name, unit="step", disable=hidden)
         self.last_line = 0.0
         self.work, self.seconds = 0, 0.0
 
@@ -156,10 +156,9 @@ class Progress:
         self.work += line[self.unit]
         self.seconds += line["seconds"]["total"]
         rate = self.work / self.seconds
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {line['loss']:.3f}, {rate:,.0f} {self.unit}/s", refresh=False)
-            self.bar.update()
-        elif time.monotonic() - self.last_line > LOG_SECONDS or line["step"] == self.steps:
+        self.bar.set_postfix_str(f"loss {line['loss']:.3f}, {rate:,.0f} {self.unit}/s", refresh=False)
+        self.bar.update()
+        if self.bar.disable and (time.monotonic() - self.last_line > LOG_SECONDS or line["step"] == self.steps):
             self.last_line = time.monotonic()
             validation = f", validation {line['validation_loss']:.4f}" if "validation_loss" in line else ""
             print(
@@ -172,8 +171,7 @@ class Progress:
         return self
 
     def __exit__(self, *error):
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
 
 def summarise(run, site, steps, attempts, facts):
