@@ -173,7 +173,7 @@ def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
     monkeypatch.setattr(slurm, "note_restarts", lambda: None)
     monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
     monkeypatch.setattr(binding, "_cores_near_gpus", lambda: [{4, 5, 6, 7}] * 2 + [{0, 1, 2, 3}] * 2)
-    start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1)
+    start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1, None)
     assert len(started) == 1
     assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}
 
@@ -185,8 +185,8 @@ def test_ranks_have_cores_of_their_own_where_nothing_else_is_to_run(monkeypatch,
     places = []
     monkeypatch.setattr(slurm, "job_id", lambda: job)
     monkeypatch.setattr(slurm, "note_restarts", lambda: None)
-    monkeypatch.setattr("parascale.commands.launch.run_node", lambda launch, place: places.append(place) or 0)
-    start(Launch(("x.py",), 1, 2, Site("node"), 60.0, 10.0, "logs", 2, alone=alone), False, None, None, None, 2)
+    launch = Launch(("x.py",), 1, 2, Site("node"), 60.0, 10.0, "logs", 2, alone=alone)
+    start(launch, False, None, None, None, 2, lambda launch, place: places.append(place) or 0)
     assert [place.bind for place in places] == [bound]
 
 

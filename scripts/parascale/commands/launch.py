@@ -87,7 +87,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
         planned, planned_gpus, job, project = planned_launch(find, name, kind, site, words, first=not node)
         if job and not in_step and not command and published(job):
             return 0
-        run = functools.partial(run_script, project, job, os.getcwd()) if planned.files and not command else None
+        of_script = planned.files and not command
+        run = functools.partial(run_script, project, job, os.getcwd()) if of_script else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
         raise click.UsageError(
@@ -191,9 +192,8 @@ def run_script(project, job, folder, launch, place):
         return code
 
 
-def start(launch, in_step, node, meet, secret_file, gpus, run=None):
-    """Choose the way of starting, and start. run: instead of `run_node`. Returns the exit code."""
-    run = run or run_node
+def start(launch, in_step, node, meet, secret_file, gpus, run):
+    """Choose the way of starting, and start. run: `run_node`, or what stands for it. Returns the exit code."""
     job = slurm.job_id()
     if job and not in_step:
         slurm.note_restarts()  # for the lease: which start of the job this is

@@ -10,7 +10,7 @@ from dataclasses import replace
 from parascale import slurm
 from parascale.launch import die_with_parent, rendezvous
 from parascale.launch.channel import new_secret
-from parascale.launch.node import Place, Stop, run_node
+from parascale.launch.node import Place, Stop
 from parascale.launch.peers import TICK_SECONDS
 
 REPEAT_SECONDS = 5.0
@@ -41,7 +41,7 @@ def place_in_step(site, secret):
     return Place(node, address, rendezvous.meeting_port(job, step), secret, bind=True)
 
 
-def run_nodes_here(launch, launcher, options, run=run_node):
+def run_nodes_here(launch, launcher, options, run):
     """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
 
     launcher, options: the launcher's own command and its options, which the other nodes are started with. run: as `run_node`.

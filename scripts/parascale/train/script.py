@@ -5,7 +5,6 @@ work/runs/<run>/files/   the script's own folder, `PARASCALE_FOLDER` in its envi
 """
 
 import statistics
-from contextlib import contextmanager
 from functools import partial
 
 from parascale import slurm
@@ -52,12 +51,10 @@ def train(job, node, run, stopped):
     return code
 
 
-@contextmanager
 def _watched(job, node, processes):
-    """Sample a node and its ranks while the body runs, and say what node it is."""
+    """A context in which a node and its ranks are sampled; it says what node it is."""
     write_json(job.work / f"machine-{node:05d}.json", host())
-    with monitor.sampled(job, node, processes):
-        yield
+    return monitor.sampled(job, node, processes)
 
 
 def _end(record, outcome, files):
