@@ -85,13 +85,8 @@ def _add(devices, line):
     device.throttled.update(filter(None, line["throttled"].split("+")))
 
 
-def energy_joules(devices):
-    """Energy of all GPUs over all attempts; None where a GPU's is unknown, or there are none."""
-    return total(devices, "gpu", "energy_joules")
-
-
 def total(devices, kind, name):
-    """Sum of a counter's increase over the devices of a kind; None where it is unknown for one, or there are none."""
+    """Sum of a counter's increase over the devices of a kind and all attempts; None where it is unknown for one, or there are none."""
     known = [device.increase(name) for device in devices if device.kind == kind]
     return math.fsum(known) if known and None not in known else None
 
@@ -105,7 +100,7 @@ def figures(devices):
     used = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
     ours, all_cores = (_busy_cores(devices, kind) for kind in ("rank", "host"))
     return {
-        "energy_joules": energy_joules(devices),
+        "energy_joules": total(devices, "gpu", "energy_joules"),
         "gpu_utilisation": math.fsum(used) / len(used) if used and None not in used else None,
         "cores_busy": ours,
         "other_cores_busy": None if None in (ours, all_cores) else max(0.0, all_cores - ours),

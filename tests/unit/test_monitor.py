@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parascale.files import write_text
 from parascale.settings.config import Monitor as Settings
 from parascale.slurm import parse_job
-from parascale.telemetry import COLUMNS, Device, energy_joules, figures, read_samples
+from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
 from tests.unit.fake_results import CLUSTER, SITE
@@ -42,7 +42,7 @@ def test_recorded_answers_of_nvml_arrive_in_the_file(name, tmp_path):
     clocks = answers["nvmlDeviceGetClockInfo"]
     assert (gpu.mean("clock_mhz"), gpu.mean("memory_clock_mhz")) == (clocks[1], clocks[2])
     assert set(gpu.throttled) == ({"power_cap"} if name == "RTX 3090" else set())
-    assert gpu.mean("energy_joules") is None and energy_joules([gpu]) is None
+    assert gpu.mean("energy_joules") is None and total([gpu], "gpu", "energy_joules") is None
 
 
 def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
@@ -61,7 +61,7 @@ def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
     assert (busy.mean("clock_mhz"), busy.mean("memory_clock_mhz")) == (1335, 1215)
     assert set(busy.throttled) == {"power_cap", "software_thermal"} and not idle.throttled
     assert busy.increase("energy_joules") == pytest.approx(624.96)
-    assert energy_joules(found) == pytest.approx(624.96 + 3 * 104)
+    assert total(found, "gpu", "energy_joules") == pytest.approx(624.96 + 3 * 104)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_second_attempt_goes_on_in_the_same_file(tmp_path):
     rows = list(csv.reader(path.open()))
     assert rows[0] == list(COLUMNS) and all(len(row) == len(COLUMNS) for row in rows)
     assert sum(row[0] == "time" for row in rows) == 1
-    assert energy_joules(found) == pytest.approx(2 * 624.96), "a counter begins anew with each attempt"
+    assert total(found, "gpu", "energy_joules") == pytest.approx(2 * 624.96), "a counter begins anew with each attempt"
 
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=6), min_size=1, max_size=4))

@@ -110,7 +110,8 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             workers.end()
     if verdict.failures:
         with contextlib.suppress(OSError):  # a full disk
-            workers.speak(launch.logs)
+            for worker in workers.ranks:
+                worker.speak(launch.logs)
         if peers.speaks:
             _explain(verdict.failures)
             _explain_hang(launch)
@@ -200,7 +201,8 @@ def _watch(launch, workers, peers, stop):
         peers.listen()
         if (stop.asked or peers.stopping) and stop_at is None:
             print(f"{slurm.node_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
-            workers.stop()
+            for worker in workers.running:
+                worker.signal(signal.SIGTERM)
             peers.send(Stopping())
             stop_at = now
         if (workers.ended or peers.ended) and ended_at is None:

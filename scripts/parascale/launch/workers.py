@@ -167,16 +167,6 @@ class Workers:
         """Failures of the ranks that ended badly so far."""
         return [worker.failure() for worker in self.ranks if worker.returncode not in (None, 0, STOPPED)]
 
-    def stop(self):
-        """Ask every rank to save its state and end."""
-        for worker in self.running:
-            worker.signal(signal.SIGTERM)
-
-    def speak(self, logs):
-        """See that each rank has left a note, or write it."""
-        for worker in self.ranks:
-            worker.speak(logs)
-
     def end(self):
         """End what still runs: SIGABRT, on which Python writes every thread's stack into the log, then SIGKILL."""
         for worker in self.running:

@@ -19,7 +19,7 @@ from parascale.report.records import load_records
 from parascale.report.summary import row_of
 from parascale.report.tables import Column, columns, make_table
 from parascale.report.usage import attempts, attempts_chart, usage_chart, usage_table
-from parascale.telemetry import energy_joules, read_samples, sample_files
+from parascale.telemetry import read_samples, sample_files, total
 
 TRANSPOSED = (Column("fact", "Fact"), Column("value", "Value", text="words", link="page"))
 
@@ -136,7 +136,7 @@ def _known(job):
         known["hardware"] = f"{hardware_text(record)}, {record.site.title or record.site.name}"
         if record.cores and not known.get("core_hours"):
             known["core_hours"] = record.cores * sum(each.get("seconds") or 0 for each in record.attempts) / 3600
-    if (energy := energy_joules(job.devices)) is not None:
+    if (energy := total(job.devices, "gpu", "energy_joules")) is not None:
         known["energy_joules"] = energy
     if record.attempts:
         first, last = record.attempts[0], record.attempts[-1]
