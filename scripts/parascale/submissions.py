@@ -45,12 +45,6 @@ def jobs_of_runs(lines, kind="run", latest=False):
     return jobs
 
 
-def key_submitted(store, job_id, kind, run):
-    """The key with which a job was submitted to train a run; None if nobody wrote one down, as for a job started by hand."""
-    known = [line for line in noted(store) if (line["job_id"], line["kind"], line["run"]) == (job_id, kind, run)]
-    return known[-1]["key"] if known else None
-
-
 def stopped_with_progress(work, job_id):
     """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
     under way. What cannot be read shows no progress."""

@@ -164,8 +164,9 @@ def _only_launcher(logs):
 
 def refuse_other_settings(store, run, kind, site):
     """Raise ConfigError if this Slurm job would train something else than it was submitted for, as after an edit while it waited."""
-    key = submissions.key_submitted(store, slurm.job_id(), kind, run.run)
-    if key not in (None, key_of_run(run, site)):
+    ours = slurm.job_id(), kind, run.run
+    keys = [line["key"] for line in submissions.noted(store) if (line["job_id"], line["kind"], line["run"]) == ours]
+    if keys and keys[-1] not in (None, key_of_run(run, site)):  # of a job that was started by hand, nobody noted one
         raise ConfigError(
             f"run {run.run}: its configuration, or the code of its model, was changed after Slurm job {slurm.job_id()} was submitted; start the "
             "workflow again, which submits it with the current settings"

@@ -113,8 +113,7 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             for worker in workers.ranks:
                 worker.speak(launch.logs)
         if peers.speaks:
-            _explain(verdict.failures)
-            _explain_hang(launch)
+            _explain(launch, verdict.failures)
     return verdict.code
 
 
@@ -221,34 +220,25 @@ def _watch(launch, workers, peers, stop):
             )
         if workers.failures() or peers.failed:
             break
-    failures = _settled(workers, peers)
-    if not failures:
+    deadline = time.monotonic() + SETTLE_SECONDS  # for ranks that fail as a consequence
+    while (workers.failures() or peers.failed) and workers.running and time.monotonic() < deadline:
+        time.sleep(TICK_SECONDS)
+        workers.poll()
+    if not (failures := workers.failures()):
         stopped = STOPPED in workers.ended or (launch.files and stop_at is not None)
         return Report(STOPPED if stopped else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
     return Report(TERMINATED if only_terminated else FAILED, failures)
 
 
-def _settled(workers, peers):
-    """This node's failures, after ranks that fail as a consequence have had a moment to."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while (workers.failures() or peers.failed) and workers.running and time.monotonic() < deadline:
-        time.sleep(TICK_SECONDS)
-        workers.poll()
-    return workers.failures()
-
-
-def _explain(failures):
-    """Say on the last lines which rank failed first, where, why, and where its log is."""
+def _explain(launch, failures):
+    """Say on the last lines which rank failed first, where, why, and where its log is; on the very last one, and in the run's record, who
+    kept other ranks waiting."""
     first = root_cause(failures)
     others = sorted(failure.rank for failure in failures if failure is not first and failure.rank is not None)
     if others:
         print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
     print(f"error: {first}", file=sys.stderr, flush=True)
-
-
-def _explain_hang(launch):
-    """Say on the very last line who kept other ranks waiting, and in the run's record."""
     with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
         cause = explain(launch.logs, launch.nodes * launch.processes, NOTES_SECONDS if launch.nodes > 1 else 0.0)
         if cause:

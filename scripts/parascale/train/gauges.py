@@ -74,16 +74,12 @@ class Gpus:
     def __init__(self, library, visible, held, ranks):
         self.library = library
         names = visible.split(",") if visible else range(library.nvmlDeviceGetCount())
+        by_index, by_uuid = library.nvmlDeviceGetHandleByIndex, library.nvmlDeviceGetHandleByUUID
+        handles = [by_index(int(name)) if str(name).isdigit() else by_uuid(name) for name in list(names)[:held]]
         self.devices = [
-            (index, self._handle(name), ranks[index] if index < len(ranks) else "")
-            for index, name in enumerate(list(names)[:held])
+            (index, handle, ranks[index] if index < len(ranks) else "") for index, handle in enumerate(handles)
         ]
         self.first_energy = {}
-
-    def _handle(self, name):
-        if str(name).isdigit():
-            return self.library.nvmlDeviceGetHandleByIndex(int(name))
-        return self.library.nvmlDeviceGetHandleByUUID(name)
 
     def read(self):
         """A mapping for each GPU, without what its driver does not report."""

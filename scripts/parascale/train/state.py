@@ -118,11 +118,10 @@ class RunState:
                 continue
             self.facts, self.draws = self.saved["evaluation"], self.saved.get("draws", False)
             return self.saved["step"]
-        return self._start_from(self.job.start, steps) if self.job.start is not None else None
-
-    def _start_from(self, folder, steps):
-        """Take weights, optimizer state and place in the data from another run's checkpoint, but not its record."""
-        facts = store.load(folder, self.model, self.optimizers)
+        if self.job.start is None:
+            return None
+        # Weights, optimizer state and place in the data are another run's, but not its record.
+        facts = store.load(self.job.start, self.model, self.optimizers)
         if facts["step"] >= steps:
             raise ConfigError(
                 f"run {self.job.run.run} starts after step {facts['step']} of run {facts['run']}, but ends with step {steps}: "

@@ -59,7 +59,8 @@ class Witness:
 
     def note(self, since, error=None):
         """The mapping that `parascale.notes` describes."""
-        calls, groups = _calls(), self._groups()
+        entries = [entry for dump in _dumps() for entry in pickle.loads(dump).get("entries", [])]
+        calls, groups = sorted(map(_call, entries), key=lambda call: call["time"]), self._groups()
         doing, where = state_of(_frames(error))
         call = next((call for call in calls if not call["done"]), None)
         if error is not None:
@@ -118,12 +119,6 @@ def _frames(error):
     else:
         walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
     return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
-
-
-def _calls():
-    """The last collectives of this process, in the order of their calls."""
-    entries = [entry for dump in _dumps() for entry in pickle.loads(dump).get("entries", [])]
-    return sorted(map(_call, entries), key=lambda call: call["time"])
 
 
 def _dumps():
