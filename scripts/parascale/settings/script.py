@@ -29,15 +29,16 @@ def check(run):
                 f"{own}: in this folder, the script's `import {package}` finds this file, not the package; rename it"
             )
     known, used = _known(run, "work"), set()
-    for name, text in _texts(workload.arguments):
-        try:
-            fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-            for field in fields - known.keys():
-                raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
-            text.format_map(known)
-        except (LookupError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
-        used |= fields
+    for name, values in _given(workload.arguments):
+        for text in (each for each in values if isinstance(each, str)):
+            try:
+                fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+                for field in fields - known.keys():
+                    raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
+                text.format_map(known)
+            except (LookupError, AttributeError, TypeError, ValueError) as error:
+                raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
+            used |= fields
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
     if "steps" not in used and workload.steps is not None:
@@ -56,16 +57,9 @@ def check(run):
 
 def words(run, work):
     """The script and its arguments. work: the folder for its checkpoints."""
-    known = _known(run, work)
-
-    def filled(value):
-        return str(value).format_map(known) if isinstance(value, str) else str(value)
-
-    line = [run.workload.command]
-    for name, value in run.workload.arguments.items():
-        values = value if isinstance(value, list) else [] if value is True else [value]
-        if value is not None and value is not False:
-            line += [f"--{name}", *map(filled, values)]
+    line, known = [run.workload.command], _known(run, work)
+    for name, values in _given(run.workload.arguments):
+        line += [f"--{name}", *(each.format_map(known) if isinstance(each, str) else str(each) for each in values)]
     return tuple(line)
 
 
@@ -83,10 +77,11 @@ def _known(run, work):
     }
 
 
-def _texts(arguments):
-    """(name, text) of each argument that is, or holds, text. ConfigError for one that no command line can hold, as a date of YAML."""
+def _given(arguments):
+    """(name, values) of each argument that is given. ConfigError for one that no command line can hold, as a date of YAML."""
     for name, value in arguments.items():
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, str | int | float) for each in values):
-            raise ConfigError(f"arguments.{name} = {value}: give text, a number, true, false, or a list of those")
-        yield from ((name, each) for each in values if isinstance(each, str))
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        if value is not None and value is not False:
+            if not all(isinstance(each, str | int | float) for each in values):
+                raise ConfigError(f"arguments.{name} = {value}: give text, a number, true, false, or a list of those")
+            yield name, values
