@@ -99,14 +99,6 @@ def described(folder, key, place):
     }
 
 
-def copy(shown, folder):
-    """Copy a result, its trees as links where the filesystem has them."""
-    for path in files_in(shown):
-        shutil.copyfile(path, folder / path.name)
-    for name in filter(lambda name: (shown / name).is_dir(), TREES):
-        copy_tree(shown / name, folder / name)
-
-
 def copy_tree(source, target, copy_file=link_or_copy):
     """Copy a folder, its files as hard links where the filesystem has them. Of symbolic links those stay that are relative and lead to
     what is in the folder: W&B's package leaves some to files elsewhere, which others change and remove. copy_file: function (source,

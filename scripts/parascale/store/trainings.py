@@ -36,7 +36,6 @@ from parascale.store.folders import (
     MANIFEST,
     TREES,
     check_trees,
-    copy,
     copy_tree,
     described,
     files_in,
@@ -133,7 +132,10 @@ class Store:
             print(f"store: {error}. This result is not kept", flush=True)
             return False
         with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
-            copy(shown, folder)
+            for path in files_in(shown):
+                shutil.copyfile(path, folder / path.name)
+            for name in (name for name in TREES if (shown / name).is_dir()):
+                copy_tree(shown / name, folder / name)
         return True
 
     def check(self, kept, shown=None):
