@@ -109,8 +109,8 @@ def test_ranks_are_not_late_because_all_of_them_stood_still(asked, monkeypatch):
     clock = iter([*range(1, 6), *range(10**6, 10**6 + 9)])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(time, "sleep", lambda seconds: ranks.pop())
-    ranks = [SimpleNamespace(rank=0, log="log")] * 9
-    workers = SimpleNamespace(running=ranks, ended=[0], **dict.fromkeys(("poll", "stop", "failures"), list))
+    ranks = [SimpleNamespace(rank=0, log="log", signal=lambda number: None)] * 9
+    workers = SimpleNamespace(running=ranks, ended=[0], **dict.fromkeys(("poll", "failures"), list))
     peers = SimpleNamespace(stopping=False, ended=True, failed=False, listen=list, send=lambda content: None)
     stop = SimpleNamespace(asked=asked, at_once=False)
     assert _watch(launch(timeout=300, grace=300), workers, peers, stop) == Report(0, [])
