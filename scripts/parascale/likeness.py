@@ -101,6 +101,15 @@ def nearest(found, whole, shares, count):
     return [*min(shares, key=away)]
 
 
+def table(values):
+    """Values of samples, with a second dimension."""
+    return values if values.dim() > 1 else values[:, None]
+
+
+def home(weight):
+    return weight.rpartition(".")[0]
+
+
 def rms(tensor):
     """The root mean square of a tensor's elements, 0 without any."""
     return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from parascale.errors import DataError, few
 from parascale.files import write_json, write_text
-from parascale.likeness import WHOLE, as_text, looks_like, match, nearest, of_samples, rms, row, spans
+from parascale.likeness import WHOLE, as_text, home, looks_like, match, nearest, of_samples, rms, row, spans, table
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
 ROUNDOFF = {"F64": 2**-53, "F32": 2**-24, "F16": 2**-11, "BF16": 2**-8}
@@ -286,15 +286,6 @@ def judged(gradient, noise):
     """Elements of a weight whose changes are judged."""
     size = rms(gradient)
     return (gradient.abs() >= max(JUDGED * size, noise)) | ((gradient == 0) & (size == 0 or size >= noise))
-
-
-def table(values):
-    """Values of samples, with a second dimension."""
-    return values if values.dim() > 1 else values[:, None]
-
-
-def home(weight):
-    return weight.rpartition(".")[0]
 
 
 def write_card(single, parallel, folder=None):
