@@ -285,7 +285,9 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
         Run("x", workload, Layout(), "fp64"),
         Run("x", replace(workload, parity_precision="fp64"), Layout()),
     ):
-        with pytest.raises(ConfigError, match=r"a mixture of experts \(`num_experts_per_tok` = 2\).* fp64: choose fp32"):
+        with pytest.raises(
+            ConfigError, match=r"a mixture of experts \(`num_experts_per_tok` = 2\).* fp64: choose fp32"
+        ):
             refused.check()
 
 
