@@ -11,17 +11,18 @@ from parascale.families.build import build_model
 from parascale.families.counted import NOT_COUNTED
 from parascale.families.sizes import BACKWARD, MicroBatch, unknown_sizes
 from parascale.plan.memory import RankMemory, rank_stages, total
-from parascale.plan.work import ATTENTION_BACKWARD
-from parascale.settings import Layout, Model, Run, Workload, make
+from parascale.plan.work import ATTENTION_BACKWARD, NOTHING, step_work
+from parascale.settings import Layout, Model, Run, Site, Workload, load_workload, make
 from tests.distributed.cases import pp, ranks_of
 
 from .folder_models import FAMILIES, VOCABULARY, make_folder
+from .own_classes import VIT, VIT_WORKLOAD
 from .pretrained_folders import BART_CONFIG, T5_CONFIG, describe
 from .test_plan_memory import alone, keep_count, make_run, measured, sizes_of, slow
 
 WINDOW = 32
 LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
-QUICK = [("Llama", "fsdp"), ("Llama", "tp"), ("Llama", "pp")]
+QUICK = [("Llama", "fsdp"), ("Llama", "pp")]
 CASES = [
     (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
 ]
@@ -57,6 +58,16 @@ class Blocks(nn.Module):
         for layer in self.layers:
             hidden_BTD = hidden_BTD + layer(hidden_BTD)
         return self.head(hidden_BTD)
+
+
+class Normed(nn.Module):
+    def __init__(self, settings, classes, side):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, pixels):
+        return self.head(self.norm(self.stem(pixels.to(self.head.weight.dtype))).mean((2, 3)))
 
 
 class Uncalled(Blocks):
@@ -112,10 +123,22 @@ def test_predicted_memory_is_that_of_the_real_step(family, layout, family_of):
     check_memory(run_of(family_of(family), LAYOUTS[layout]))
 
 
+RECOMPUTED = {"activation_checkpointing": True}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{}, {"activation_checkpointing": True}, {"fsdp": 2}, {"tp": 2}])
-def test_memory_in_half_precision_is_that_of_the_real_step(layout, family_of):
-    check_memory(run_of(family_of("Gemma 2"), layout, "bf16"))
+@pytest.mark.parametrize(
+    ("family", "layout", "precision"),
+    [
+        *(("Gemma 2", layout, "bf16") for layout in ({}, RECOMPUTED, {"fsdp": 2}, {"tp": 2})),
+        ("GPT-NeoX", RECOMPUTED, "fp32"),
+        ("Phi-3", {"tp": 2, **RECOMPUTED}, "fp32"),
+        ("OLMo 2", {"fsdp": 2, **RECOMPUTED}, "bf16"),
+    ],
+    ids=str,
+)
+def test_memory_in_half_precision_and_with_recomputation_is_that_of_the_real_step(family, layout, precision, family_of):
+    check_memory(run_of(family_of(family), layout, precision))
 
 
 def dispatched(run):
@@ -199,6 +222,19 @@ def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
     model = counted(own(tmp_path, name, options={"kind": "GRU"}))
     check_operations(run_of(model, {}))
     check_memory(run_of(model, layout))
+
+
+@pytest.mark.parametrize(("name", "norms"), [("Normed", (1, 16)), ("ViT", (0, 0))])
+def test_ranks_tell_each_other_of_batch_norms_where_a_class_has_them(name, norms, tmp_path):
+    """A class of images may have some or none, whatever `model.norm` says."""
+    (tmp_path / "vit.py").write_text(OWN if name == "Normed" else VIT)
+    (tmp_path / "w.yaml").write_text(VIT_WORKLOAD.replace("vit.py:ViT", f"vit.py:{name}"))
+    run = Run("x", load_workload(tmp_path, "w"), Layout(gpus_per_node=2, dp=2))
+    alone(keep_count, run, 10)
+    sizes = sizes_of(run, 10)
+    assert (sizes.norms, sizes.statistics) == norms
+    (rank,) = step_work(run, sizes, Site("cpus", cores_per_node=2)).ranks
+    assert (rank.normalise == NOTHING) == (norms == (0, 0))
 
 
 def test_repeated_layers_that_are_never_called_are_named(tmp_path):

@@ -17,7 +17,7 @@ from parascale.settings.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model config/workloads/"  # and the workload's file
-FORM = 1  # of a count; another one is counted again
+FORM = 2  # of a count; another one is counted again
 
 
 def counts_of(model, outputs, *places):
@@ -82,10 +82,8 @@ class CountedSizes(Sizes):
 
     def __init__(self, model, outputs, *places):
         self.found = found = _found(model, outputs, *places)
-        self.layers, self.tied, self.unit, self.targets = (
-            found[name] for name in ("layers", "tied", "unit", "targets")
-        )
-        self.splits_logits = found["splits_logits"]
+        for name in ("layers", "tied", "unit", "targets", "norms", "statistics", "splits_logits"):
+            setattr(self, name, found[name])
         self.block_split, self.block_whole = found["block"]
         self.embedding_split, self.embedding_whole = found["embedding"]
         self.head, self.norm = found["head"], found["norm"]

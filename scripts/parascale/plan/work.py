@@ -257,7 +257,7 @@ def _data_transfers(run, rank):
 def _batch_norm(run, sizes):
     """Statistics of all ranks' samples: two small collectives a norm, forward and backward."""
     layout = run.layout
-    if layout.data_parallel == 1 or not (run.workload.model.counts_batches and layout.sync_batch_norm):
+    if layout.data_parallel == 1 or not (sizes.norms and layout.sync_batch_norm):
         return NOTHING
     axis = "fsdp" if layout.fsdp > 1 else "dp"
     return all_reduce(layout, axis, 4 * sizes.statistics / sizes.norms).times(2 * sizes.norms)

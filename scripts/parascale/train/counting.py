@@ -232,6 +232,7 @@ class Pass:
         layers, each = len(self.blocks), [sum(p.numel() for p in block.parameters()) for block in self.blocks]
         head = {p for p in self.last if p.ndim > 1}
         before = {*self.model.parameters()} - self.held - (self.last - self.first)
+        norms = [each for each in self.model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
         return {
             "layers": layers,
             "unit": max(each) * layers / max(1, sum(each)),
@@ -242,6 +243,8 @@ class Pass:
             "splits_logits": not head.isdisjoint(self.split),
             "tied": not head.isdisjoint(before),
             "targets": self.targets,
+            "norms": len(norms),
+            "statistics": sum(2 * each.num_features for each in norms),
             "blocks": self._work(self.of_blocks, layers),
             "ends": self._work(self.of_ends, 1),
         }
