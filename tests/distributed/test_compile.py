@@ -8,6 +8,7 @@ import pytest
 
 from parascale.families.language import modules as transformer
 from parascale.files import read_json
+from tests.unit.folder_models import make_folder
 
 from . import tasks
 from .cases import CASES, LLAMA, TIED, axes_of, but_slow, pp, ranks_of
@@ -118,6 +119,20 @@ def test_blocks_of_other_families_run_compiled(name, layout, pretrained, make_se
         keys, data = {"task": name, **usual}, request.getfixturevalue(fixture)
     keys["data"] = str(data)
     check_compiled([STEPS * OTHERS[name]] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [(name, layout) for name in ("GPT-2", "Llama") for layout in ({}, {"fsdp": 2, "activation_checkpointing": True})]
+    + [("GPT-2", {"dp": 2}), ("Llama", pp(2, 2, "1F1B"))],
+    ids=str,
+)
+def test_blocks_of_a_folder_run_compiled(family, layout, make_settings, single, tmp_path):
+    """Both of them, or one a stage in each of its micro-batches."""
+    folder = make_folder(tmp_path / "model", family)
+    keys = {"model": {"kind": "transformers", "folder": str(folder)}}
+    check_compiled([STEPS * 2] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
 
 
 def check_compiled(expected, layout, keys, make_settings, single, tmp_path):

@@ -143,6 +143,8 @@ def test_degrees_must_fit_what_the_folder_says(folder):
     if "llama" in (folder / "config.json").read_text():
         with pytest.raises(ConfigError, match=r"tp = 4 does not divide `num_key_value_heads` = 2"):
             check(gpus_per_node=4, tp=4)
+        with pytest.raises(ConfigError, match=r"compile = true with tp"):
+            check(gpus_per_node=2, tp=2, compile=True)
         with pytest.raises(ConfigError, match=r"4 pipeline stages, but the model in .* has 2 layers"):
             check(gpus_per_node=4, pp=4, micro_batches=4)
     with pytest.raises(ConfigError, match=r"needs data\.text\.tokenizer = `pretrained` and the same folder"):

@@ -54,7 +54,11 @@ class Folder(Model):
             )
 
     def _check_layout(self, layout, config):
-        """Raise ConfigError where a layout's degrees do not go together with what a config.json says."""
+        """Raise ConfigError where a layout does not go together with what a config.json says, or torch does not compile it."""
+        if layout.compile and layout.tp > 1:
+            raise ConfigError(
+                "compile = true with tp: torch does not compile split modules of `transformers`; leave one out"
+            )
         for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
             if isinstance(size := config.get(name), int) and size % layout.tp:
                 raise ConfigError(f"tp = {layout.tp} does not divide `{name}` = {size} of the model in {self.folder}")
