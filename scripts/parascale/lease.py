@@ -161,12 +161,13 @@ class Lease:
         rewrites it. TrainingError names the owner of one that may not be read.
         """
         try:
+            written = self.path.stat().st_mtime
             holder = read_json(self.path)
             known = {name: holder[name] for name in KEYS}
             return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
         except (ValueError, KeyError, TypeError) as error:
             print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
-            return dict.fromkeys(KEYS) | {"time": self.path.stat().st_mtime}
+            return dict.fromkeys(KEYS) | {"time": written}
         except FileNotFoundError:
             return None
         except PermissionError:

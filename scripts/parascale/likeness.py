@@ -134,6 +134,8 @@ def as_text(card):
     """The card for people."""
     told = [(name, card[name]) for name in ("single", "parallel")]
     lines = [f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}" for name, part in told]
+    if card["every"] > 1:
+        lines.append(f"kept and compared, and counted here: one column of {card['every']}")
     for each in card["passes"]:
         text = f"step {each['step']}, {each['pass']}: {each['compared']} compared, {each['outside']} beyond"
         most = "; largest difference {difference:.1e} of {tolerance:.1e} allowed, {tensor}"

@@ -98,7 +98,7 @@ def compare(single, parallel):
     card |= {
         name: {key: steps[0][0].about[key] for key in told} for name, steps in (("single", one), ("parallel", many))
     }
-    card |= {"margin": MARGIN, "noise": NOISE, "judged": JUDGED}
+    card |= {"every": kept.pop(), "margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     step = None
     for number, ((whole,), parts) in enumerate(zip(one, many, strict=True)):
         step = Step(whole, parts, step)

@@ -135,8 +135,11 @@ def modules_of(*results, families=(), files=()):
 
 
 def imports_of(file):
-    """The top-level names that a file of Python imports."""
-    return {name.partition("/")[0] for name in _imports(_parsed(file)[1])}
+    """The top-level names that a file of Python imports; of one that is half written, none."""
+    try:
+        return {name.partition("/")[0] for name in _imports(_parsed(file)[1])}
+    except ConfigError:
+        return set()
 
 
 def _with_neighbours(files):

@@ -73,6 +73,11 @@ class Normed(nn.Module):
 class Uncalled(Blocks):
     def forward(self, tokens_BT):
         return self.head(self.embedding(tokens_BT))
+
+
+class Partly(Blocks):
+    def forward(self, tokens_BT):
+        return self.head(self.layers[0](self.embedding(tokens_BT)))
 """
 
 
@@ -235,6 +240,11 @@ def test_ranks_tell_each_other_of_batch_norms_where_a_class_has_them(name, norms
     assert (sizes.norms, sizes.statistics) == norms
     (rank,) = step_work(run, sizes, Site("cpus", cores_per_node=2)).ranks
     assert (rank.normalise == NOTHING) == (norms == (0, 0))
+
+
+def test_what_stands_behind_the_last_layer_that_is_called_is_the_end(tmp_path):
+    sizes = sizes_of(run_of(counted(own(tmp_path, "Partly")), {}), VOCABULARY)
+    assert sizes.head > 0 and sizes.embedding_whole == sizes.head
 
 
 def test_repeated_layers_that_are_never_called_are_named(tmp_path):

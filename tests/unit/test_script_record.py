@@ -52,14 +52,14 @@ def lines_of(folder):
 
 def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
     steps = [
-        (1, {"loss": 3.0, "samples": 4}),
+        (1, {"loss": 3.0, "samples": 4, "skipped": 0}),  # of its own, whatever ours mean by it
         (2, {"samples": float("nan")}),
         (1, {"validation_loss": 2.0}),
         (2, {"lr": 1}),
     ]
     lines = lines_of(start(steps).output)
     assert [line.keys() - {"seconds", "first"} for line in lines] == [
-        {"step", "loss", "samples", "validation_loss"},
+        {"step", "loss", "samples", "skipped", "validation_loss"},
         {"step", "lr"},
     ]
     assert json.loads((start().output / "summary.json").read_text())["skipped_steps"] is None

@@ -69,6 +69,10 @@ def test_a_file_that_hides_what_the_script_imports_is_refused(package, project, 
         project(("workloads/train.py", "import os", f"from {package} import x\nimport os"))
 
 
+def test_a_script_that_is_half_written_leaves_the_other_rows_alone(project):
+    assert project(("workloads/train.py", "import os", "def (")).runs["both"]
+
+
 def test_its_arguments_follow_from_the_row(project):
     run = project().runs["both"]
     command, *words = script.words(run, "/work")

@@ -131,12 +131,11 @@ def workloads_on(project, workload):
 
 def count_model(workload, outputs):
     """Count a workload's model for plans, if that is still to be done; where it cannot be, say why."""
-    if unknown_sizes(workload.model, outputs, *workload.sizes) != NOT_COUNTED:
-        return
-    from parascale.train.counting import keep_count  # torch loads slowly
-
     try:
-        print(f"counted for plans: {keep_count(workload, outputs)}")
+        if unknown_sizes(workload.model, outputs, *workload.sizes) == NOT_COUNTED:
+            from parascale.train.counting import keep_count  # torch loads slowly
+
+            print(f"counted for plans: {keep_count(workload, outputs)}")
     except (ParascaleError, OSError) as error:  # the data is made all the same
         print(f"{workload.model.kind}: {error}")
 

@@ -10,7 +10,6 @@ from parascale.cli import (
     OutputFolder,
     RunName,
     configuration_words,
-    named_run,
     project_options,
     run_option,
     with_project,
@@ -45,7 +44,7 @@ def compare(project, name):
     \b
     Example: parascale parity compare --run ddp
     """
-    run, folder = named_run(project, name), project.paths.parity
+    run, folder = Planner(project).run(name, "parity"), project.paths.parity
     from parascale.train.parity import compare_folders
 
     for each in (name, run.baseline):

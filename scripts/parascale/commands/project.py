@@ -83,6 +83,7 @@ def model(find, target, window, vocabulary):
         if window:
             raise click.UsageError("leave out --window: the file of a workload says it")
         workload = load_workload(Path(target).parent, Path(target).stem)
+        workload.refuse_script("its layouts are its own")
         known = data_facts(Run("checked", workload), find().paths).vocabulary
     else:
         named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}

@@ -26,7 +26,7 @@ def check(run):
     for package in imports_of(workload.command) & {Path(name).stem, "torch", "parascale"}:
         if os.path.isfile(own := os.path.join(folder, f"{package}.py")):
             raise ConfigError(
-                f"{own}: in this folder, the script's `import {package}` finds this file, not the package; rename it"
+                f"{own}: in this folder, the script's `import {package}` finds this file, not a package of that name; rename it"
             )
     known, used = _known(run, "work"), set()
     for name, values in _given(workload.arguments):

@@ -156,6 +156,11 @@ class Pass:
         self.base = base = self.live.live.copy()
         with torch.no_grad():
             self.model.eval()(*inputs)
+        self.called, self.first, self.last = (
+            len(self.kept),
+            set(),
+            set(),
+        )
         self.model.train()
         Draws([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
         self.entered, self.kept, self.live.work = [], [], self.of_ends
@@ -187,7 +192,12 @@ class Pass:
         """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
         plan = getattr(self.model, "tensor_plan", {})
         self.held = {p for block in self.blocks for p in block.parameters()}
-        self.first, self.last, self.split = set(), set(), set()  # of parameters
+        self.first, self.last, self.split, self.called = (
+            set(),
+            set(),
+            set(),
+            None,
+        )  # of parameters; and how often blocks are called
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in SPLIT and matches(name, pattern)):
@@ -204,7 +214,7 @@ class Pass:
 
     def _ends(self):
         """Of parameters outside of the blocks: whether those called now stand behind the last of them, or before."""
-        return self.last if len(self.kept) >= len(self.blocks) else self.first
+        return self.last if len(self.kept) == self.called else self.first
 
     def _gathered(self, module, inputs, result):
         self.live.whole(*_tensors(result))

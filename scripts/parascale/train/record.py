@@ -206,7 +206,9 @@ def summarise(run, site, steps, attempts, facts):
         "wall_seconds": wall_seconds,
         "rate": None if work is None else work / seconds,
         "train_loss": None if not last or None in last else sum(last) / len(last),
-        "skipped_steps": sum(line["skipped"] for line in steps) if steps and "skipped" in steps[0] else None,
+        "skipped_steps": sum(line["skipped"] for line in steps)
+        if run.precision == "fp16" and not run.workload.is_script
+        else None,
         **facts,
         "phases": dict(phases),
         # As a share of the whole, as it is measured.
