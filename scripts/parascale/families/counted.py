@@ -17,7 +17,7 @@ from parascale.settings.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model config/workloads/"  # and the workload's file
-FORM = 2  # of a count; another one is counted again
+FORM = 3  # of a count; another one is counted again
 
 
 def counts_of(model, outputs, *places):
@@ -101,12 +101,12 @@ class CountedSizes(Sizes):
         return NOT_COUNTED
 
     def block_operations(self, batch, fused):
-        return self._operations("blocks", batch)
+        return self._operations("blocks", batch, fused)
 
     def ends_operations(self, batch, fused):
-        return self._operations("ends", batch)
+        return self._operations("ends", batch, fused)
 
-    def _operations(self, part, batch):
+    def _operations(self, part, batch, fused):
         found, products = self.found[part], []
         for rows, inner, outputs, split, times in found["products"]:
             ways = {name: batch.tp if split == name else 1 for name in ("rows", "inner", "outputs")}
@@ -114,11 +114,13 @@ class CountedSizes(Sizes):
             whole, rest = divmod(times, 1)
             for each in [1.0] * int(whole) + [rest] * (rest > 0):  # blocks that differ count by their mean
                 products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"]))
-        attention, moved = (
-            batch.samples * (found[name][0] / batch.tp + found[name][1]) for name in ("attention", "moved")
+        attention, moved, drawn = (
+            batch.samples * (found[name][0] / batch.tp + found[name][1])
+            for name in ("attention", "moved", "masks" if fused else "drawn")
         )
+        kernels = round(found["kernels"] + (0 if fused else found["draws"]))
         # `moved` was counted in fp32.
-        return Operations(tuple(products), attention, moved * batch.compute / 4, round(found["kernels"]), batch.compute)
+        return Operations(tuple(products), attention, moved * batch.compute / 4, kernels, batch.compute, drawn)
 
     def logits_bytes(self, batch, loss_parallel):
         return self.logits(batch) * max(4, batch.compute) / batch.compute

@@ -109,6 +109,13 @@ class Live(TorchDispatchMode):
         if not function._schema.is_mutable and {*map(_key, results)} <= {*map(_key, inputs)}:
             return  # a view
         work, packet, whole = self.work, function._overloadpacket, not any(split)
+        accessed = sum(each.numel() * each.itemsize for each in (*inputs, *results))
+        # Hashes, and the masks that they become: compiled, these alone are written and read.
+        if not any(each.is_floating_point() for each in results):
+            work["draws"] += 1
+            work["drawn"][whole] += accessed
+            work["masks"][whole] += sum(2 * each.numel() for each in results if each.dtype == torch.bool)
+            return
         work["kernels"] += 1
         if packet in flop_registry and "attention" not in str(packet):
             weight, ways = inputs[1 if "conv" in str(packet) else -1], tuple(split[-2:])
@@ -123,7 +130,7 @@ class Live(TorchDispatchMode):
             flops = sdpa_flop_count(*(each.shape for each in inputs[:3]))
             work["full"] += flops
             work["attention"][whole] += flops * (0.5 if causal else 1.0)
-        work["moved"][whole] += sum(each.numel() * each.itemsize for each in (*inputs, *results))
+        work["moved"][whole] += accessed
 
 
 class Pass:
@@ -267,15 +274,15 @@ class Pass:
         each, samples = blocks * self.samples, self.samples
         return {
             "products": [[rows / samples, *rest, times / blocks] for (rows, *rest), times in work["products"].items()],
-            "attention": [part / each for part in work["attention"]],
-            "moved": [part / each for part in work["moved"]],
+            **{name: [part / each for part in work[name]] for name in ("attention", "moved", "drawn", "masks")},
             "full": work["full"] / each,
-            "kernels": work["kernels"] / blocks,
+            **{name: work[name] / blocks for name in ("kernels", "draws")},
         }
 
 
 def _nothing():
-    return {"products": Counter(), "attention": [0, 0], "moved": [0, 0], "full": 0, "kernels": 0}
+    pairs = {name: [0, 0] for name in ("attention", "moved", "drawn", "masks")}
+    return {"products": Counter(), "full": 0, "kernels": 0, "draws": 0, **pairs}
 
 
 def _tensors(tree):
