@@ -110,12 +110,12 @@ def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_
 
 EVALUATED = {"checkpoint_every": 5, "evaluate_every": 5, "steps": 10}
 ENGINES = {"native": {"layout": LAYOUTS["fsdp"]}, "lightning": {"layout": LAYOUTS["ddp"], "engine": "lightning"}}
-# how the training ends, the step whose evaluation it is → what the next start continues with
+# how the training ends, the step whose evaluation it is → what the next start continues with, and after how many steps one saves
 ENDS = {
-    "it fails in an evaluation": (train_and_fail_in_evaluation, (5, False), 6),
-    "it fails in the last evaluation": (train_and_fail_in_evaluation, (10, False), 11),
-    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (5, True), 6),
-    "it is told to stop in the step before": (train_until_told_to_stop, (5, 0), 6),
+    "it fails in an evaluation": (train_and_fail_in_evaluation, (5, False), 6, 5),
+    "it fails in the last evaluation": (train_and_fail_in_evaluation, (10, False), 11, 5),
+    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (5, True), 6, 4),
+    "it is told to stop in the step before": (train_until_told_to_stop, (5, 0), 6, 5),
 }
 
 
@@ -128,11 +128,13 @@ def evaluated(request, settings_below, tmp_path_factory):
     return keys, whole
 
 
-@pytest.mark.parametrize("end", but_slow(ENDS, {*ENDS} - {"it fails in an evaluation"}))
+@pytest.mark.parametrize(
+    "end", but_slow(ENDS, {*ENDS} - {"it fails in an evaluation", "it is told to stop in an evaluation"})
+)
 def test_what_is_due_is_saved_before_it_is_evaluated(end, evaluated, make_settings, tmp_path):
     """A continuation evaluates first what was still to be evaluated, and nothing tells it from a run that nobody disturbed."""
-    (keys, whole), (function, arguments, first) = evaluated, ENDS[end]
-    settings = make_settings("run", **keys)
+    (keys, whole), (function, arguments, first, every) = evaluated, ENDS[end]
+    settings = make_settings("run", **keys | {"training": EVALUATED | {"checkpoint_every": every}})
     run_on_ranks(function, ranks_of(keys["layout"]), tmp_path / "ends", settings, *arguments)
     train(settings, tmp_path / "again")
     attempts = read_json(Path(settings["output"]) / "run.json")["attempts"]

@@ -186,18 +186,20 @@ def test_sums_of_micro_batches_are_paid_for():
 
 
 def test_a_pipeline_makes_its_copies_once_and_fsdp_none():
-    """FSDP sums whole gradients, in 10 bytes an element, where it reduces them once a step: ZeRO-1, and pipelines."""
+    """FSDP sums whole gradients, in 10 bytes an element, where it reduces them once a step: ZeRO-1, pipelines, replicas."""
     batches = {
         "pp": make_run(GPT_350M, "bf16", pp=2, micro_batches=4),
         "fsdp": make_run(GPT_350M, "bf16", fsdp=2),
         "fsdp, once a step": make_run(GPT_350M, "bf16", fsdp=2, reduce="step", accumulate=4, batch=16),
         "fsdp, pp": make_run(GPT_350M, "bf16", fsdp=2, pp=2, micro_batches=4, batch=16),
+        "dp, tp": make_run(GPT_350M, "bf16", dp=2, tp=2, accumulate=4, batch=16),
     }
     assert {name: parameter_bytes(run, MicroBatch.of(run)) for name, run in batches.items()} == {
         "pp": (6 / 4, 6 + 12 * 3 / 4),
         "fsdp": (0, 0),
         "fsdp, once a step": (0, 10 * 3 / 4),
         "fsdp, pp": (0, 10 * 3 / 4),
+        "dp, tp": (0, 10 * 3 / 4),
     }
 
 

@@ -101,7 +101,7 @@ def model(find, target, window, vocabulary):
             f"{target} cannot be made as a language model with default settings ({type(error).__name__}: {error}): name the file of its "
             "workload instead"
         ) from error
-    if target.endswith(".yaml") and workload.model.is_counted:
+    if target.endswith(".yaml") and workload.model.is_own:
         if not known:
             print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
             return

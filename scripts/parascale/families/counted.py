@@ -1,4 +1,4 @@
-"""Sizes of models without a formula, folders in Hugging Face's form and classes of one's own: what `parascale.train.counting` found.
+"""Sizes of models without a formula, folders of `transformers` and classes of one's own: what `parascale.train.counting` found.
 
 The counts lie beside the model, in `<folder or file>.counts.json`, each under a digest of what it depends on.
 """
@@ -25,9 +25,9 @@ def counts_of(model, outputs, *places):
 
     Raises OSError where the class's file or the folder's `config.json` is missing.
     """
-    if described := _described(model):  # its `config.json` decides the rest
-        settings, outputs = ({}, None) if model.folder else ({"dropout": model.dropout}, outputs)
-        source, read = described.folder, described.folder / CONFIG
+    if model.folder:  # its `config.json` decides the rest
+        settings, outputs, source = {}, None, Pretrained(model.folder, "model.folder").folder
+        read = source / CONFIG
     else:
         path, _, name = model.kind.partition(":")
         source = read = Path(path)
@@ -35,13 +35,6 @@ def counts_of(model, outputs, *places):
     of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest(), settings, outputs, places]
     digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
     return source.with_name(f"{source.name}.counts.json"), digest
-
-
-def _described(model):
-    """The Pretrained folder that a model is described by; None for a class of one's own."""
-    if model.folder:
-        return Pretrained(model.folder, "model.folder")
-    return model.pretrained and Pretrained(model.pretrained)
 
 
 def _found(model, outputs, *places):
@@ -95,7 +88,7 @@ class CountedSizes(Sizes):
         if _found(model, outputs, *places):
             return None
         try:
-            _ = (described := _described(model)) and described.config
+            _ = model.folder and Pretrained(model.folder, "model.folder").config
         except ParascaleError as error:
             return str(error)
         return NOT_COUNTED

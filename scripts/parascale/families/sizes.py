@@ -35,7 +35,7 @@ def unknown_sizes(model, outputs, *places):
 
 
 def _class_of(model):
-    if model.is_counted:
+    if model.is_own:
         return import_module("parascale.families.counted").CountedSizes  # it builds on this file
     return part_of(model.kind, "sizes")
 

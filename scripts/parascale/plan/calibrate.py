@@ -193,16 +193,16 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _speed_of(run, code=None):
-    """What decides a run's speed; of a script, which no formula describes, its code too (default: as it is now)."""
-    return identity.speed_of(run), (code or code_of_run(run)) if run.workload.is_script else None
+def _speed_of(run, code=code_of_run):
+    """What decides a run's speed; of a script, which no formula describes, its code too. code: of a run (default: as it is now)."""
+    return identity.speed_of(run), code(run) if run.workload.is_script else None
 
 
 def _equally_fast(observations):
     """What decides a run's speed → those of the observations."""
     groups = defaultdict(list)
     for each in observations:
-        groups[_speed_of(each.resolved, each.code)].append(each)
+        groups[_speed_of(each.resolved, lambda _, each=each: each.code)].append(each)
     return dict(groups)
 
 

@@ -175,13 +175,14 @@ def parameter_bytes(run, batch):
     """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
 
     The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
-    outside of pipelines in the same kernel. FSDP sums shards, which is not counted, unless it reduces once a step.
+    outside of pipelines in the same kernel. FSDP sums shards, which is not counted, unless it reduces once a step, as it does replicas.
     """
-    first, whole = 1 / run.micro_batches, run.layout.pp > 1 or run.layout.reduce == "step"
-    if run.layout.uses_fsdp:
+    layout, first = run.layout, 1 / run.micro_batches
+    whole = layout.pp > 1 or layout.reduce == "step" or (layout.fsdp == 1 and not run.workload.model.is_own)
+    if layout.uses_fsdp:
         return 0.0, whole * (batch.compute + 2 * REDUCE_BYTES) * (1 - first)
     copy = batch.parameter + batch.compute if batch.copies else 0
-    if copy and run.layout.pp == 1:
+    if copy and layout.pp == 1:
         return copy * first, copy * first + (copy + batch.parameter) * (1 - first)
     return copy * first, copy + 3 * batch.parameter * (1 - first)
 

@@ -58,11 +58,6 @@ class Model:
         """Whether the model is a class of the user's own: `file.py:Class`."""
         return ":" in self.kind
 
-    @property
-    def is_counted(self):
-        """Whether plans have no formula of its sizes: they are counted once."""
-        return self.is_own or self.pretrained is not None
-
     @staticmethod
     def variant(values, beside):
         """The class of settings of a model kind; of the task's own family where it names a class by path, or no kind."""

@@ -36,12 +36,12 @@ class Matrix:
 
 def attention_matrices(model, key_bias):
     """Queries, keys, values and result of an attention."""
-    dim, keys = model.dim, kv_width(model)
+    dim, mixed, keys = model.dim, mixed_width(model), kv_width(model)
     return [
-        Matrix(dim, dim, model.bias, columns=True, again=False),
+        Matrix(mixed, dim, model.bias, columns=True, again=False),
         Matrix(keys, dim, model.bias and key_bias, columns=True, again=True),
         Matrix(keys, dim, model.bias, columns=True, again=False),
-        Matrix(dim, dim, model.bias, columns=False, again=True),
+        Matrix(dim, mixed, model.bias, columns=False, again=True),
     ]
 
 
@@ -54,6 +54,11 @@ def block_matrices(model, fused=True):
         *(Matrix(model.hidden_width, model.dim, model.bias, columns=True, again=again) for again in (False, *gate)),
         Matrix(model.dim, model.hidden_width, model.bias, columns=False, again=last),
     ]
+
+
+def mixed_width(model):
+    """Width of queries, and of what attention makes of values: that of all heads together, `dim` in models of our own."""
+    return model.heads * model.head_width
 
 
 def kv_width(model):
@@ -115,10 +120,10 @@ def attention_bytes(model, batch, tokens, sources, places, masked):
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
     if batch.device != "cpu" and (masked or batch.compute >= 4):
-        keys = model.dim
+        keys = mixed_width(model)
     if is_explicit(model, batch):
-        keys, statistics = model.dim, places * weight_bytes(model, batch)[0]
-    return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
+        keys, statistics = mixed_width(model), places * weight_bytes(model, batch)[0]
+    return 2 * (tokens * mixed_width(model) + sources * keys) // batch.tp * batch.compute + heads * statistics
 
 
 def selective_bytes(matrices, model, batch, tokens, stream):
@@ -127,7 +132,7 @@ def selective_bytes(matrices, model, batch, tokens, stream):
     kept = tokens * sum(matrix.outputs for matrix in matrices if matrix.columns and not matrix.again)
     statistics = 0
     if not is_explicit(model, batch):
-        kept, statistics = kept + tokens * model.dim, tokens * model.heads // batch.tp * STATISTIC_BYTES
+        kept, statistics = kept + tokens * mixed_width(model), tokens * model.heads // batch.tp * STATISTIC_BYTES
     summed = stream * model.dim if batch.tp > 1 else 0
     return (kept // batch.tp + summed) * batch.compute + statistics
 
@@ -169,7 +174,7 @@ class TransformerSizes(Sizes):
         self.block_split, whole = split_and_whole(matrices)
         self.block_whole = whole + 2 * norm
         self.norm = norm if model.pre_norm else 0
-        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * model.dim)
+        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * mixed_width(model))
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
@@ -184,7 +189,7 @@ class TransformerSizes(Sizes):
         model, tokens = self.model, self.tokens(batch)
         gated, rotary = model.activation == "swiglu", model.position == "rotary"
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
-        turned = (model.dim + kv_width(model)) * (2 if fused else 8) if rotary else 0
+        turned = (mixed_width(model) + kv_width(model)) * (2 if fused else 8) if rotary else 0
         moved = tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
         products = products_of(block_matrices(model, fused), tokens, batch.tp)
         others = 8 + 3 * gated + 8 * rotary
@@ -241,7 +246,7 @@ class TransformerSizes(Sizes):
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
         if without_kernel(batch):  # two keys of each head, values, and its scores before and after their softmax
-            scores = 2 * (self.model.dim + self.window * self.model.heads)
+            scores = 2 * (mixed_width(self.model) + self.window * self.model.heads)
             inner = max(inner, self.tokens(batch) * scores // batch.tp)
         return self.boundary_bytes(batch) + (self.tokens(batch) * self.model.dim + inner) * batch.compute
 

@@ -20,5 +20,6 @@ KINDS = {
         builds_on=("language",),
         degrees=("fsdp",),
         model="pretrained_modules:PretrainedSummariser",
+        sizes="pretrained_sizes:PretrainedSizes",
     ),
 }

@@ -5,6 +5,7 @@ from parascale.families.language.sizes import (
     attention_bytes,
     attention_matrices,
     attention_operations,
+    mixed_width,
     norm_elements,
     products_of,
     selective_bytes,
@@ -15,13 +16,14 @@ from parascale.families.sizes import Operations, Sizes
 
 
 class EncoderDecoderSizes(Sizes):
-    """A block is here one of the encoder and one of the decoder together."""
+    """A block is here one of the encoder and one of the decoder together. half: the Sizes of each."""
+
+    half = TransformerSizes
 
     def __init__(self, model, vocabulary, window, summary_window):
         self.model = model
         encoder, decoder = self.halves = [
-            TransformerSizes(model, vocabulary, size, causal)
-            for size, causal in ((window, False), (summary_window, True))
+            self.half(model, vocabulary, size, causal) for size, causal in ((window, False), (summary_window, True))
         ]
         across = attention_matrices(model, key_bias=False)
         self.layers, self.tied, self.targets = model.layers, model.tied, summary_window
@@ -34,7 +36,7 @@ class EncoderDecoderSizes(Sizes):
         self.unit = 1 - encoder.block / self.block
         query, key, value, result = (2 * matrix.weights for matrix in across)
         self.block_flops = encoder.block_flops + decoder.block_flops + window * (key + value)
-        self.block_flops += summary_window * (query + result + 4 * window * model.dim)
+        self.block_flops += summary_window * (query + result + 4 * window * mixed_width(model))
         self.ends_flops = decoder.ends_flops
 
     def block_operations(self, batch, fused):
