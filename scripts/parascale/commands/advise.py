@@ -83,7 +83,8 @@ def advise(
     gpu, several = advice_of.nouns(site)
     order = f"by {by}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
-    print(f"{how}; rests on {best.basis}\n")
+    print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
+    print("Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > 1 else "")
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
         if bought := paid(advice):
@@ -93,8 +94,9 @@ def advise(
 def _in_words(paid):
     """What `advice_of.bought` says, in words."""
     unit, (hours, steps, done, *ends, days) = [*paid][2], paid.values()
+    lasts = numbers.duration(86400 * days)
     work = f"{numbers.short(done)} {unit} ({' to '.join(map(numbers.short, ends))})"
-    return f"{hours:,g} core-h pay for {work}: {steps:,} steps in {numbers.significant(days)} days"
+    return f"{hours:,g} core-h pay for {work}: {steps:,} steps in {lasts}"
 
 
 def _refuse_options_of_a_list():

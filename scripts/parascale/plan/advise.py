@@ -165,7 +165,10 @@ def reason(run, site, prediction, best=None):
     if not layout.dimensions:
         words.append(f"one {gpu} does all the work and waits for nobody")
     if layout.dp > 1 and layout.fsdp == 1:
-        words.append(f"every {gpu} holds the full model and trains on its own samples; only gradients are exchanged")
+        holder = gpu if layout.dp == layout.world_size else f"group of {layout.world_size // layout.dp} {gpus}"
+        words.append(
+            f"every {holder} holds the full model and trains on its own samples; only gradients are exchanged between them"
+        )
     if layout.zero_1:
         words.append(
             f"optimizer state is sharded over {layout.fsdp} {gpus}, which gather all weights once a step (ZeRO-1)"

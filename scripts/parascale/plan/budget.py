@@ -123,7 +123,7 @@ def _calibrating(planner, jobs, totals):
             steps, *beside = job.parts
             job = replace(job, parts=(steps._replace(own=OWN, shared=OWN), *beside))
         known.append(job)
-    if known == jobs:
+    if known == jobs or any(job.kind == "probe" for job in jobs):
         return ""
     before, after = (found["core_hours_high"] - found["core_hours_low"] for found in (totals, ranges(known)))
     least = "at least " * (len(hours) < len(planner.probing))

@@ -46,6 +46,10 @@ def remarks(plan):
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         chance = "" if plan.unknown else f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}")
+    elif totals["core_hours_expected"]:
+        said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
+    if (sized := [job.fits for job in plan.jobs if job.fits]) and {*sized} == {"fits"}:
+        said.append(f"Memory: all {len(sized)} trainings fit")
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
         said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")
