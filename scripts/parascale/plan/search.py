@@ -63,18 +63,12 @@ def best_of(workload, layout, precision, site, estimate, measure):
 
 
 def ranked(found, measure):
-    """Pairs of Run and Prediction, the best first; of those that formulas cannot tell from the best, the simpler: neither by `measure` nor
-    by a step, which is what counts in a longer run."""
+    """Pairs of Run and Prediction, the best first; of those that formulas cannot tell from the best, the simpler."""
     ordered = sorted(found, key=lambda pair: _quality(pair[1], measure))
-    (place, least), step = _quality(ordered[0][1], measure), ordered[0][1].step_seconds
-
-    def near(pair):
-        return _quality(pair[1], measure) <= (place, NEAR * least) and (pair[1].step_seconds or 0.0) <= NEAR * (
-            step or math.inf
-        )
-
-    simpler = sorted(filter(near, ordered), key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
-    return simpler + [pair for pair in ordered if not near(pair)]
+    place, least = _quality(ordered[0][1], measure)
+    near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
+    simpler = sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
+    return simpler + ordered[len(near) :]
 
 
 def _tried(workload, layout, precision, site, estimate):
