@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,10 @@ RUNS = "run\tworkload\tgpus_per_node\tdp\nalone\town\t1\t1\nboth\town\t2\t2\n"
 
 
 @pytest.fixture
-def project(tmp_path):
-    """A function that loads a project with a script, after edits (file, old, new)."""
+def project(tmp_path, monkeypatch):
+    """A function that loads a project with a script, after edits (file, old, new). It knows nothing of what ran in this clone."""
+    sites = Path("config").absolute()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "workloads").mkdir()
     files = {
         "config.yaml": "site: local\nruns: runs.tsv\n",
@@ -54,7 +57,7 @@ def project(tmp_path):
             text = path.read_text()
             assert old in text
             path.write_text(text.replace(old, new, 1))
-        return load_project_file(tmp_path / "config.yaml", bases=[tmp_path, "config"])
+        return load_project_file(tmp_path / "config.yaml", bases=[tmp_path, sites])
 
     return load
 
