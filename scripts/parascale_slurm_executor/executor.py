@@ -21,9 +21,8 @@ from parascale.train.job import show_kept
 from parascale_slurm_executor.jobs import at_work, noted_as, training_of
 from parascale_slurm_executor.waiting import why
 
-OFTEN = (
-    5  # times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each
-)
+# Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
+OFTEN = 5
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
 # Times the silence of a training that is allowed before it begins: data may be copied, or a result checked.

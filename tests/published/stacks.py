@@ -144,9 +144,8 @@ def changed(row, sizes):
     def again(batch, fused, selective):
         return type(sizes).recomputed_operations(sizes, batch, fused, True) if selective else of_block(batch, fused)
 
-    if (
-        row.stack != "torch"
-    ):  # their own checkpoints make all of a block again, where torch's stop at what the backward pass asks for
+    # Their own checkpoints make all of a block again, where torch's stop at what the backward pass asks for.
+    if row.stack != "torch":
         sizes.recomputed_operations, sizes.block_bytes, sizes.block_operations = again, kept, of_block
     if not row.run.layout.loss_parallel:  # each rank makes the loss of all logits, which are gathered
         sizes.ends_operations = of_ends

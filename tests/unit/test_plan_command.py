@@ -319,7 +319,7 @@ def test_core_hours_say_how_far_they_take_each_layout(write, advise):
     for more in ((), ("--scaling",)):
         text, found = advise(*arguments, *more), json.loads(advise(*arguments, *more, "--json"))
         paid = re.findall(
-            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\): ([\d,]+) steps in [\w .,]+$",
+            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\): ([\d,]+) steps in [\d,]+ h \d\d min$",
             text,
             re.MULTILINE,
         )

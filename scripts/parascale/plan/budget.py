@@ -116,6 +116,8 @@ def make_plan(
 
 def _calibrating(planner, jobs, totals):
     """What the probes of `calibrate` would cost, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
+    if any(job.kind == "probe" for job in jobs):
+        return ""
     hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
     known, probed = [], {computes(planner.probes[name]) for name in hours}
     for job in jobs:
@@ -123,7 +125,7 @@ def _calibrating(planner, jobs, totals):
             steps, *beside = job.parts
             job = replace(job, parts=(steps._replace(own=OWN, shared=OWN), *beside))
         known.append(job)
-    if known == jobs or any(job.kind == "probe" for job in jobs):
+    if known == jobs:
         return ""
     before, after = (found["core_hours_high"] - found["core_hours_low"] for found in (totals, ranges(known)))
     least = "at least " * (len(hours) < len(planner.probing))

@@ -102,15 +102,19 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        seen = self._finished.get(_speed_of(run)) if self._finished else None
-        if seen is None:
+        if not (seen := self._like(run)):
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
     def peak(self, run):
         """The most bytes that a rank of finished runs like `run` needed, or None."""
-        seen = self._finished.get(_speed_of(run), ()) if self._finished else ()
-        return max((each.peak_memory_bytes for each in seen if each.peak_memory_bytes), default=None)
+        return max((each.peak_memory_bytes for each in self._like(run) if each.peak_memory_bytes), default=None)
+
+    def _like(self, run):
+        """The observations of `_finished` that tell of a run, a script's as its code is now."""
+        if not self._finished:
+            return ()
+        return self._finished.get(_speed_of(run, run.workload.is_script and code_of_run(run)), ())
 
     def beside(self, workload, estimate):
         """What finished runs of a workload took beside their steps over what `estimate` says of an Observation, the median; 1 where nothing was seen."""
@@ -193,16 +197,16 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _speed_of(run, code=code_of_run):
-    """What decides a run's speed; of a script, which no formula describes, its code too. code: of a run (default: as it is now)."""
-    return identity.speed_of(run), code(run) if run.workload.is_script else None
+def _speed_of(run, code):
+    """What decides a run's speed; of a script, which no formula describes, its `code` too."""
+    return identity.speed_of(run), code if run.workload.is_script else None
 
 
 def _equally_fast(observations):
     """What decides a run's speed → those of the observations."""
     groups = defaultdict(list)
     for each in observations:
-        groups[_speed_of(each.resolved, lambda _, each=each: each.code)].append(each)
+        groups[_speed_of(each.resolved, each.code)].append(each)
     return dict(groups)
 
 

@@ -163,11 +163,7 @@ class Pass:
         self.base = base = self.live.live.copy()
         with torch.no_grad():
             self.model.eval()(*inputs)
-        self.called, self.first, self.last = (
-            len(self.kept),
-            set(),
-            set(),
-        )
+        self.called, self.first, self.last = len(self.kept), set(), set()
         self.model.train()
         Draws([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
         self.entered, self.kept, self.live.work = [], [], self.of_ends
@@ -199,12 +195,8 @@ class Pass:
         """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
         plan = getattr(self.model, "tensor_plan", {})
         self.held = {p for block in self.blocks for p in block.parameters()}
-        self.first, self.last, self.split, self.called = (
-            set(),
-            set(),
-            set(),
-            None,
-        )  # of parameters; and how often blocks are called
+        self.first, self.last, self.split = set(), set(), set()  # of parameters
+        self.called = None  # how often blocks are, once a pass has shown it
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in SPLIT and matches(name, pattern)):

@@ -1,8 +1,8 @@
 """What this machine's processors do in 10 to 30 seconds: matrix products, passes over memory, starts of operations, and messages.
 
 Each figure is the best of many short passes, which a neighbour on the machine disturbs least; one that takes much of it is noticed, and
-nothing is measured. One process computes alone; then two tell each other a number over gloo. Large collectives are not among them: from one measurement of a busy machine to the
-next they differed by a factor of 2.5.
+nothing is measured. One process computes alone; then two tell each other a number over gloo. Large collectives are not among them: from
+one measurement of a busy machine to the next they differed by a factor of 2.5.
 """
 
 import math
@@ -22,9 +22,8 @@ ROWS, INNER, OUTPUTS = 512, 128, 512  # a product of a small Transformer's
 ELEMENTS = 2**24  # of a sum of arrays: three have 200 MB, beyond the caches
 RANKS = 2  # that talk
 PASS_SECONDS = 2e-3
-QUIET = (
-    0.2  # part of a machine that others may keep busy: they share its memory, caches and power with what is measured
-)
+# Part of a machine that others may keep busy: they share its memory, caches and power with what is measured.
+QUIET = 0.2
 
 
 def measure(seconds=8.0, quiet=QUIET):
