@@ -3,13 +3,13 @@
 import gc
 import json
 import os
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 
 from tests.forks import FORKS
+from tests.ports import free_port
 
 
 def run_on_ranks(function, ranks, folder, *arguments, seconds=240):
@@ -66,10 +66,3 @@ def _worker(function, rank, ranks, port, folder, arguments):
         (folder / f"error-{rank}.txt").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         os._exit(1)
     os._exit(0)
-
-
-def free_port():
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -14,10 +14,11 @@ from parascale.train import loop
 from parascale.train.parity import compare_folders
 from tests.unit.folder_models import FAMILIES, VOCABULARY, make_folder
 
+from ..ports import free_port
 from .cases import but_slow, pp, ranks_of
 from .conftest import WINDOW
 from .examine import held, train_settings
-from .harness import free_port, run_on_ranks
+from .harness import run_on_ranks
 from .rounding import verdict_on
 
 LAYOUTS = {

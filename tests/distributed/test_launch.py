@@ -14,6 +14,7 @@ import pytest
 from parascale.errors import PERMANENT_FAILURE
 
 from ..command import COMMAND
+from ..ports import free_port
 
 LAUNCH = [*COMMAND, "launch", "--site", "local"]
 PATIENCE = 120  # seconds for processes to start: imports take long where cores are shared
@@ -247,8 +248,7 @@ def test_logs_of_earlier_attempts_are_kept(tmp_path):
 
 def test_launchers_started_by_hand_meet_in_spite_of_strangers(tmp_path):
     """They prove a secret in a file of their user's; nobody else who finds the port can join."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     meet = {"meet": f"127.0.0.1:{port}", "secret-file": tmp_path / "mine"}
     meet["secret-file"].write_bytes(os.urandom(32))
     meet["secret-file"].chmod(0o600)

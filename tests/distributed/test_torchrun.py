@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from parascale.files import read_json, read_json_lines
-from parascale.launch.rendezvous import reserve_port
 from tests.workflow.small_project import CONFIG, WORKLOAD
 
 from ..command import COMMAND
+from ..ports import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # argparse of earlier Pythons refuses `--run` as ambiguous with torchrun's own `--run-path`.
@@ -48,9 +48,7 @@ def started(project, *options):
 
 
 def test_torchrun_trains_a_run(project):
-    with reserve_port() as holder:
-        port = holder.getsockname()[1]
-    meet = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--rdzv-backend", "static"]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
     nodes = [
         started(project, "--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", *meet) for rank in range(2)
     ]

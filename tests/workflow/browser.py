@@ -7,7 +7,6 @@ import argparse
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..ports import free_port
+
 
 class Browser:
     """Headless chromium driven by chromedriver over the WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
 
     def __init__(self, driver, chromium, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.address = f"http://127.0.0.1:{port}/session"
         self.process = subprocess.Popen(
             [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
