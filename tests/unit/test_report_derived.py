@@ -196,7 +196,6 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
         (numbers.share(0.875), "87.5 %"),
         (numbers.plural(2, "process"), "2 processes"),
         (numbers.plural(1, "micro-batch"), "1 micro-batch"),
-        (numbers.listed(["a", "b", "c"]), "a, b and c"),
     ],
 )
 def test_numbers_are_written_for_people(written, expected):

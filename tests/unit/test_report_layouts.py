@@ -102,7 +102,7 @@ def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
     runs = fake("a", **options), fake("b", step_seconds=0.03, **options | change)
     report = report_of(tmp_path, fake("single", **BASE), *runs)
     compared = name != "compression"
-    best = [winner.best for verdict in verdicts(report) for winner in verdict.winners if winner.aim.key == "seconds"]
+    best = [winner.best for verdict in verdicts(report) for winner in verdict.winners if winner.aim.badge == "fastest"]
     assert [(each.label, f"({word})" in each.extent) for each in best] == [("b" if compared else "single", compared)]
     (record,) = (record for record in report.records if record.name == "b")
     assert layouts.named("b", record.run, caveats(record)) == f"b ({word})"

@@ -146,7 +146,7 @@ def test_each_figure_of_quality_is_on_the_page_with_its_exact_value(whole, cells
         "test_top5": "0.999",
     }
     page = (whole / "results/report/index.html").read_text()
-    assert "a &lt;long&gt; text" in page and "train: long summary 7 and cut documents 1,200." in page
+    assert "a &lt;long&gt; text" in page and "train: long summary 7, cut documents 1,200." in page
 
 
 # --- plans and advice

@@ -34,14 +34,14 @@ def write_comparison(project, output, names, datasets, measured):
     report = build_report(
         records,
         project.config.title,
-        [name for name in found if name not in shown],
-        [row for row in conversions(results) if row["run"] in shown],
+        tuple(project.runs.values()),
+        left_out=tuple(name for name in found if name not in shown),
+        conversions=tuple(row for row in conversions(results) if row["run"] in shown),
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
         readings=load_readings(results, datasets),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),
-        table=tuple(project.runs.values()),
     )
     write_report(report, output)
     ledger.write_csv(compared, output / "plan-against-actual.csv")

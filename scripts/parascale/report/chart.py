@@ -98,19 +98,21 @@ def bars_height(count):
     return 0.7 + 0.3 * count
 
 
-def bars(axes, names, parts, texts, strong=()):
-    """Horizontal bars from 0 with their names and values. parts: (label, colour, values) of what they are stacked from."""
-    places, ends = range(len(names)), [0.0] * len(names)
-    for label, colour, values in parts:
-        drawn = axes.barh(
-            places, values, 0.68, ends, color=colour, label=label, edgecolor=PALETTE["paper"], linewidth=0.8
-        )
-        ends = [end + value for end, value in zip(ends, values, strict=True)]
-    axes.bar_label(drawn, texts, padding=4, color=PALETTE["muted"])
-    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, max(ends, default=0) or 1))
-    axes.set_yticks(places, map(shortened, names), color=PALETTE["ink"])
-    for name, tick in zip(names, axes.get_yticklabels(), strict=True):
-        tick.set_weight("bold" if name in strong else "normal")
+def bars(axes, records, split, colours, words):
+    """A horizontal bar from 0 for each run, the baselines' names in bold. split(record): part → its length, of those in `colours`; words(record):
+    what is written behind it.
+    """
+    held, look = [split(record) for record in records], {"edgecolor": PALETTE["paper"], "linewidth": 0.8}
+    places, ends = range(len(held)), [0.0] * len(held)
+    for part in (part for part in colours if any(each.get(part) for each in held)):
+        lengths = [each.get(part, 0.0) for each in held]
+        drawn = axes.barh(places, lengths, 0.68, ends, color=PALETTE[colours[part]], label=part, **look)
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    axes.bar_label(drawn, map(words, records), padding=4, color=PALETTE["muted"])
+    axes.set(ylim=(len(held) - 0.4, -0.6), xlim=(0, max(ends) or 1))
+    axes.set_yticks(places, [shortened(record.name) for record in records], color=PALETTE["ink"])
+    for record, tick in zip(records, axes.get_yticklabels(), strict=True):
+        tick.set_weight("bold" if record.run.baseline == record.name else "normal")
     axes.grid(False)
     axes.xaxis.set_visible(False)
     axes.spines.bottom.set_visible(False)

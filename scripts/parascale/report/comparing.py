@@ -50,15 +50,13 @@ def compare(record, baseline):
         return Comparison(reason=f"its baseline `{record.run.baseline}` is {state}")
     if reason := difference(record, baseline):
         return Comparison(reason=reason)
-    growth = record.gpus / baseline.gpus
+    ours, theirs, measured = record.timing, baseline.timing, measured_otherwise(record, baseline)
+    speedup, growth = theirs.training / ours.training, record.gpus / baseline.gpus
     if record.run.scaling == "weak":
-        rates = [each.summary.work / each.timing.training for each in (record, baseline)]
-        efficiency = rates[0] / rates[1] / growth
-        return Comparison(efficiency=efficiency, measured=measured_otherwise(record, baseline))
-    ours, theirs = record.timing, baseline.timing
-    speedup = theirs.training / ours.training
+        efficiency = record.summary.work / baseline.summary.work * speedup / growth
+        return Comparison(efficiency=efficiency, measured=measured)
     high = 1.0 if record is baseline else theirs.high / ours.low
-    return Comparison(speedup, speedup / growth, "", measured_otherwise(record, baseline), high)
+    return Comparison(speedup, speedup / growth, "", measured, high)
 
 
 def measured_otherwise(record, baseline):
@@ -128,7 +126,7 @@ def _machine(record):
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure of a configuration: its mean, and the range of repeats; of one run, what the run itself says of its range."""
+    """One figure of a configuration: its mean, and the range of its repeats."""
 
     mean: float
     low: float
@@ -157,18 +155,18 @@ class Member:
         """How it is spread: `2 processes`, `8 GPUs (compiled)`."""
         return named(plural(self.first.gpus, self.first.gpu_word), self.first.run)
 
-    def spread(self, figure, within=None):
-        """Spread of `figure(record)` over the runs that have it, or None. within(record): lowest and highest value of one run."""
+    def spread(self, figure):
+        """Spread of `figure(record)` over the runs that have it, or None."""
         values = [value for value in map(figure, self.records) if value is not None]
-        if not values:
-            return None
-        low, high = within(self.first) if within and len(self.records) == 1 else (min(values), max(values))
-        return Spread(statistics.mean(values), low, high)
+        return Spread(statistics.mean(values), min(values), max(values)) if values else None
 
     @property
     def time(self):
-        """Spread of the training time."""
-        return self.spread(lambda each: each.timing.training, lambda each: (each.timing.low, each.timing.high))
+        """Spread of the training time; of one run, what the run itself says of its range."""
+        if len(self.records) > 1:
+            return self.spread(lambda each: each.timing.training)
+        timing = self.first.timing
+        return Spread(timing.training, timing.low, timing.high)
 
     @property
     def unranked(self):
@@ -217,10 +215,10 @@ class Report:
 
     title: str
     records: tuple
-    left_out: tuple
     comparisons: dict
     members: tuple
     experiments: tuple
+    left_out: tuple = ()
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
     readings: tuple = ()
@@ -242,9 +240,8 @@ def series_of(runs, table=()):
     return {name: kinds.index(kind_of_run(run)) for name, run in runs.items()}
 
 
-def build_report(records, title, left_out=(), conversions=(), table=(), **others):
-    """A Report of `records`. table: the Runs of the run table, whose kinds have the first colours on every page; others: jobs, readings,
-    charges, advice and tables, as in Report."""
+def build_report(records, title, table=(), **others):
+    """A Report of `records`. table: the Runs of the run table, whose kinds have the first colours on every page; others: as in Report."""
     by_name = {record.name: record for record in records}
     runs = {record.name: record.run for record in records if record.run is not None}
     comparisons = {name: compare(by_name[name], by_name.get(run.baseline)) for name, run in runs.items()}
@@ -256,8 +253,7 @@ def build_report(records, title, left_out=(), conversions=(), table=(), **others
     alike = grouped((record for record in records if record.done), repetition)
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    given = tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions)
-    return Report(title, *given, series=series_of(runs, table), **others)
+    return Report(title, tuple(records), comparisons, members, experiments, series=series_of(runs, table), **others)
 
 
 def _experiments(members, by_name, comparisons):

@@ -18,8 +18,7 @@ MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of th
 WAITING = ("communication", "bubble", "data")
 MUCH = 0.1  # part of a step that is told in words
 WHOLE = "not split"  # memory that was measured without its parts
-COLOURS = ("backward", "forward", "optimizer", "data", "bubble", "other")
-COLOUR_OF_PART = dict(zip((*PARTS, WHOLE), COLOURS, strict=True))
+COLOURS = dict(zip((*PARTS, WHOLE), ("backward", "forward", "optimizer", "data", "bubble", "other"), strict=True))
 
 
 def _plots(name, title, caption, groups, plot, height, words, legend=True):
@@ -34,16 +33,24 @@ def _plots(name, title, caption, groups, plot, height, words, legend=True):
         places = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
         for axes, (key, items) in zip(places, groups, strict=True):
             plot(axes, key, items)
+        drawn = [axes.get_legend_handles_labels() for axes in places]
+        known = {label: handle for found in drawn for handle, label in zip(*found, strict=True)}
         if legend:
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
+            figure.legend(known.values(), known, loc="outside lower left", ncols=4)
 
     said = "; ".join(words(item) for _, items in groups for item in items[:MOST])
     return Chart(name, title, caption, draw, sum(heights) + 0.5 * legend, said)
 
 
-def _of_workloads(records, most=None):
-    """(workload, its records), of each at most so many."""
-    return [(name, some[:most]) for name, some in grouped(records, lambda record: record.run.workload.name).items()]
+def _of_workloads(records, most, more):
+    """([(workload, at most so many of its records)], `more` if a workload has more)."""
+    found = grouped(records, lambda record: record.run.workload.name).items()
+    return [(name, some[:most]) for name, some in found], more * any(len(some) > most for _, some in found)
+
+
+def _named(words):
+    """A function of a run: its name, and what `words` says of it."""
+    return lambda record: f"{record.name} {words(record)}"
 
 
 def with_caveats(record, text):
@@ -106,26 +113,17 @@ def phases(report):
     """Where the time of a step goes: a bar for each run as long as its step takes, the quickest first."""
     timed = [record for record in report.done if any(record.summary.phases.values())]
     timed.sort(key=lambda record: sum(spent(record).values()))
-    groups = _of_workloads(timed, MOST)
-    used = [phase for phase in PHASES if any(spent(record).get(phase) for record in timed)]
+    groups, more = _of_workloads(timed, MOST, f" The {MOST} quickest.")
 
     def plot(axes, _, records):
-        seconds = list(map(spent, records))
-        parts = [(phase, PALETTE[phase], [each.get(phase, 0.0) for each in seconds]) for phase in used]
-        strong = {record.run.baseline for record in records}
-        bars(axes, [record.name for record in records], parts, list(map(_step_words, records)), strong)
+        bars(axes, records, spent, dict(zip(PHASES, PHASES, strict=True)), _step_words)
 
-    more = f" The {MOST} quickest." if sum(len(records) for _, records in groups) < len(timed) else ""
     caption = f"Length: time of a mean step.{more}"
-
-    def words(record):
-        return f"{record.name} {_step_words(record)}"
-
-    return _plots("phases", "Where a step's time goes", caption, groups, plot, bars_height, words)
+    return _plots("phases", "Where a step's time goes", caption, groups, plot, bars_height, _named(_step_words))
 
 
 def _step_words(record):
-    """How long a step takes, and the largest part of it that computes nothing, where that is much."""
+    """How long a step takes, and the largest part of it that computes nothing, if that is much."""
     seconds = spent(record)
     total, most = sum(seconds.values()), max(WAITING, key=lambda phase: seconds.get(phase, 0.0))
     share = seconds.get(most, 0.0) / total
@@ -136,9 +134,9 @@ def _step_words(record):
 def memory(report):
     """Peak memory of the process that needs most, by its parts, with what was planned."""
     known = [record for record in report.done if record.summary.peak_memory_bytes]
-    caption = "Of the process that needs most, at its peak. On a GPU tensors alone count, on CPUs also libraries and data (process)."
-    height, words = (lambda count: bars_height(count) + 0.3), (lambda each: f"{each.name} {_peak(each)}")
-    return _plots("memory", "Memory", caption, _of_workloads(known, MOST), _memory, height, words)
+    groups, more = _of_workloads(known, MOST, f" The first {MOST} runs.")
+    caption = f"Of the process that needs most, at its peak. On a GPU tensors alone count, on CPUs also libraries and data (process).{more}"
+    return _plots("memory", "Memory", caption, groups, _memory, lambda count: bars_height(count) + 0.3, _named(_peak))
 
 
 def _peak(record):
@@ -146,16 +144,10 @@ def _peak(record):
 
 
 def _memory(axes, name, records):
-    held = [_parts(record) for record in records]
-    used = [part for part in COLOUR_OF_PART if any(part in each for each in held)]
-    parts = [(part, PALETTE[COLOUR_OF_PART[part]], [each.get(part, 0) for each in held]) for part in used]
-    bars(axes, [record.name for record in records], parts, list(map(_peak, records)))
-    end = axes.get_xlim()[1]
-    planned = [(size, row) for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))]
-    if planned:
-        axes.plot(*zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False)
-        end = max(end, *(size for size, _ in planned))
-    axes.set_xlim(right=end)
+    bars(axes, records, _parts, COLOURS, _peak)
+    if planned := {row: size for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))}:
+        axes.plot(sizes := [*planned.values()], [*planned], "D", color=PALETTE["ink"], label="planned", clip_on=False)
+        axes.set_xlim(right=max(axes.get_xlim()[1], *sizes))
     axes.set_title(shortened(name))
 
 
@@ -168,8 +160,7 @@ def _parts(record):
 def loss(report):
     """Loss against training time of every run, finished or under way."""
     known = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    groups = _of_workloads(sorted(known, key=_overlooked), NAMED)
-    more = f" Of {NAMED} runs." if sum(len(records) for _, records in groups) < len(known) else ""
+    groups, more = _of_workloads(sorted(known, key=_overlooked), NAMED, f" Of {NAMED} runs.")
     caption = f"Lines: training loss. Dots: validation loss; those far above the lines are left out.{more}"
 
     def plot(axes, name, records):
@@ -177,9 +168,7 @@ def loss(report):
         unit = "image" if records[0].run.workload.task == "classification" else "token"
         axes.set_title(f"{shortened(name)}: loss (nats per {unit})")
 
-    def words(record):
-        return f"{record.name} ends at {record.curve.losses[-1]:.3f}"
-
+    words = _named(lambda record: f"ends at {record.curve.losses[-1]:.3f}")
     return _plots("loss", "Loss against training time", caption, groups, plot, lambda _: 3.2, words, legend=False)
 
 

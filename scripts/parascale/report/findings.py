@@ -18,9 +18,6 @@ from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LOW_USE = 0.5
-DATA_WAIT = 0.1
-COMMUNICATION = 0.25
-BUBBLE = 0.2
 NOT_TRAINING = 0.3
 FULL_MEMORY = 0.92
 LITTLE_MEMORY = 0.25
@@ -32,10 +29,10 @@ LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 ENDINGS = {"stopped": "stopped when asked to", "killed": "killed without warning", "failed": "failed"}
-WAITS = (
-    ("data", DATA_WAIT, "Waits for data {} of the time: try faster storage, another format, more `training.workers`."),
-    ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
-    ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
+WAITS = (  # phase, the least part of a step that is said, how
+    ("data", 0.1, "Waits for data {} of the time: try faster storage, another format, more `training.workers`."),
+    ("communication", 0.25, "Spends {} of the time in communication that no computation hides."),
+    ("bubble", 0.2, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
 )
 APART = 0.05  # of the others' mean: a smaller difference is not worth a look
 CAUSE = 0.05  # of a device's samples with a reason of throttling; of a step spent waiting for data
@@ -217,7 +214,8 @@ def stragglers(record, devices):
         speeds = sorted(((sign * mean, each) for mean, each in means if mean is not None), key=lambda pair: pair[0])
         cut = _gap([speed for speed, _ in speeds])
         slow, others = ([device for _, device in part] for part in (speeds[:cut], speeds[cut:]))
-        node = _is_node(slow, others)
+        hosts = {device.host for device in slow}
+        node = len(hosts) == 1 and not hosts & {device.host for device in others}  # all of one of several nodes
         if slow and (node or len(slow) < len(others)):
             worst, lowest, highest = (said(abs(speeds[place][0])) for place in (0, cut, -1))
             places = sorted((each.rank, each.host) for each in slow)
@@ -238,12 +236,6 @@ def _gap(speeds):
     cut = max(cuts, key=lambda cut: speeds[cut] - speeds[cut - 1], default=0)
     wide = cut and speeds[cut] - speeds[cut - 1] > max(speeds[-1] - speeds[cut], APART * abs(speeds[cut]))
     return cut if wide else 0
-
-
-def _is_node(slow, others):
-    """Whether these devices are all those of one of several nodes."""
-    hosts = {device.host for device in slow}
-    return len(hosts) == 1 and not hosts & {device.host for device in others}
 
 
 def _why(record, slow, others, devices):

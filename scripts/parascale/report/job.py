@@ -78,9 +78,7 @@ class JobReport:
 def load_job(results, work, name, table=()):
     """The JobReport of a run, finished or under way; table: as in Report. Raises ParascaleError where it left nothing."""
     (record,) = load_records(results, work, [name])
-    baseline = record
-    if record.run is not None and record.run.baseline != name:
-        (baseline,) = load_records(results, work, [record.run.baseline])
+    (baseline,) = load_records(results, work, [record.run.baseline]) if record.run else [None]
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
@@ -139,15 +137,11 @@ def _known(job):
     if (energy := total(job.devices, "gpu", "energy_joules")) is not None:
         known["energy_joules"] = energy
     if record.attempts:
-        first, last = record.attempts[0], record.attempts[-1]
-        known |= {name: first.get(name) for name in ("submitted", "started")}
-        times = first.get("submitted"), first.get("allocated")
-        hosts = (host for each in record.attempts for host in each.get("hosts") or ())
-        known |= {
-            "hosts": ", ".join(dict.fromkeys(hosts)),
-            "waited": times[1] - times[0] if all(times) else None,
-        }
-        if used := time_used(last):
+        submitted, allocated, started = map(record.attempts[0].get, ("submitted", "allocated", "started"))
+        hosts = dict.fromkeys(host for each in record.attempts for host in each.get("hosts") or ())
+        known |= {"submitted": submitted, "started": started, "hosts": ", ".join(hosts)}
+        known["waited"] = allocated - submitted if allocated and submitted else None
+        if used := time_used(record.attempts[-1]):
             known |= {"limit": used[1], "limit_used": used[0] / used[1]}
     return known
 

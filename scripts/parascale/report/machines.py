@@ -8,14 +8,9 @@ from parascale.report import numbers
 SLACK = 0.12
 
 
-def machines_of(record):
-    """What each kind of node of a run told; nothing where it told nothing."""
-    return record.provenance.get("machines") or ()
-
-
 def machines_text(record):
     """Each kind of machine in words."""
-    return "; ".join(map(_words, machines_of(record)))
+    return "; ".join(map(_words, record.provenance.get("machines") or ()))
 
 
 def _words(machine):
@@ -30,7 +25,7 @@ def _words(machine):
 def contradictions(record):
     """What the nodes of a run are and the file of its site says otherwise, as the end of a sentence; empty where it does not."""
     site, said = record.site, {}
-    for machine in machines_of(record):
+    for machine in record.provenance.get("machines") or ():
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
         if gpu and site.gpu and not _named(site.gpu, gpu):
             said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None
@@ -43,7 +38,7 @@ def contradictions(record):
         if site.cores_per_node and None not in cores and site.cores_per_node not in cores:
             said[f"a node has {numbers.plural(cores[0], 'core')}, not `cores_per_node: {site.cores_per_node}`"] = None
     where = f"did not compute on what the file of the site `{site.name}` describes"
-    return f"{where}: {numbers.listed(said)}. Prices and MFU rest on the file." if said else ""
+    return f"{where}: {', '.join(said)}. Prices and MFU rest on the file." if said else ""
 
 
 def _named(told, read):

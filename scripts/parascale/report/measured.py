@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from parascale.errors import DamagedError, ParascaleError
+from parascale.errors import DamagedError
 from parascale.files import read_json
 
 SCHEMA_VERSION = 1
@@ -17,32 +17,26 @@ NEEDED = ("format", "access", "cache", "place", "decoder", "samples_per_second",
 FACTS = ("unit", "format", "advice", "machine")  # of the JSON beside a table of readings
 
 
-class RecordError(ParascaleError):
-    """A file of a run's record is missing, damaged or of another schema."""
-
-
 def read_record(path, read=read_json):
-    """What `read` makes of a file; RecordError that names it where it is missing or damaged."""
+    """What `read` makes of a file; DamagedError that names it where it is missing, too."""
     try:
         return read(path)
     except FileNotFoundError:
-        raise RecordError(f"{path}: no such file") from None
-    except DamagedError as error:
-        raise RecordError(str(error)) from None
+        raise DamagedError(f"{path}: no such file") from None
 
 
 def typed(kind, path):
     """A `kind` from a file of JSON. Keys that it does not know are passed over."""
     values = read_record(path)
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
+        raise DamagedError(f"{path}: not of schema_version {SCHEMA_VERSION}")
     try:
         # As JSON again: strictly, pydantic takes a mapping for a dataclass from JSON alone.
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         wrong = "is missing" if first["type"] == "missing" else f"= {first['input']!r}: {first['msg'].lower()}"
-        raise RecordError(f"{path}: `{first['loc'][-1]}` {wrong}") from None
+        raise DamagedError(f"{path}: `{first['loc'][-1]}` {wrong}") from None
 
 
 def tables_in(folder, names=None):

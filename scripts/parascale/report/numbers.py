@@ -124,9 +124,3 @@ def aligned(rows):
     """Rows of texts as lines whose columns stand below one another."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def listed(words):
-    """`a`, `a and b`, `a, b and c`."""
-    words = list(words)
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

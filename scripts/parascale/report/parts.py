@@ -67,19 +67,15 @@ def parity(report):
 
 
 def _parity_row(record):
-    return vars(record.parity) | {"compared": compared_over(record.parity)}
-
-
-def compared_over(found):
-    """What a parity run was, in words."""
-    return f"{numbers.plural(found.steps, 'step')} in {found.precision}" if found.steps else ""
+    found = record.parity
+    return vars(found) | {"compared": f"{numbers.plural(found.steps, 'step')} in {found.precision}" * bool(found.steps)}
 
 
 def _allowed(found):
     """The tolerances in words."""
     allowed = found.tolerances
     values = [f"{numbers.tiny(allowed[key])} {what}" for key, what in ALLOWED.items() if key in allowed]
-    return f"Allowed in {found.precision}: {numbers.listed(values)}."
+    return f"Allowed in {found.precision}: {', '.join(values)}."
 
 
 # --- how good are the models?
@@ -128,7 +124,7 @@ def _exclusions(report):
     for record in report.done:
         for split, counts in (record.provenance.get("excluded") or {}).items():
             if words := [f"{reason.replace('_', ' ')} {count:,}" for reason, count in counts.items() if count]:
-                said[f"Left out or cut of `{record.run.workload.name}`, {split}: {numbers.listed(words)}."] = None
+                said[f"Left out or cut of `{record.run.workload.name}`, {split}: {', '.join(words)}."] = None
     return said
 
 

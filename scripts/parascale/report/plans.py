@@ -43,9 +43,8 @@ def _bubbles(report):
     for record in sorted(waiting, key=lambda record: -record.summary.bubble_measured)[:1]:
         layout, waits = record.run.layout, record.summary.bubble_measured
         more = 2 * layout.micro_batches
-        if (layout.pp - 1) / (more + layout.pp - 1) < waits and record.run.global_batch % (
-            more * layout.data_parallel
-        ) == 0:
+        whole = record.run.global_batch % (more * layout.data_parallel) == 0
+        if whole and (layout.pp - 1) / (more + layout.pp - 1) < waits:
             said = f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages; more micro-batches shrink that. Set"
             said = f"{said} `micro_batches` to {more} in the row `{record.name}` of the run table, then:"
             yield said, f"parascale launch --run {record.name}"

@@ -14,16 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale import submissions
-from parascale.errors import ParascaleError, few
+from parascale.errors import DamagedError, ParascaleError, few
 from parascale.files import read_json_lines
-from parascale.report.measured import RecordError, read_record, typed
+from parascale.report.measured import read_record, typed
 from parascale.report.timing import timing_of
 from parascale.settings import Run, Site, run_from_dict
 from parascale.settings.strict import load
 
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
 BESIDE = ("evaluation_seconds", "checkpoint_seconds")
-DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
@@ -167,15 +166,10 @@ def _completed(record, project, submitted):
 
 def found_runs(*roots):
     """Names of the runs that left something in `runs/` below one of these folders, `ddp-2` before `ddp-16`."""
-    folders = [Path(root) / "runs" for root in roots]
-    names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()}
+    names = {entry.name for root in roots for entry in Path(root).glob("runs/*/")}
     # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
-    return sorted((name for name in names if name[0] != "." and ".superseded" not in name), key=_natural)
-
-
-def _natural(name):
-    """Sort key that counts: digits by their value, other text by its letters."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in DIGITS.split(name) if part]
+    names = (name for name in names if name[0] != "." and ".superseded" not in name)
+    return sorted(names, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(20), name))
 
 
 def _load_record(results, work, name):
@@ -189,7 +183,7 @@ def _load_record(results, work, name):
         record = RunRecord(name, "missing", ("no results yet",))
     try:
         return replace(record, parity=_parity(results / "parity" / name / "verdict.json", record))
-    except RecordError as error:
+    except DamagedError as error:
         return replace(record, notes=(*record.notes, f"parity is unknown: {error}"))
 
 
@@ -204,7 +198,7 @@ def _finished(name, folder, summaries):
         curve = load_curve(folder / "steps.jsonl")
         if summary.train_loss is not None and len(curve.steps) != (steps := summary.steps):
             notes = (f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}",)
-    except RecordError as error:
+    except DamagedError as error:
         curve, notes = None, (f"no curve: {error}",)
     return RunRecord(name, "done", notes, summary=summary, curve=curve, summaries=summaries, **described)
 
@@ -244,7 +238,7 @@ def _described(path):
     values = read_record(path)
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
-            raise RecordError(f"{path}: `{key}` is missing")
+            raise DamagedError(f"{path}: `{key}` is missing")
     kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "machines", "excluded")
     return {
         "run": run_from_dict(values["settings"]),
@@ -273,7 +267,7 @@ def load_curve(path):
             losses.append(loss)
             seconds.append(elapsed)
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{path}: a line lacks {error}") from None
+        raise DamagedError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
     return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside)
 

@@ -16,7 +16,6 @@ class Aim:
     """Something of which less is better: `spread` of a Member. badge: what the best one is called; ranked: whether what is not ranked by its
     time has no part in it."""
 
-    key: str
     badge: str
     spread: object
     ranked: bool = True
@@ -30,14 +29,9 @@ def training_core_hours(member):
 
 MOST_LINES = 8  # of a workload, on a terminal
 AIMS = (
-    Aim("seconds", "fastest", lambda member: member.time),
-    Aim("training_core_hours", "cheapest", training_core_hours),
-    Aim(
-        "peak_memory_bytes",
-        "leanest",
-        lambda each: each.spread(lambda run: run.summary.peak_memory_bytes),
-        ranked=False,
-    ),
+    Aim("fastest", lambda member: member.time),
+    Aim("cheapest", training_core_hours),
+    Aim("leanest", lambda member: member.spread(lambda run: run.summary.peak_memory_bytes), ranked=False),
 )
 RANKING = (
     Column("label", "Layout", below="below", link="page", kind="badge"),
@@ -125,7 +119,7 @@ def _sentence(experiment, winners):
     head = experiment.members[0]
     if head.unranked:
         return f"Nothing is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
-    winner = next((each for each in winners if each.aim.key == "seconds"), None)
+    winner = next((each for each in winners if each.aim.badge == "fastest"), None)
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = few([f"`{member.label}`" for member in winner.alike], most=4)
