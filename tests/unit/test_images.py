@@ -104,6 +104,7 @@ def test_a_name_that_is_not_utf8_is_read_and_shown(tmp_path):
 def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path):
     root = image_folder(tmp_path / "raw")
     (root / "val/bird").mkdir()
+    (root / "val/bird/a.jpg").write_bytes(make_jpeg(1))
     with pytest.raises(DataError, match="classes that the train split does not have: bird"):
         index_of(root, tmp_path / "index")
     (root / "train/bird").mkdir()

@@ -145,9 +145,9 @@ def finished(root, splits, classes, settings, notes):
 
 def scan_folders(folders, root, notes):
     """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
-    classes, splits = None, {}
+    classes, splits = [], {}
     for split, folder in folders.items():
-        entries = [(entry.name, _is_folder(entry)) for entry in os.scandir(os.fsencode(folder))]
+        entries = [(entry.name, os.path.isdir(entry)) for entry in os.scandir(os.fsencode(folder))]
         foreign = [_shown(name) for name, is_folder in entries if is_foreign(os.fsdecode(name) + "/" * is_folder)]
         found = sorted(name for name, is_folder in entries if is_folder and not is_foreign(os.fsdecode(name) + "/"))
         if not found:
@@ -156,14 +156,8 @@ def scan_folders(folders, root, notes):
             )
         if folder == root:
             require_no_names_of_splits(root, [*map(_shown, found)])
-        classes = classes or found
-        require_distinct(folder, [_shown(name) for name in dict.fromkeys([*classes, *found])])
-        unknown = sorted(set(found) - set(classes))
-        if unknown:
-            raise DataError(
-                f"{folder}: classes that the train split does not have: {few(map(_shown, unknown))}. "
-                "Remove them or add them to the train split."
-            )
+        classes = list(dict.fromkeys([*classes, *found]))
+        require_distinct(folder, list(map(_shown, classes)))
         labels = [label for label, name in enumerate(classes) if name in set(found)]
         prefix = os.fsencode(folder.relative_to(root))
         writer, ignored = ImageIndexWriter(), 0
@@ -228,13 +222,6 @@ def _scan_class(root, path):
 
 def _unreadable(error):
     raise DataError(f"{_shown(error.filename)}: cannot be read ({error.strerror}); remove it, or make it readable")
-
-
-def _is_folder(entry):
-    try:
-        return entry.is_dir()
-    except OSError:  # links that lead in a circle
-        return False
 
 
 def scan_tables(tables, columns, root):

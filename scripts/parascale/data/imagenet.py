@@ -32,11 +32,8 @@ def is_kaggle(root):
 def kaggle_folders(root):
     """Split → folder of classes in Kaggle's copy: `val` too if its images have been sorted into classes."""
     folders = {"train": root / KAGGLE / "train", "validation": root / KAGGLE / "val"}
-    return {split: path for split, path in folders.items() if split == "train" or any(map(_is_class, path.glob("*")))}
-
-
-def _is_class(path):
-    return path.is_dir() and not is_foreign(f"{path.name}/")
+    classes = [path for path in folders["validation"].glob("*/") if not is_foreign(f"{path.name}/")]
+    return {split: path for split, path in folders.items() if split == "train" or classes}
 
 
 def kaggle_validation(root, classes, splits, notes):
@@ -71,14 +68,7 @@ def index_tars(root, classes, notes, folder):
             if member.name.endswith(".tar"):
                 name = member.name.removesuffix(".tar")
                 with opened_tar(root / TRAIN, tar.extractfile(member)) as images:
-                    _add(
-                        writer,
-                        images,
-                        lambda names, name=name: [numbers[name]] * len(names),
-                        f"{name}/",
-                        member.offset_data,
-                        foreign,
-                    )
+                    _add(writer, images, numbers[name], f"{name}/", member.offset_data, foreign)
     splits = {"train": writer.arrays()}
     if (root / VALIDATION).is_file():
         labels, writer = _validation_labels(root, numbers), ImageIndexWriter()
@@ -91,10 +81,10 @@ def index_tars(root, classes, notes, folder):
     return splits
 
 
-def _add(writer, images, labels_of, prefix, start, foreign):
-    """Add the images of an open tar that begins at byte `start` of its file."""
+def _add(writer, images, labels, prefix, start, foreign):
+    """Add the images of an open tar that begins at byte `start` of its file. labels: one for all, or a function from names to them."""
     members = [member for member in tar_members(images, foreign) if member.isfile()]
-    labels = labels_of([member.name for member in members])
+    labels = labels([member.name for member in members]) if callable(labels) else labels
     names = [(prefix + member.name).encode("utf-8", "surrogateescape") for member in members]
     writer.add(names, labels, [member.size for member in members], [start + member.offset_data for member in members])
 
