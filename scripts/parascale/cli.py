@@ -134,7 +134,8 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
     if bases:
         return _opened(load_project_file(*files, overrides=values, bases=bases))
-    folder = next((each for each in (Path.cwd(), *Path.cwd().parents) if _is_project(each)), None)
+    above, marks = (Path.cwd(), *Path.cwd().parents), (Path("Snakefile"), CONFIGURATION)
+    folder = next((each for each in above if all((each / mark).exists() for mark in marks)), None)
     if folder:
         os.chdir(folder)
         own = CONFIGURATION.resolve()
@@ -152,10 +153,6 @@ def _opened(project):
     if context := click.get_current_context(silent=True):
         context.meta[TIMEOUT] = project.config.timeout_seconds
     return project
-
-
-def _is_project(folder):
-    return (folder / "Snakefile").exists() and (folder / CONFIGURATION).exists()
 
 
 def named(what, name, known, where):

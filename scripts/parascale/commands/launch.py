@@ -45,7 +45,7 @@ SECONDS = Number(min=0, min_open=True)
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
 @click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
-@click.option("--site", metavar="SITE", help="A site's name or its YAML file.  [default: the project's]")
+@click.option("--site", metavar="SITE", help="Of a program: a site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
 @click.option(
     "--timeout", type=SECONDS, help="Seconds within which all ranks must end after the first.  [default: 300]"
@@ -115,14 +115,12 @@ def planned_launch(find, name, kind, site, words, first):
     """
     if not name:
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None, None
-    if site and Path(site).suffix == ".yaml":
-        raise click.UsageError("--run trains for a site of the project: name it without .yaml")
-    words += ["--config", f"site={site}"] if site else []
-    site = chosen_site(site, find) if site else None
+    if site:
+        raise click.UsageError("--run trains for the project's site: name another with --config site=NAME")
     project = find()
+    site = project.site
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
-    site = site or project.site
     belong(project.paths, site)
     logs = project.paths.logs(name if kind == "run" else f"{name}-{kind}")
     if kind in KINDS and slurm.job_id():
@@ -131,7 +129,7 @@ def planned_launch(find, name, kind, site, words, first):
         # A job that an earlier start of the workflow left may be at it. In a job of Slurm's, waiting would be charged.
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
-    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
+    job = None if kind == "communication" else job_of(project, run, kind)
     files = str(Path.cwd() / job.work / FILES) if job and run.workload.is_script else None
     planned = Launch(
         command=script.words(run, files) if files else ("-m", "parascale", *verb, "--run", name, *words),

@@ -8,7 +8,6 @@ unsaved; srun does not notice a power cut, and names no log (tried with torch 2.
 import ctypes
 import os
 import signal
-import sys
 
 # "Temporary failure, try again later" of sysexits.h: asked to stop, state is saved, a new start continues from it.
 STOPPED = 75
@@ -24,8 +23,6 @@ def die_with_parent(parent=None, number=signal.SIGKILL):
     parent: the process id that the parent had, for the case that it is already gone. The tie holds across `exec`
     but not across `fork`: each process makes its own. Ranks that the launcher starts have it from the start.
     """
-    if not sys.platform.startswith("linux"):
-        return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -135,28 +135,20 @@ def _message(error, kind, where, prefix, home):
     if is_key:
         elsewhere = [prefix + setting.key for setting in walk(kind)]
         return f"{start}: unknown key `{key}`{home or nearest(place[-1], allowed, elsewhere)}"
-    if name == "literal_error" and isinstance(given, str):
-        return f"{start}: `{key}` = {_shown(given)} is not known{nearest(given, allowed)}"
     if name == "literal_error":
-        return f"{start}: `{key}` must be {_listed(allowed)}, not {_shown(given)}"
+        return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), allowed)}"
     if name in BOUNDS:
         return f"{start}: `{key}` = {given} must be {BOUNDS[name]} {next(iter(context.values())):g}"
     if name == "too_short":
         return f"{start}: `{key}` is empty: name at least one"
     if name == "finite_number":
         return f"{start}: `{key}` = {given} must be a finite number"
-    wanted = KINDS.get(name.partition("_")[0])
+    if not (wanted := KINDS.get(name.partition("_")[0])):
+        return f"{start}: `{key}`: {error['msg']}"
     # Snakemake makes a number of digits on its command line, quoted or not.
-    remedy = (
-        f": put it into quotes in a file, or type '{key}=!!str {given}'"
-        if name == "string_type" and type(given) in (int, float)
-        else ""
-    )
-    return (
-        f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
-        if wanted
-        else f"{start}: `{key}`: {error['msg']}"
-    )
+    digits = name == "string_type" and type(given) in (int, float)
+    remedy = f": put it into quotes in a file, or type '{key}=!!str {given}'" if digits else ""
+    return f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
 
 
 def _dotted(place):
@@ -169,10 +161,6 @@ def _literals(expected):
     """The words of pydantic's `'a', 'b' or True`, as a file has them."""
     words = re.split(", | or ", expected)
     return [word.strip("'") if word.startswith("'") else word.lower() for word in words]
-
-
-def _listed(words):
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _shown(value):

@@ -111,14 +111,10 @@ def resolved_paths(settings, places, keys=()):
         value, place = getattr(settings, name), (*keys, name)
         if dataclasses.is_dataclass(value):
             changed[name] = resolved_paths(value, places, place)
-        elif setting.info.path and not (name == "files" and _are_found_elsewhere(settings)):
+        # A source's files are relative to its location, or are chosen from what is fetched.
+        elif setting.info.path and not (name == "files" and (settings.location or settings.kind != "files")):
             changed[name] = _relative(value, places.folder(place), name == "kind")
     return dataclasses.replace(settings, **changed)
-
-
-def _are_found_elsewhere(source):
-    """Whether a source's files are relative to its location, or are chosen from what is fetched."""
-    return bool(source.location) or source.kind != "files"
 
 
 def _relative(value, folder, of_class):
@@ -178,11 +174,8 @@ def named_file(folder, name, what):
         raise ConfigError(f"{path}: no such {what}, but there is {name}.yml: rename it")
     if not path.is_file():
         known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
-        bare = Path(name).name.removesuffix(".yaml")
-        said = (
-            f"{path}: no such {what}"
-            if bare == name
-            else f"{folder}: no {what} `{name}`, which is a name without folder and `.yaml`"
-        )
+        bare, said = Path(name).name.removesuffix(".yaml"), f"{path}: no such {what}"
+        if bare != name:
+            said = f"{folder}: no {what} `{name}`, which is a name without folder and `.yaml`"
         raise ConfigError(f"{said}{strict.nearest(bare, known)}")
     return path
