@@ -266,7 +266,9 @@ class RootExecutor(Executor):
                 write_text(job.benchmark, "")
             super().report_job_success(job_info)
         elif identity and self._has_stopped_on_its_way(job, identity):
-            self.logger.info(f"Slurm job {identity} of {job.name} stopped with its state saved: it is submitted again.")
+            self.logger.info(
+                f"Slurm job {identity} of {job.name} was stopped, and has not failed: it is submitted again."
+            )
             self._submit_again(job)
         else:
             if identity and slurm.failed_permanently(identity):
@@ -275,11 +277,12 @@ class RootExecutor(Executor):
             super().report_job_error(job_info, msg, **more)
 
     def _has_stopped_on_its_way(self, job, identity):
-        """Whether a training made steps and saved its state. A plain `scancel` says that it shall not go on: that is a failure."""
-        training = training_of(job)
-        if training is None or slurm.described(identity).get("JobState") == "CANCELLED":
+        """Whether a training made steps and saved its state, or Slurm took it away for others, as where it requeues. A plain `scancel`
+        says that it shall not go on: that is a failure."""
+        training, state = training_of(job), slurm.described(identity).get("JobState")
+        if training is None or state == "CANCELLED":
             return False
-        return submissions.stopped_with_progress(self._work_of(training), identity)
+        return state == "PREEMPTED" or submissions.stopped_with_progress(self._work_of(training), identity)
 
     def _publish(self, training):
         """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""

@@ -1,20 +1,35 @@
-"""The script of docs/own-script.md in jobs of a real Slurm: asked to stop, or killed, it continues, is charged and shown as other trainings."""
+"""Scripts that are not ours in jobs of a real Slurm: asked to stop, or killed, they continue, are charged, shown and priced as other
+trainings. One is that of docs/own-script.md."""
 
+import contextlib
 import csv
 import re
 
 import pytest
+from tests.foreign_scripts import SCRIPTS, write_script
 from workflow import ROOT, Workflow
 
 from parascale.files import read_json
+from parascale.plan.planner import Planner
+from parascale.settings import load_project_file
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+FOREIGN = ("trainer", "accelerate", "lightning", "fields")
+STRIKES = {  # run → how it is struck, outcome of its first attempt, whether that uses up a retry
+    "waves-nodes": ("TERM", "stopped", False),
+    "waves-ddp": ("KILL", "killed", True),
+    "trainer": ("TERM", "stopped", True),  # it does not handle the signal, nor record: nobody knows whether it goes on
+    "accelerate": ("KILL", "killed", True),
+    "lightning": ("TERM", "stopped", False),
+    "fields": ("TERM", "stopped", False),  # it does not handle the signal either
+}
 ROWS = [
-    {"run": "waves-ddp", "workload": "waves", "gpus_per_node": 2, "dp": 2},
     {"run": "waves-nodes", "workload": "waves", "nodes": 2, "dp": 2},
+    {"run": "waves-ddp", "workload": "waves", "gpus_per_node": 2, "dp": 2},
+    *({"run": name, "workload": name, "gpus_per_node": 2, "dp": 2} for name in FOREIGN),
 ]
-HELD = 50  # the step at which the script waits to be struck
+HELD = 50  # the step at which the document's script waits to be struck
 WAIT = f"""        import time
         while step == {HELD} and not asked and os.path.exists("box/brake"):
             time.sleep(0.05)
@@ -30,37 +45,80 @@ def workflow(cluster, tmp_path):
         line = "        record(step=step, loss=loss, samples=64)\n"
         (folder / "waves.py").write_text(blocks["python"].replace(line, line + WAIT))
         (folder / "waves.yaml").write_text(blocks["yaml"])
+        for name in FOREIGN:
+            write_script(folder, name)
         yield started
 
 
-def test_it_is_stopped_and_killed_continues_is_charged_and_shown(cluster, workflow):
-    """SIGTERM, as at a preemption, to a run on two nodes; SIGKILL to the step of another, which has saved nothing yet."""
-    stopped, killed = workflow.run("waves-nodes"), workflow.run("waves-ddp")
+def test_they_are_stopped_and_killed_continue_are_charged_shown_and_priced(cluster, workflow):
+    """SIGTERM, as at a preemption, on one node or two, or SIGKILL to the step: to each when it has saved, or is in the middle."""
+    runs, jobs = {name: workflow.run(name) for name in STRIKES}, {}
 
-    def held(run):
-        path = run.work / "steps.jsonl"
-        return path.exists() and path.read_text().count("\n") >= HELD
+    def strike():
+        for name, run in runs.items():
+            steps = run.work / "steps.jsonl"
+            saved = name in SCRIPTS and list((run.work / "files").glob(SCRIPTS[name][1]))
+            held = name not in SCRIPTS and steps.exists() and steps.read_text().count("\n") >= HELD
+            if name not in jobs and (saved or held):
+                (jobs[name],) = workflow.jobs(rf"train_\w+/{name}")
+                how = STRIKES[name][0]
+                cluster.run(["scancel", f"--signal={how}", jobs[name] + ".0" * (how == "KILL")])
+        return len(jobs) == len(runs)
 
     workflow.start("all")
-    workflow.when(lambda: held(stopped) and held(killed), "both are in the middle")
-    cluster.run(["scancel", "--signal=TERM", *workflow.jobs("train_multi_node/waves-nodes")])
-    cluster.run(["scancel", "--signal=KILL", f"{workflow.jobs('train_ddp/waves-ddp')[0]}.0"])
-    workflow.when(lambda: len(workflow.jobs("train_")) == 4, "both are submitted again")
+    workflow.when(strike, "all are struck")
+    workflow.when(lambda: len(workflow.jobs("train_")) == 2 * len(runs), "all are submitted again")
     workflow.full_speed()
     workflow.wait(timeout=600)
-    for run, firsts, outcomes in (
-        (stopped, [1, HELD + 1], ["stopped", "finished"]),
-        (killed, [None, 1], ["killed", "finished"]),
-    ):
-        attempts = run.attempts()
-        assert [line["step"] for line in run.steps()] == list(range(1, 201))
-        assert ([each["first_step"] for each in attempts], [each["outcome"] for each in attempts]) == (firsts, outcomes)
-        assert all(host.startswith("jrc") for attempt in attempts for host in attempt["hosts"])
-    assert len(read_json(stopped.result / "run.json")["hosts"]) == 2
-    workflow.assert_all_is_charged()
     with open(workflow.root / "results/report/summary.csv", newline="") as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
-    for row in rows.values():
-        assert (row["status"], row["work"], row["attempts"]) == ("done", "12800", "2"), row
-        assert float(row["train_loss"]) < 0.1 and float(row["core_hours"]) > 0
-    assert all(name in (workflow.root / "results/report/index.html").read_text() for name in rows)
+    page = (workflow.root / "results/report/index.html").read_text()
+    for name, run in runs.items():
+        _, outcome, retry = STRIKES[name]
+        attempts, row = run.attempts(), rows[name]
+        assert [each["outcome"] for each in attempts] == [outcome, "finished"], name
+        assert all(host.startswith("jrc") for attempt in attempts for host in attempt["hosts"])
+        assert bool(re.search(rf"job {jobs[name]} of \w+ was stopped, and has not failed", workflow.log)) != retry, name
+        assert (row["status"], row["attempts"]) == ("done", "2") and float(row["core_hours"]) > 0, row
+        assert name in page
+    for name, steps, work, loss in (
+        ("waves-nodes", 200, "12800", 0.1),
+        ("waves-ddp", 200, "12800", 0.1),
+        ("fields", 60, "480", 0.2),
+    ):
+        assert [line["step"] for line in runs[name].steps()] == list(range(1, steps + 1))
+        assert rows[name]["work"] == work and float(rows[name]["train_loss"]) < loss < float(rows[name]["rate"])
+    firsts = {name: [each["first_step"] for each in run.attempts()] for name, run in runs.items()}
+    assert (firsts["waves-nodes"], firsts["waves-ddp"]) == (
+        [1, HELD + 1],
+        [None, 1],
+    )  # the killed one had saved nothing yet
+    assert firsts["fields"][0] == 1 < firsts["fields"][1] and firsts["fields"][1] % 10 == 1
+    for name in ("trainer", "accelerate", "lightning"):  # without a line of ours
+        row = rows[name]
+        assert (row["work"], row["rate"], row["train_loss"], firsts[name]) == ("", "", "", [None, None])
+        assert row["seconds"] == row["wall_seconds"] and "records no steps" in row["stands_out"]
+        assert list((runs[name].result / "checkpoint").glob(SCRIPTS[name][1]))
+    assert len(read_json(runs["waves-nodes"].result / "run.json")["hosts"]) == 2
+    workflow.assert_all_is_charged()
+    assert_a_probe_prices(workflow, "fields")
+
+
+def assert_a_probe_prices(workflow, name):
+    """A longer training of the script is priced once a probe of it has run, and not before."""
+    table = (workflow.folder / "box/runs.tsv").read_text().splitlines()
+    kept = [line for line in table if line.startswith((table[0], f"{name}\t"))]
+    (workflow.folder / "box/runs.tsv").write_text("\n".join(kept) + "\n")
+    path = workflow.folder / f"box/workloads/{name}.yaml"
+    path.write_text(path.read_text().replace("steps: 60", "steps: 6000"))
+    values = {"root": str(workflow.root), "sites": "box/sites", "workloads": "box/workloads", "runs": "box/runs.tsv"}
+
+    def predicted():
+        with contextlib.chdir(workflow.folder):
+            return Planner(load_project_file("config/jureca.yaml", overrides=values)).prediction(name)
+
+    assert predicted().unknown
+    workflow.start("calibrate").wait(timeout=200)
+    known = predicted()
+    assert (known.basis, known.steps, known.unknown) == ("probe", 6000, None)
+    assert 6000 * 0.05 < known.seconds < known.wall_seconds and known.core_hours > 128 * known.seconds / 3600

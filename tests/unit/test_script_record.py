@@ -40,7 +40,7 @@ def start(tmp_path, monkeypatch):
         return code
 
     def run(steps=(), saved=(), code=0):
-        train(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED)
+        train(job, 0, lambda watched: script(steps, saved, code, watched))
         return job
 
     return run
@@ -69,7 +69,8 @@ def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
     ("steps", "saved", "code", "progress", "numbers"),
     [
         ([(2, {})], ["last.pt"], STOPPED, True, (2, 2)),
-        ([(2, {})], ["last.pt"], TERMINATED, False, (2, 2)),  # it was killed before it ended
+        ([(2, {})], ["last.pt"], TERMINATED, True, (2, 2)),
+        ([(1, {}), (2, {})], ["last.pt"], STOPPED, False, (1, 2)),  # it does not go on from what it saves
         ([(1, {}), (2, {})], [], STOPPED, False, (1, 2)),  # and would begin anew for ever
         ([], ["last.pt"], STOPPED, False, (None, None)),  # a start as long as its job
     ],
@@ -90,9 +91,11 @@ def lines_of_attempts(work):
     return [json.loads(line) for line in (work / "attempts.jsonl").read_text().splitlines()]
 
 
-def test_a_script_without_a_record_moves_on_by_what_it_saves(start, monkeypatch):
+@pytest.mark.parametrize(("code", "progress"), [(STOPPED, True), (TERMINATED, False)])
+def test_a_script_without_a_record_moves_on_by_what_it_saves_when_it_is_asked_to(start, monkeypatch, code, progress):
+    """What it saved before may be a log alone, with which it would begin anew for ever."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert stopped_with_progress(start(saved=["last.pt"], code=STOPPED).work, "7")
+    assert stopped_with_progress(start(saved=["last.pt"], code=code).work, "7") == progress
 
 
 def test_links_within_its_folder_are_kept(start, tmp_path):

@@ -134,6 +134,7 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
         ({**ATTEMPT, "outcome": "failed"}, {"JobState": "FAILED"}, True, "failed", True),
         ({**ATTEMPT, "job_id": "6"}, {"JobState": "FAILED"}, True, "failed", True),  # this one died before its record
         (None, {"JobState": "FAILED"}, True, "failed", True),
+        (None, {"JobState": "PREEMPTED"}, True, "again", True),
         ("{damaged", {"JobState": "FAILED"}, True, "failed", True),
         ("{damaged\n" + json.dumps(ATTEMPT), {"JobState": "FAILED"}, True, "again", True),
         ("[]", {"JobState": "FAILED"}, True, "failed", True),

@@ -10,6 +10,7 @@ from functools import partial
 from parascale import slurm
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.files import make_folder, read_json, write_json
+from parascale.launch import STOPPED, TERMINATED
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
@@ -19,11 +20,10 @@ from parascale.train.record import Recorder, description, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
-def train(job, node, run, stopped):
+def train(job, node, run):
     """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
 
-    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. stopped: the code of runs
-    that were asked to stop, and ended with their state saved.
+    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes.
     """
     if node:
         return run(partial(_watched, job, node))
@@ -35,12 +35,12 @@ def train(job, node, run, stopped):
     write_json(job.work / "run.json", {"continuation": continuation_of(job), **described})
     make_folder(job.work / FILES)
     record.begin(None, [slurm.node_name()], died_at, allocation=job.allocation)
-    outcome = "failed"
+    code = None
     try:
         code = run(partial(_watched, job, node))
-        outcome = "finished" if code == 0 else "stopped" if code == stopped else "failed"
     finally:
-        _end(record, outcome, job.work / FILES)
+        outcome = {0: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(code, "failed")
+        _end(record, outcome, job.work / FILES, itself=code == STOPPED)
         if outcome != "finished":
             lease.release()
     if outcome == "finished":
@@ -57,9 +57,10 @@ def _watched(job, node, processes):
     return monitor.sampled(job, node, processes)
 
 
-def _end(record, outcome, files):
+def _end(record, outcome, files, itself):
     """Close the attempt with what the script has recorded in it, and whether it `saved` something that a new start goes on from. When the
-    first step of an attempt began, nobody said: it counts as the median of the others. files: the script's folder."""
+    first step of an attempt began, nobody said: it counts as the median of the others. files: the script's folder. itself: whether the
+    script ended by itself when it was asked to."""
     lines = record.steps()
     firsts = [line for line in lines if "first" in line]
     if others := [line["seconds"]["total"] for line in lines if "first" not in line]:
@@ -69,7 +70,9 @@ def _end(record, outcome, files):
     own = [line["step"] for line in firsts if line["first"] > record.started]
     record.last_step = lines[-1]["step"] if own else None
     times = [path.stat().st_mtime for path in files.rglob("*") if path.is_file()]
-    moved = bool(own) or not lines  # one that records has to make steps too
+    # One that records has to begin later than before, too: with a file that is no checkpoint, such as a log, it would begin anew for ever.
+    before = [each["first_step"] for each in record.attempts[:-1] if each["first_step"] is not None]
+    moved = bool(own) and own[-1] > max(before, default=-1) if lines else itself
     saved = moved and max(times, default=0.0) > record.started
     record.attempts[-1] |= {"first_step": own[-1] if own else None, "saved": saved}
     record.end(outcome)
