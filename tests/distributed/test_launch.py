@@ -250,10 +250,12 @@ def test_launchers_started_by_hand_meet_in_spite_of_strangers(tmp_path):
     """They prove a secret in a file of their user's; nobody else who finds the port can join."""
     port = free_port()
     meet = {"meet": f"127.0.0.1:{port}", "secret-file": tmp_path / "mine"}
-    meet["secret-file"].write_bytes(os.urandom(32))
+    meet["secret-file"].write_bytes(b"\n" + os.urandom(31))  # any bytes will do
     meet["secret-file"].chmod(0o600)
     first = Launched(tmp_path, RANK, "done", 2, 1, node=0, **meet)
-    wait_for(lambda: answers(port, b'{"hello": {"node": "x"}}\n'), PATIENCE, "node 0 to listen")
+    hello = b'{"hello": {"node": "x"}}\n'
+    wait_for(lambda: first.process.poll() is not None or answers(port, hello), PATIENCE, "node 0 to listen")
+    assert first.process.poll() is None, first.finish(PATIENCE)
     assert answers(port, b"\x00" * 2**16)
     second = Launched(tmp_path, RANK, "done", 2, 1, node=1, **meet)
     for launched in (second, first):

@@ -32,7 +32,7 @@ def wait():
 def place():
     """Where node 0 listens, and the secret of the launch."""
     with reserve_port() as holder:
-        yield Place(port=holder.getsockname()[1], secret=new_secret().strip())
+        yield Place(port=holder.getsockname()[1], secret=new_secret())
 
 
 class Outcome(threading.Thread):
@@ -135,7 +135,7 @@ def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(place):
 def test_a_launcher_without_the_secret_is_no_part_of_the_run(who, place, monkeypatch):
     """Both ways: node 0 takes in nobody who cannot prove it, and nobody believes a node 0 that cannot."""
     monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 1.0)
-    wrong = replace(place, secret=new_secret().strip())
+    wrong = replace(place, secret=new_secret())
     hosting, joined = host(wrong if who == "hosts" else place), join(wrong if who == "joins" else place)
     with pytest.raises(RequirementError, match=r"node\(s\) 1 of 2 did not reach node 0 at 127.0.0.1"):
         raise hosting()

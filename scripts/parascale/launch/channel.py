@@ -96,15 +96,15 @@ MESSAGES = TypeAdapter(Node | Met | Refused | Stopping | Report)
 
 
 def new_secret():
-    """A secret of a launch, as the line in which `read_secret` finds it."""
-    return f"{secrets.token_hex(SECRET_BYTES)}\n".encode()
+    """A secret of a launch, as `read_secret` finds it."""
+    return secrets.token_hex(SECRET_BYTES).encode()
 
 
 def read_secret(path):
     """The bytes of a secret in a file, or on standard input (`-`). RequirementError where there are too few, or others can read them."""
     try:
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as handle:
-            facts, secret = os.fstat(handle.fileno()), handle.read(STRANGER_BYTES).strip()
+            facts, secret = os.fstat(handle.fileno()), handle.read(STRANGER_BYTES)
     except OSError as error:
         raise RequirementError(f"the secret of the launch, `{path}`, cannot be read: {error.strerror}") from None
     if path != "-" and (facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):

@@ -58,7 +58,7 @@ def run_nodes_here(launch, launcher, options, run):
             others.append(subprocess.Popen(command, stdin=subprocess.PIPE, **ties))
             _tell(others[-1], secret)
         try:
-            return run(launch, Place(port=port, secret=secret.strip()))
+            return run(launch, Place(port=port, secret=secret))
         finally:
             for other in others:
                 other.wait(timeout=launch.timeout)
