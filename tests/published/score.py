@@ -19,7 +19,7 @@ from pathlib import Path
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.memory import beside_tensors, capacity_bytes, total, verdict
+from parascale.plan.memory import beside_tensors, capacity_bytes, verdict
 from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
@@ -197,14 +197,14 @@ def score_row(cells, sites, where):
     """The Scored of a row. Raises ConfigError as Row does."""
     row = Row(cells, sites, where)
     predicted, published = row.predicted(), row.published
-    used = total(stacks.peak(row) | beside_tensors(row.run, row.site))
+    parts = stacks.peak(row) | beside_tensors(row.run, row.site)
     return Scored(
         source=row.source,
         model=cells.get("model", ""),
         predicted=predicted,
         published=published,
         ratio=predicted / published if predicted and published else None,
-        fits=verdict(used, capacity_bytes(row.run, row.site)),
+        fits=verdict(parts, capacity_bytes(row.run, row.site)),
         ran=has_run(cells),
         utilisation=row.utilisation,
         groups=groups_of(row),

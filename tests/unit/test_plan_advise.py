@@ -53,10 +53,10 @@ def best(site, gpus, workload=LLAMA, precision="bf16"):
 
 @pytest.mark.parametrize(
     ("gpus", "strategies"),
-    [(1, {"single"}), (4, {"ddp"}), (8, {"multi_node", "fsdp"}), (512, {"hybrid", "three_d", "fsdp"})],
+    [(1, {"single"}), (4, {"ddp", "fsdp"}), (8, {"multi_node", "fsdp"}), (512, {"hybrid", "three_d", "fsdp"})],
 )
 def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
-    """On one GPU with smaller parts; on four DDP with smaller parts stands before a pipeline; on 512 there is a layout."""
+    """On one GPU with smaller parts; on four what shards or copies stands before a pipeline; on 512 there is a layout."""
     first = best(A100_40, gpus)
     assert first.prediction.fits == "fits" and first.layout.strategy() in strategies
     if gpus == 1:
@@ -65,11 +65,18 @@ def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
 
 def test_the_simpler_of_equals_stands_first():
     ranked = [each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"]
-    fastest = min(each.prediction.wall_seconds for each in ranked)
-    assert len(ranked[0].layout.dimensions) == 1 and ranked[0].prediction.wall_seconds <= NEAR * fastest
+    fastest = min(each.prediction.step_seconds for each in ranked)
+    assert len(ranked[0].layout.dimensions) == 1 and ranked[0].prediction.step_seconds <= NEAR * fastest
     assert all("first layout" in each.reason for each in ranked[1:])
-    slower = [s for each in ranked if (s := each.prediction.wall_seconds) > NEAR * fastest]
+    slower = [s for each in ranked if (s := each.prediction.step_seconds) > NEAR * fastest]
     assert slower == sorted(slower) and len(slower) > 1, "what is slower stands by time alone"
+
+
+def test_what_is_paid_once_changes_no_order():
+    """A start of ten hours makes all layouts of a short job equally long; their steps are not."""
+    slow = dataclasses.replace(CLUSTER, assumed=dataclasses.replace(CLUSTER.assumed, startup_seconds=36_000.0))
+    found, slowly = (advise(LLAMA, site, 4, "bf16", facts=FACTS) for site in (CLUSTER, slow))
+    assert [each.layout for each in found] == [each.layout for each in slowly]
 
 
 def test_on_shared_cores_a_pipeline_is_not_the_fastest():

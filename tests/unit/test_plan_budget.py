@@ -196,6 +196,17 @@ def test_a_plan_says_what_parity_costs_and_which_jobs_are_dearest(tmp_path):
     assert f"{trainings:,.2f} core-h" in tables.cost(budget.make_plan(jobs()[2:], Planner(project(tmp_path))))
 
 
+def test_a_plan_says_what_idle_gpus_cost_where_whole_nodes_are_charged(tmp_path):
+    """One of four is used: three quarters of the price. Jobs without GPUs idle none, and where cores are charged nothing is said."""
+    plain = project(tmp_path)
+    plan = budget.make_plan(jobs(), Planner(plain), history={"prepare": 0.1})
+    single = next(job for job in plan.jobs if job.run == "single")
+    assert plan.totals["core_hours_idle"] == pytest.approx(0.75 * single.core_hours_expected)
+    assert "Idle GPUs: " in tables.text(plan)
+    by_cores = dataclasses.replace(plain, site=dataclasses.replace(plain.site, charges="cores"))
+    assert "Idle GPUs" not in tables.text(budget.make_plan(jobs(), Planner(by_cores)))
+
+
 def test_nothing_to_run_says_so(tmp_path):
     planner = Planner(project(tmp_path))
     plan = budget.make_plan([], planner)
@@ -245,9 +256,22 @@ def test_charges():
     assert charged_core_hours(by_cores, 1, 3600, cores=32) == 32
 
 
-@pytest.mark.parametrize(("used", "said"), [(79, "fits"), (80, "risky"), (100, "risky"), (101, "does not fit")])
-def test_verdicts(used, said):
-    assert verdict(used, 100) == said and verdict(used, None) == "unknown"
+@pytest.mark.parametrize(
+    ("used", "logits", "said"),
+    [
+        (79, 0, "fits"),
+        (80, 0, "risky"),
+        (100, 0, "risky"),
+        (101, 0, "does not fit"),
+        (30, 39, "fits"),
+        (30, 41, "risky"),
+        (20, 80, "risky"),
+    ],
+)
+def test_verdicts(used, logits, said):
+    """Of logits one more tensor must find room, where a peak holds four; without it nothing is said not to fit."""
+    parts = {"activations": used, "logits": logits}
+    assert verdict(parts, 100) == said and verdict(parts, None) == "unknown"
 
 
 def test_time_limits_grow_and_are_cut():
@@ -298,8 +322,9 @@ def test_communicators_take_memory_of_gpus_for_each_degree():
 
 def remedy_where_it_just_fits(run, changed):
     """What is advised for `run` where a device has just the memory for `changed`."""
-    capacity = math.ceil(total(memory_parts(changed, JURECA, 5000)) / FITS_BELOW) + 1
-    assert total(memory_parts(run, JURECA, 5000)) > FITS_BELOW * capacity
+    parts = memory_parts(changed, JURECA, 5000)
+    capacity = math.ceil((total(parts) + parts["logits"] / 4) / FITS_BELOW) + 1
+    assert verdict(memory_parts(run, JURECA, 5000), capacity) != "fits"
     return find_remedy(run, JURECA, 5000, capacity)
 
 

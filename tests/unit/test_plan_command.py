@@ -259,7 +259,7 @@ def test_advice_in_words(write, call):
         r"Weights, gradients and optimizer states \(\d+ MB\) fit one GPU: start with DDP\.", text
     ), text
     assert re.search(
-        r"\d+ layouts for 8 GPUs of here, by time; .* the simpler first\nIn \w+, as is usual here; .*; rests on formula",
+        r"\d+ layouts for 8 GPUs of here, by time of a step; .* the simpler first\nIn \w+, as is usual here; .*; rests on formula",
         text,
     )
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
@@ -267,6 +267,8 @@ def test_advice_in_words(write, call):
         r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, [\d.]+ (s|min|h), [\d.]+ core-(s|h) \([\d.]+ to [\d.]+\)\n     every GPU",
         text,
     )
+    assert "charged" not in text
+    assert "\n1 of 4 GPUs used: whole nodes are charged\n" in call("advise", "--workload", "w", "--gpus", "1")[1]
     code, text = call("advise", "--workload", "w", "--gpus", "7")
     assert code == 78 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 
@@ -274,7 +276,7 @@ def test_advice_in_words(write, call):
 def test_advice_can_be_ranked_by_what_it_costs(write, advise):
     """Of those that fit the cheaper stand first, near equals apart."""
     write()
-    for measure, column in (("time", "wall_seconds"), ("core_hours", "core_hours")):
+    for measure, column in (("time", "step_seconds"), ("core_hours", "core_hours")):
         ranked = json.loads(advise("--workload", "w", "--gpus", "8", "--by", measure, "--json"))
         values = [entry["prediction"][column] for entry in ranked if entry["prediction"]["fits"] == "fits"]
         assert len(values) > 5 and all(before <= 1.1001 * after for before, after in itertools.pairwise(values))

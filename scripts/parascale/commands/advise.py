@@ -23,7 +23,7 @@ from parascale.settings.run import PRECISIONS, Run
 @click.option(
     "--precision", type=click.Choice(PRECISIONS), help="The precision.  [default: bf16 if the site's GPUs have it]"
 )
-@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
+@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="Steps' time, or the price.")
 @click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
 @click.option(
@@ -81,9 +81,11 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {by}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
+    order = f"by {'time of a step' if by == 'time' else by}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
+    if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
+        print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
     print("Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > 1 else "")
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")

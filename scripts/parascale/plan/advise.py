@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.memory import FITS_BELOW, capacity_bytes, memory_parts, verdict
+from parascale.plan.memory import capacity_bytes, memory_parts, verdict
 from parascale.plan.predict import Prediction, predict
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, identity
@@ -34,9 +34,9 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
 
     Each is tried with what it may be cut into (micro-batches, accumulation), with recomputation and with pipeline schedules, and stands
     with what is best; what was trained stands beside, with its measured time.
-    by: `time` or `core_hours`. Raises ConfigError where the site has no such number of GPUs on whole nodes.
+    by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
-    measure = {"time": "wall_seconds", "core_hours": "core_hours"}[by]
+    measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
     def estimate(run):
@@ -62,7 +62,7 @@ def _as_seen(predicted, site, peak):
         return predicted
     besides = ("libraries", "communicators") if site.device == "cuda" else ()
     needed = peak + sum(predicted.memory[part] for part in besides)
-    return replace(predicted, memory_bytes=needed, fits=verdict(needed, predicted.capacity_bytes))
+    return replace(predicted, memory_bytes=needed, fits=verdict({"seen": needed}, predicted.capacity_bytes))
 
 
 def _measured(workload, site, gpus, precision, calibration):
@@ -219,7 +219,6 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return None
     held = STATE_BYTES * sizes.count
     states = f"{held / GIGA:.1f} GB" if held > 0.1 * GIGA else f"{held / 1e6:.0f} MB"
-    limit = FITS_BELOW * capacity
 
     def fits(layout):
         one_sample = replace(workload.training, global_batch=layout.data_parallel, accumulate=1)
@@ -227,7 +226,7 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         parts = memory_parts(
             replace(run, workload=replace(workload, training=one_sample), layout=layout), site, vocabulary
         )
-        return sum(parts.values()) < limit
+        return verdict(parts, capacity) == "fits"
 
     if fits(Layout(dp=gpus)):
         return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: start with DDP."

@@ -90,6 +90,7 @@ def make_plan(
     left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
     totals |= ranges(priced) | {
         "gpu_kwh_expected": kwh,
+        "core_hours_idle": _idle(priced, site.gpus_charged_whole),
         "co2_kg_expected": kwh and site.co2_grams_per_kwh and kwh * site.co2_grams_per_kwh / 1000,
         "chance_over_budget": None if left is None else chance_above(_parts(priced, "core_hours"), left),
         "wall_hours_at_once": wall_hours(priced),
@@ -256,6 +257,12 @@ def ranges(jobs):
 def _parts(jobs, name):
     """`predict.Part`s of what jobs are charged in one of the units HELD."""
     return [part.times(HELD[name](job)) for job in jobs if job.nodes for part in job.parts if part.value]
+
+
+def _idle(jobs, per_node):
+    """Core-hours that jobs on GPUs are expected to be charged for others of their nodes. per_node: GPUs, or None where those are free."""
+    charged = ((job, job.core_hours_expected) for job in jobs if per_node and job.gpus and job.core_hours_expected)
+    return sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged)
 
 
 def chance_above(parts, limit):

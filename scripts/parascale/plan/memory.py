@@ -55,11 +55,17 @@ def capacity_bytes(run, site):
     return None if gigabytes is None else int(gigabytes * 1e9 / sharing)
 
 
-def verdict(used, capacity):
-    """fits (below 80 %), risky, does not fit; unknown where the capacity is."""
+def verdict(parts, capacity):
+    """fits (below 80 %, with room for one more tensor of logits), risky, does not fit; unknown where the capacity is.
+
+    PyTorch splits large free blocks for small tensors (`max_split_size_mb` in its "CUDA semantics"): there may be none for the largest,
+    of which the peak of a loss holds three or four.
+    """
     if capacity is None:
         return "unknown"
-    return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
+    used = total(parts)
+    fits = used + parts.get("logits", 0) / 4 < FITS_BELOW * capacity
+    return "fits" if fits else "risky" if used <= capacity else "does not fit"
 
 
 def memory_parts(run, site, vocabulary):

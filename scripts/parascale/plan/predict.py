@@ -109,7 +109,7 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
         return Prediction(basis, unknown=f"{unknown}{run.workload.name}.yaml" if unknown == NOT_COUNTED else unknown)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     parts, capacity = memory_parts(run, site, facts.vocabulary), capacity_bytes(run, site)
-    fits = verdict(total(parts), capacity)
+    fits = verdict(parts, capacity)
     return Prediction(
         basis,
         memory=parts,

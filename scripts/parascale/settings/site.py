@@ -119,6 +119,11 @@ class Site:
         None, "files and folders that a project may have; the workflow warns before", low=1
     )
 
+    @property
+    def gpus_charged_whole(self):
+        """GPUs of a node, all of which are charged, whatever of them a job uses; None where that is not so."""
+        return self.gpus_per_node if self.device == "cuda" and self.charges == "whole_nodes" else None
+
     def partition_or_first(self, name=None):
         """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
         return name or (self.partitions[0].name if self.partitions else None)
