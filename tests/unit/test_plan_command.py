@@ -191,7 +191,7 @@ def test_the_check_counts_what_is_left(write, printed, monkeypatch):
         return float(re.search(r"can start: (\S+) core-h \(", printed("plan", "--check", "--run", "single"))[1])
 
     whole = expected()
-    monkeypatch.setattr(Planner, "reason", lambda *_: Reason("continues what was begun", step=500))
+    monkeypatch.setattr(Planner, "reason", lambda *_: Reason("continues what was begun", step=900))
     assert 0 < expected() < 0.9 * whole
 
 

@@ -14,7 +14,8 @@ from parascale.checkpoint.manifest import MANIFEST
 from parascale.data.text import check_expected
 from parascale.errors import DataError
 from parascale.families.sizes import model_sizes
-from parascale.plan import budget, tables
+from parascale.files import write_json
+from parascale.plan import budget, calibrate, tables
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
@@ -23,6 +24,7 @@ from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, load_project_file
 from parascale.settings.data import ExpectedText
+from parascale.settings.paths import Paths
 from parascale.store.reasons import KEPT, Reason, Reasons
 from tests.unit.pretrained_folders import T5_SMALL, describe
 from tests.unit.test_plan_budget import JURECA, jobs, project
@@ -186,20 +188,38 @@ def test_evaluations_and_saves_are_counted_as_a_training_makes_them(jureca):
     assert five.beside["saving"] == pytest.approx(state + 4 * weights)
 
 
-def test_images_are_decoded_by_workers_beside_the_step(jureca):
-    """64 images of 100 kB at 32 MB/s a core take 0.2 s: alone in full, by few workers what a step does not hide, by many nothing."""
+def test_images_are_decoded_beside_the_step_and_the_evaluation(jureca):
+    """64 images of 100 kB at 32 MB/s a core take 0.2 s. By many workers that costs nothing, by few what a step does not hide; without any the
+    process that starts a GPU's work decodes meanwhile, so that a step takes as long as both of its jobs."""
     run = jureca.run("imagewoof-course-1")
 
-    def phases(workers):
+    def predicted(workers):
         training = dataclasses.replace(run.workload.training, workers=workers)
         changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
-        return predict(changed, jureca.site, facts=jureca.facts(run)).phases
+        return predict(changed, jureca.site, facts=dataclasses.replace(jureca.facts(run), validation_samples=640))
 
-    alone = phases(0)
-    assumed, computing = jureca.site.assumed, sum(alone.values()) - alone["data"]
+    assumed, alone, few, many = jureca.site.assumed, *map(predicted, (0, 2, 32))
     decoding = 64 * (1e5 / (assumed.decode_megabytes_per_second * 1e6) + assumed.sample_microseconds / 1e6)
-    assert alone["data"] == pytest.approx(decoding)
-    assert phases(2)["data"] == pytest.approx(decoding / 2 - computing) and phases(32)["data"] == 0
+    assert many.phases["data"] == 0 and few.phases["data"] == pytest.approx(decoding / 2 - many.step_seconds)
+    assert decoding < alone.step_seconds < decoding + many.step_seconds
+    evaluations = alone.beside["evaluation"] / (10 * decoding)
+    assert evaluations == pytest.approx(round(evaluations))
+    assert few.beside["evaluation"] == pytest.approx(alone.beside["evaluation"] / 2) and few.steps == alone.steps
+    assert 0 < many.beside["evaluation"] < few.beside["evaluation"] / 2
+
+
+def test_what_readers_were_measured_to_take_is_what_plans_reckon_with(jureca, tmp_path):
+    """Of a dataset on the site itself: another site's cores say nothing of it."""
+    run = jureca.run("imagewoof-course-1")
+    seconds = {"site": jureca.site.name, "dataset": run.workload.data.dataset, "core_seconds": 0.25}
+    write_json(tmp_path / "results/loaders/dogs.json", seconds)
+    write_json(tmp_path / "results/loaders/others.json", seconds | {"site": "other", "core_seconds": 9.0})
+    write_json(tmp_path / "results/loaders/texts.json", seconds | {"dataset": "wikitext2", "core_seconds": None})
+    (tmp_path / "results/loaders/damaged.json").write_text("{")
+    known = calibrate.known(Paths(tmp_path), jureca.site.name)
+    assert known.basis(run) == "formula"
+    assert known.rates(jureca.site, run, 1e5)[0].samples == 0.25
+    assert known.rates(jureca.site, jureca.run("single"))[0].samples == jureca.site.assumed.sample_microseconds / 1e6
 
 
 def test_batch_norm_tells_all_ranks_its_statistics(jureca):

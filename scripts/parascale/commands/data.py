@@ -263,9 +263,13 @@ def benchmark(project, workload, forms):
     from parascale.train.machine import read_machine
 
     output = project.paths.results / "loaders" / f"{dataset}.csv"
+    decoded = [row for row in rows if row["decoder"] and row["decoder"] == workload.training.decoder]
+    fastest = max(decoded, key=lambda row: row["samples_per_second"], default=None)
     facts = {
         "schema_version": 1,
         "dataset": dataset,
+        "site": project.site.name,
+        "core_seconds": fastest and fastest["cpu_seconds"] / fastest["samples"],  # of a sample, for prices
         "unit": unit,
         "format": chosen,
         "advice": said,

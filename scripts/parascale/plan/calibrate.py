@@ -8,6 +8,7 @@ refines them.
 import dataclasses
 import statistics
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -53,11 +54,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All observations of a site. machine: what its processors were measured to do (`parascale.train.processors`)."""
+    """All observations of a site. machine: what its processors were measured to do (`parascale.train.processors`).
+
+    reading: {dataset: seconds of a core to read and decode an image}, as the target `loaders` measured it.
+    """
 
     site: str
     observations: tuple = ()
     machine: dict | None = field(default=None, hash=False)
+    reading: dict = field(default_factory=dict, hash=False)
     _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # plans ask with every run
 
     def basis(self, run):
@@ -170,7 +175,9 @@ class Calibration:
         return self._found[wanted]
 
     def _fitted(self, site, run, sample_bytes):
-        prior = formula_rates(site, run.precision, sample_bytes)
+        prior, read = formula_rates(site, run.precision, sample_bytes), self.reading.get(run.workload.data.dataset)
+        if prior and read:
+            prior = dataclasses.replace(prior, samples=read)
         own, others = self._seen(run)
         seen = [_seen_step(each, site, OWN) for each in own[-MOST:]]
         seen += [_seen_step(each, site, OTHERS) for each in others[-MOST:]] if len(own) < MOST else []
@@ -315,7 +322,19 @@ def known(paths, site):
         probed,
         observations=(*probed.observations, *filter(None, here)),
         machine=read_json(machine) if machine.is_file() else None,
+        reading=_read(paths.results / "loaders", site),
     )
+
+
+def _read(folder, site):
+    """{dataset: seconds of a core for an image} of the tables of readers in a folder, without damaged ones (see `_observed`)."""
+    found = {}
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            facts = read_json(path)
+            if facts["site"] == site:
+                found[facts["dataset"]] = facts["core_seconds"]
+    return found
 
 
 def _observed(folder, site):

@@ -9,6 +9,7 @@ assumes, or its machine was measured to do. Nothing measured on CPUs prices a GP
 - DDP exchanges gradients beside the backward pass, its last bucket apart (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
 - collectives of tensor parallelism are bare, and so is what a pipeline sends
 - what is hidden still makes computing longer by `interference`
+- threads decode what comes next while a step computes; without them a GPU's process reads it when it has started the step's kernels
 - a pipeline: the longest rank's work, and what it waits for the others' first and last micro-batch (`Layout.bubble`)
 """
 
@@ -161,8 +162,12 @@ class Prices:
         flop = price.flops + self.others * price.contended
         device = load.flops * flop + load.attention * (price.attention + self.others * price.contended)
         device = (device + load.moved * price.moved) / self.threads
-        host = load.kernels * price.kernels + load.splits * price.splits + load.shards * price.shards
-        return max(device, host) if overlaps else device + host
+        return max(device, self.host(load)) if overlaps else device + self.host(load)
+
+    def host(self, load):
+        """Seconds in which a process starts the work of a Load."""
+        price = self.rates
+        return load.kernels * price.kernels + load.splits * price.splits + load.shards * price.shards
 
     def transfer(self, transfer):
         """Seconds of a Transfer."""
@@ -203,13 +208,19 @@ def step_seconds(work, rates, site):
         "bubble": max(0.0, chain - compute),
         "communication": work.micro_batches * longest.communication + longest.once,
         "optimizer": prices.crowding * prices.load(rank.update, work.overlaps),
-        "data": prices.crowding * rank.samples * rates.samples,
         "other": prices.crowding * rates.steps,
     }
-    if work.workers:  # they read ahead while a step computes
-        reading = phases.pop("data") / work.workers
-        phases["data"] = max(0.0, reading - sum(phases.values()))
-    return phases
+    starts = rank.blocks * (prices.host(rank.forward) + prices.host(rank.backward))
+    starts += prices.host(rank.ends_forward) + prices.host(rank.ends_backward)
+    busy = work.micro_batches * starts + phases["other"]
+    return phases | {"data": _reading(work, prices, sum(phases.values()), busy)}
+
+
+def _reading(work, prices, meanwhile, busy):
+    """Seconds that reading its samples adds to what takes the longest rank `meanwhile` seconds, in `busy` of which its process has work."""
+    reading = prices.crowding * work.ranks[0].samples * prices.rates.samples / max(1, work.workers)
+    hidden = meanwhile if work.workers else (meanwhile - busy) * work.overlaps
+    return max(0.0, reading - hidden)
 
 
 def forward_seconds(work, rates, site):
@@ -224,7 +235,8 @@ def forward_seconds(work, rates, site):
         for rank in work.ranks
     ]
     longest = sum(passes) if work.turns else max(passes)
-    return work.micro_batches * max(longest, prices.crowding * sum(passes) / len(passes))
+    seconds = work.micro_batches * max(longest, prices.crowding * sum(passes) / len(passes))
+    return seconds + _reading(work, prices, seconds, 0.0)
 
 
 def rank_time(rank, work, prices):
