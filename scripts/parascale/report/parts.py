@@ -68,7 +68,9 @@ def parity(report):
 
 def _parity_row(record):
     found = record.parity
-    return vars(found) | {"compared": f"{numbers.plural(found.steps, 'step')} in {found.precision}" * bool(found.steps)}
+    return vars(found) | {
+        "compared": f"{numbers.plural(found.steps, 'step')} in {found.precision}" if found.steps else ""
+    }
 
 
 def _allowed(found):
