@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from parascale.families.sizes import MicroBatch, Operations, Product, model_sizes
 from parascale.parallel.precision import HALF, Copies
 from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
-from parascale.plan.work import BUCKET_BYTES, _loads, parameter_bytes, step_work
+from parascale.plan.work import BUCKET_BYTES, TILE, _loads, parameter_bytes, step_work
 from parascale.settings import Site
 from tests.unit.test_plan_fit import CLUSTER, VOCABULARY
 from tests.unit.test_plan_memory import GPT_350M, make_run
@@ -209,3 +209,15 @@ def test_a_products_operands_cost_no_time_of_their_own_on_gpus():
     on_gpu, on_cpu = (_loads(operations, wave) for wave in (1000, 0))
     assert [load.moved for load in on_gpu] == [2 * 4096 * 2048, 2 * (4096 * 512 + 512 * 2048)]
     assert [load.moved for load in on_cpu] == [2 * times * operations.products[0].elements for times in (1, 2)]
+
+
+def test_fewer_rows_than_a_tile_has_cost_as_much_on_gpus():
+    """Of a product and of the gradient of what it takes; that of its matrix has other rows. A core computes what there is."""
+
+    def of(rows, wave):
+        forward, backward = _loads(Operations((Product(rows, 512, 2048),)), wave)
+        return forward.flops, backward.flops
+
+    tile, whole = 2 * TILE * 512 * 2048, 1e-9  # no last wave
+    assert of(16, whole) == pytest.approx((tile, tile * 9 / 8)) and of(TILE, whole) == pytest.approx((tile, 2 * tile))
+    assert of(16, 0) == (tile / 8, tile / 4)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import sys
 from collections import namedtuple
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -20,7 +21,7 @@ from parascale.plan.planner import MUCH_SECONDS, Planner
 from parascale.plan.predict import predict
 from parascale.plan.time import MEASURED, REFERENCE, Prices, as_measured, formula_rates
 from parascale.report.timing import wanted_cores
-from parascale.settings import Layout, Run, Site, identity, load_site
+from parascale.settings import Layout, Run, Site, identity, load_project_file, load_site
 from parascale.settings.config import Config
 from parascale.settings.paths import Paths
 from parascale.settings.project import Project
@@ -29,6 +30,10 @@ from parascale.train import processors
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD, project
 from tests.unit.test_plan_calibrate import LAPTOP
 
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+STEP_CONSTANTS = ("core_gigaflops", "core_gigabytes_per_second", "contention", "sample_microseconds")
+STEP_CONSTANTS += ("decode_megabytes_per_second", "kernel_microseconds", "split_pass_microseconds")
+STEP_CONSTANTS += ("shard_pass_microseconds", "step_milliseconds")
 # Half as fast in all.
 SLOW = {name: value / 2 if name.startswith("giga") else 2 * value for name, value in REFERENCE.items()}
 
@@ -47,6 +52,21 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
     assert same == pytest.approx(known) and 1.8 * known < slow < 2.001 * known
     assert layout.world_size > 1 or slow == pytest.approx(2 * known)
     assert MEASURED.keys() == REFERENCE.keys()
+
+
+def test_each_constant_that_is_assumed_matters():
+    """Twice of it moves a step of a shipped run by a percent or more, on two cores or, what samples cost, on JURECA's GPUs."""
+    small, large = (load_project_file(CONFIG / "config.yaml", *more) for more in ((), (CONFIG / "jureca.yaml",)))
+    cores = dataclasses.replace(small.site, cores_per_node=2)
+
+    def steps(project, site):
+        return [predict(run, site, remedy=False).step_seconds or 1.0 for run in project.runs.values()]
+
+    for name in STEP_CONSTANTS:
+        project, site = (large, large.site) if name == "sample_microseconds" else (small, cores)
+        twice = dataclasses.replace(site.assumed, **{name: 2 * getattr(site.assumed, name)})
+        pairs = zip(steps(project, site), steps(project, dataclasses.replace(site, assumed=twice)), strict=True)
+        assert max(abs(moved / step - 1) for step, moved in pairs) > 0.01, name
 
 
 @pytest.mark.parametrize("axis", ["dp", "fsdp"])

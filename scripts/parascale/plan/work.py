@@ -21,6 +21,7 @@ from parascale.plan.time import gpu_kind
 
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
+TILE = 128  # rows of a tile: fewer take as long (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization")
 UPDATE_BYTES = 8  # of an element's gradient, in fp32: its norm reads it, and the optimizer writes it back, scaled
 
 
@@ -195,9 +196,10 @@ def _loads(operations, wave, longer=1.0):
     flops = waste = back = moved = moved_back = 0.0
     for product in operations.products:
         rows, inner, outputs = product.rows, product.inner, product.outputs
+        filled = -rows % TILE if wave else 0
         flops += product.flops
-        waste += 2 * inner * min(wave, rows * outputs)
-        back += 2 * (outputs * min(wave, rows * inner) + rows * min(wave, inner * outputs))
+        waste += 2 * inner * (min(wave, rows * outputs) + filled * outputs)
+        back += 2 * (outputs * (min(wave, rows * inner) + filled * inner) + rows * min(wave, inner * outputs))
         # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
         moved += (rows * outputs if wave else product.elements) * operations.element
         moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element
