@@ -13,7 +13,7 @@ from parascale.errors import ConfigError, ParascaleError
 from tests.command import COMMAND, parascale
 
 # `prove` compares what scripts outside a project recorded, and a model is looked at without one.
-OUTSIDE = (("prove",),)
+OUTSIDE = (("prove",), ("schema",))  # need no project
 CONFIG = "title: A title\nparity: {steps: 7, precision: fp64}\n"
 
 

@@ -1,4 +1,4 @@
-"""Two checkpoints, of whatever form and layout, tensor by tensor; and two runs, loss by loss."""
+"""Two checkpoints, of whatever form and layout, tensor by tensor."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ from parascale.checkpoint.source import open_source
 from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
-from parascale.files import read_json, read_json_lines
+from parascale.files import read_json
 from parascale.settings import run_from_dict
 
 NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no elements
@@ -18,9 +18,9 @@ NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no 
 def compare(one, other, settings):
     """Compare two checkpoints or runs, given by their folders. settings: config Checkpoints (memory, threads, which).
 
-    Returns {tensors, layers, only_in_first, only_in_second, identical, losses}. tensors: a row each, the one that differs
+    Returns {tensors, layers, only_in_first, only_in_second, identical}. tensors: a row each, the one that differs
     most first: name, shape, largest and mean absolute difference, and the 2-norm of the difference over that of the
-    first's tensor. layers: the same, by block. losses: see `compare_losses`, or None where one is no run.
+    first's tensor. layers: the same, by block.
     """
     places = [_checkpoint_of(Path(folder), settings.which) for folder in (one, other)]
     ours, theirs = (open_source(place, threads=settings.threads).weights for place in places)
@@ -33,28 +33,7 @@ def compare(one, other, settings):
         "only_in_first": sorted(ours.keys() - theirs.keys()),
         "only_in_second": sorted(theirs.keys() - ours.keys()),
         "identical": ours.keys() == theirs.keys() and all(row["largest"] == 0 for row in rows),
-        "losses": compare_losses(Path(one), Path(other)),
     }
-
-
-def compare_losses(one, other):
-    """{steps, largest, at_step, last, validation_loss, test_loss}: first minus second; None unless both are runs with common steps."""
-    if not all((folder / name).is_file() for folder in (one, other) for name in ("steps.jsonl", "summary.json")):
-        return None
-    first, second = (
-        {line["step"]: line["loss"] for line in read_json_lines(folder / "steps.jsonl")} for folder in (one, other)
-    )
-    differences = {step: first[step] - second[step] for step in sorted(first.keys() & second.keys())}
-    if not differences:
-        return None
-    worst = max(differences, key=lambda step: abs(differences[step]))
-    last = differences[max(differences)]
-    found = {"steps": len(differences), "largest": differences[worst], "at_step": worst, "last": last}
-    ours, theirs = (read_json(folder / "summary.json") for folder in (one, other))
-    for key in ("validation_loss", "test_loss"):
-        values = ours.get(key), theirs.get(key)
-        found[key] = None if None in values else values[0] - values[1]
-    return found
 
 
 def _checkpoint_of(folder, which):
@@ -115,7 +94,7 @@ def _layers(sums):
 
 
 def as_text(result, count=15):
-    """The comparison as a table for people: the `count` tensors and layers that differ most, then losses."""
+    """The comparison as a table for people: the `count` tensors and layers that differ most."""
     lines = [f"{'tensor':<48} {'shape':>16} {'largest':>10} {'mean':>10} {'relative':>10}"]
     for row in result["tensors"][:count]:
         shape = "×".join(map(str, row["shape"])) or "–"
@@ -130,12 +109,5 @@ def as_text(result, count=15):
         lines.append(f"layers that differ most: {told}")
     for place in ("first", "second"):
         lines += [f"only in the {place}: {name}" for name in result[f"only_in_{place}"]]
-    if losses := result["losses"]:
-        lines.append(
-            f"loss, over {losses['steps']} common steps: differs most at step {losses['at_step']} ({losses['largest']:+.2e}), "
-            f"by {losses['last']:+.2e} at the last"
-        )
-        told = {"validation loss": losses["validation_loss"], "test loss": losses["test_loss"]}
-        lines += [f"{key}: {value:+.2e}" for key, value in told.items() if value is not None]
     lines.append("identical: every weight is the same number" if result["identical"] else "not identical")
     return "\n".join(lines)

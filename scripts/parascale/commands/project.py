@@ -111,9 +111,7 @@ def model(find, target, window, vocabulary):
 @click.command()
 @click.option("--page", type=InputFile(), default=PAGE, show_default="config/README.md", help="The page of the tables.")
 @click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing the page.")
-@click.option("--check", "checked", is_flag=True, help="Exit with 1 if one of them is out of date.")
-@project_options
-def schema(find, page, write, checked):
+def schema(page, write):
     """Print or write the tables of config/README.md, which explain every setting, and the JSON schemas beside it in schema/, by
     which editors complete and check the files of config/.
 
@@ -123,14 +121,7 @@ def schema(find, page, write, checked):
     files = {page: fill(page.read_text(encoding="utf-8"))}
     for name, content in schemas().items():
         files[page.parent / f"schema/{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    if not (write or checked):
+    for path, text in files.items() if write else ():
+        write_text(path, text)
+    if not write:
         print(files[page], end="")
-        return 0
-    outdated = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in outdated:
-        if write:
-            path.parent.mkdir(exist_ok=True)
-            write_text(path, files[path])
-        else:
-            print(f"{path} is out of date: parascale schema --write")
-    return int(checked and bool(outdated))
