@@ -126,7 +126,6 @@ DECIDES = {
         {"benchmark_loaders words", "convert_tokens words hdf5", "verify_format words hdf5"},
     ),
     "seconds of a pass of readers": (setting(CONFIG, "loaders.seconds", 1), {"benchmark_loaders"}),
-    "calls of readers": (setting(CONFIG, "loaders.io", "mmap"), {"benchmark_loaders"}),
     "dtype of conversions": (setting(CONFIG, "checkpoints.dtype", "float16"), {"convert_checkpoint"}),
     "forms of conversions": (setting(CONFIG, "checkpoints.forms", ["pt"]), {"convert_checkpoint"}),
     "which checkpoint": (setting(CONFIG, "checkpoints.which", "last"), {"convert_checkpoint", "compare_checkpoints"}),

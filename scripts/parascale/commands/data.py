@@ -50,13 +50,12 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
-def download(project, workload, force):
+def download(project, workload):
     """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
-    Runs on a login node; nothing else downloads. Data that is already there and whole is left alone, and a
-    download that broke continues where it stopped.
+    Runs on a login node; nothing else downloads. Data that is already there and whole is left alone (remove
+    its folder to fetch it again), and a download that broke continues where it stopped.
 
     \b
     Example: parascale data download --workload lm-small
@@ -66,12 +65,10 @@ def download(project, workload, force):
     from parascale.data.sources import download as download_text
 
     found, output = workload.data, project.paths.raw(workload.data.dataset)
-    if workload.of_images and force:
-        raise click.UsageError(f"--force is for text: remove {output} to download images again")
     if workload.of_images:
         raw = download_images(found.source, found.images, output, ATTEMPTS)
     else:
-        raw = download_text(found.source, output, ATTEMPTS, force)
+        raw = download_text(found.source, output, ATTEMPTS)
     for split in raw.splits:
         files = raw.files(split)
         parts = [f"rows {entry['first']:,} to {entry['last']:,}" for entry in files if "first" in entry]

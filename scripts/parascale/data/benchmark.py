@@ -61,8 +61,7 @@ def cases_of(folder, settings, training):
             caches, calls = ("warm",), ["memory"]
     else:
         reader = image_format(name).Reader
-        calls = [settings.io] if settings.io in reader.CALLS else reader.CALLS
-        decoders = usable_decoders() if reader.THREADS else ()
+        calls, decoders = reader.CALLS, usable_decoders() if reader.THREADS else ()
         usual = calls[0] if len(calls) == 1 else default_io(folder, read_manifest(folder)["bytes"])
         seen = {"io": usual, "size": training.image_size, "smallest": training.smallest_crop}
     for cache in caches:

@@ -238,7 +238,10 @@ class ImageData(Data):
     images: Images = section(Images, "how images are found or drawn")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
     format: ImageFormat = option("files", "format that the training reads")
-    io: ReadCalls = option("auto", "how images are read from shards; `auto` chooses as for `loaders.io`")
+    io: ReadCalls = option(
+        "auto",
+        "how images are read from shards; `auto`: `mmap` for local data of at most half the memory, else `pread`",
+    )
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""

@@ -64,11 +64,6 @@ class Loaders:
     """The benchmark of readers."""
 
     workloads: list[str] = option([], "workloads whose data is converted and measured although no run trains them")
-    io: ReadCalls = option(
-        "auto",
-        "how bytes are read; `auto`: `mmap` for local data of at most half the memory, otherwise `pread`",
-        expert=True,
-    )
     samples: int = option(20000, "most samples of a pass with a cold cache or with workers", low=1, expert=True)
     seconds: Number = option(0.5, "seconds per pass, longer until each thread has decoded 5 batches", above=0.0)
     repeats: int = option(3, "number of passes; the table shows their median and spread", low=1, expert=True)

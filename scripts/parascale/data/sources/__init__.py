@@ -15,16 +15,16 @@ KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": local.fetch, "url"
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
 
 
-def download(source, output, attempts=ATTEMPTS, force=False):
+def download(source, output, attempts=ATTEMPTS):
     """Make the raw folder `output` from a source, unless it is already there and whole. Returns a Raw.
 
-    source: parascale.settings.Source. force: start over. Raises ConfigError for settings that make no sense, DownloadError where
+    source: parascale.settings.Source. Raises ConfigError for settings that make no sense, DownloadError where
     a server cannot be reached or refuses, DataError for files that are missing or damaged, RequirementError for a full disk.
     """
     source.check("the source")
     # Data that lies on the machine is read in place, whichever kind of source it once came from.
     fetch = local.fetch if source.location else KINDS[source.kind]
-    return made(source, output, fetch, attempts, keep=not force)
+    return made(source, output, fetch, attempts)
 
 
 def made(source, output, fetch, attempts, keep=True):
