@@ -232,4 +232,5 @@ def test_a_root_is_for_one_site_and_one_workflow(tmp_path, monkeypatch):
     kept.pop()()
     with pytest.raises(RequirementError, match=r"holds results of the site `jureca`, and this .* is for `jupiter`"):
         take_root(paths, elsewhere)
+    kept.pop()()
     assert not Lease(paths.store).path.exists()

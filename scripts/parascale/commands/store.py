@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import click
 
-from parascale.cli import Number, with_project
+from parascale.cli import with_project
 from parascale.errors import ConfigError
 from parascale.plan.planner import Planner
 from parascale.report.numbers import aligned
@@ -52,32 +52,23 @@ def list_(project):
 @click.option(
     "--unused", is_flag=True, help="All that neither results show nor the run table asks for, and what stepped aside."
 )
-@click.option(
-    "--to",
-    "gigabytes",
-    type=Number(min=0),
-    metavar="GB",
-    help="Free as much of that as it takes to keep no more than this; nothing that stepped aside.",
-)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
-def free(project, keys, unused, gigabytes, yes):
+def free(project, keys, unused, yes):
     """Remove trainings from the store. Results that show them stay, but a training that is freed has to be paid for again.
 
     KEY is the beginning of a key, 4 characters or more, or the name of an unfinished training, as `parascale store list` shows them.
 
     \b
     Example: parascale store free 3f9ac0d1
-    Example: parascale store free --unused
-    Example: parascale store free --to 50 --yes
+    Example: parascale store free --unused --yes
     """
-    if not (keys or unused or gigabytes is not None):
-        raise click.UsageError("say what to free: a key, --unused or --to")
+    if not (keys or unused):
+        raise click.UsageError("say what to free: a key, or --unused")
     found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
     chosen = [_named(key, [*found.all(), *found.leftovers(), *begun]) for key in keys]
-    if unused or gigabytes is not None:
-        chosen += _surplus(found, project, 0 if unused else gigabytes)
-    chosen += [each for each in begun if unused and each.aside]
+    if unused:
+        chosen += [*_surplus(found, project, 0), *(each for each in begun if each.aside)]
     chosen = list(dict.fromkeys(chosen))
     if not chosen:
         print("nothing to free")

@@ -22,7 +22,7 @@ def convert_tokens(tokens, dataset, format_name, output):
     with costed_folder(output) as partial, Progress(f"{dataset} → {format_name}", "B", total) as progress:
         splits = {}
         for split, array in arrays.items():
-            path = partial / f"{split}.{module.TOKEN_SUFFIX}"
+            path = partial / f"{split}.{module.SUFFIX}"
             module.write_tokens(path, array)
             splits[split] = {
                 "file": path.name,

@@ -87,12 +87,8 @@ def take_root(paths, site):
     remedy = "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
     lease = Lease(paths.store, remedy)
     lease.acquire()
-    try:
-        belong(paths, site)
-    except BaseException:
-        lease.release()
-        raise
     atexit.register(lease.release)
+    belong(paths, site)
 
 
 def belong(paths, site):

@@ -1,8 +1,8 @@
 """Formats of data on disk: one module each, with the same names in each.
 
-A module of an image format has `SUFFIX`, a `Writer` (one shard) and a `Reader` (a whole split), and, where other libraries read the
-format, `native(path)`, which yields (bytes, label) of a shard's samples without our code. A module of a token format has
-`TOKEN_SUFFIX`, `write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own memory.
+A module has `SUFFIX`; of an image format also a `Writer` (one shard) and a `Reader` (a whole split), and, where other libraries read the
+format, `native(path)`, which yields (bytes, label) of a shard's samples without our code. One of a token format has
+`write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own memory.
 """
 
 import importlib

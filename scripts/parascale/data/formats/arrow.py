@@ -13,7 +13,6 @@ import pyarrow as pa
 from parascale.data.formats.base import ByteReader, ShardWriter
 
 SUFFIX = "arrow"
-TOKEN_SUFFIX = "arrow"
 TOKENS_MAPPED = True
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too

@@ -13,7 +13,6 @@ import numpy as np
 from parascale.data.formats.base import BLOCK_BYTES, BlockWriter, ByteReader
 
 SUFFIX = "h5"
-TOKEN_SUFFIX = "h5"
 TOKENS_MAPPED = True
 
 

@@ -17,7 +17,6 @@ from parascale.data.formats.samples import remedy
 from parascale.errors import DataError
 
 SUFFIX = "parquet"
-TOKEN_SUFFIX = "parquet"
 TOKENS_MAPPED = False
 GROUP_ROWS = 256  # of a row group,
 GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
