@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from parascale.plan.advise import advise
-from parascale.plan.predict import DataFacts
+from parascale.plan.advise import advise, reason
+from parascale.plan.predict import DataFacts, predict
 from parascale.plan.time import Prices, formula_rates
 from parascale.plan.work import all_reduce, half_ring
-from parascale.settings import Layout, load_site, load_workload
+from parascale.settings import Layout, Run, load_site, load_workload
 from parascale.settings.config import Config
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
 from tests.unit.test_plan_score import utilisation
@@ -95,3 +95,14 @@ def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
     layouts = [each.layout for each in ranked]
     assert any(layout.zero_1 for layout in layouts) and any(layout.dp > 1 and layout.fsdp > 1 for layout in layouts)
     assert any(layout.stages > layout.pp for layout in layouts)
+
+
+@pytest.mark.parametrize(("name", "workers", "waits"), [("jureca", 8, 0.0), ("jupiter", 8, 0.5), ("jupiter", 16, 0.0)])
+def test_on_jupiter_the_loader_decides_before_the_layout(name, workers, waits):
+    """ImageNet's JPEGs, with as many threads as are shipped: its GPUs compute more than twice as fast as those for which that is enough."""
+    imagenet = load_workload("config/workloads", "imagenet")
+    training = replace(imagenet.training, workers=workers, global_batch=1024)
+    run = Run("r", replace(imagenet, training=training), Layout(gpus_per_node=4, dp=4), "bf16")
+    predicted = predict(run, SITES[name], facts=DataFacts(1000, 1_281_167, 50_000, 1.1e5))
+    assert predicted.phases["data"] / predicted.step_seconds == pytest.approx(waits, abs=0.1)
+    assert ("samples to be read" in reason(run, SITES[name], predicted)) == (waits > 0)

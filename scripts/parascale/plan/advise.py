@@ -194,7 +194,8 @@ def reason(run, site, prediction, best=None):
     known = prediction.basis == "history"
     if prediction.phases and not known:  # of what was measured, formulas know less than the record
         whole = sum(prediction.phases.values())
-        for name, what in (("bubble", "waiting for other stages"), ("communication", f"talking to other {gpus}")):
+        waits = ("bubble", "waiting for other stages"), ("data", "waiting for samples to be read")
+        for name, what in (*waits, ("communication", f"talking to other {gpus}")):
             if prediction.phases[name] > 0.1 * whole:
                 words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
     if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
