@@ -63,6 +63,7 @@ def index_images(root, settings, output, columns=None):
     course, tried = columns | {"image": IMAGE_DATA}, [] if folders else tables.get("train", ())
     if any(holds_images(table, course) and not holds_images(table, columns) for table in tried[:1]):
         columns = course
+    pack = None
     # What was unpacked, and perhaps changed, comes before the tars that it came from.
     if not there and is_imagenet(root):
         classes = imagenet_classes(root)
@@ -70,18 +71,20 @@ def index_images(root, settings, output, columns=None):
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
         classes, numbers_in = packed_classes(tables, columns)
         pack = partial(pack_tables, tables, numbers_in, columns)
+    elif tables and not folders:
+        classes, splits = scan_tables(tables, columns, root)
+    elif not there and is_kaggle(root):
+        classes, splits = scan_folders(kaggle_folders(root), root, notes)
+        splits = {**splits, **kaggle_validation(root, classes, splits, notes)}
     else:
-        if tables and not folders:
-            classes, splits = scan_tables(tables, columns, root)
-        elif not there and is_kaggle(root):
-            classes, splits = scan_folders(kaggle_folders(root), root, notes)
-            splits = {**splits, **kaggle_validation(root, classes, splits, notes)}
-        else:
-            classes, splits = scan_folders(folders or {"train": root}, root, notes)
-        _require_classes(root, classes)
+        classes, splits = scan_folders(folders or {"train": root}, root, notes)
+    if len(classes) < 2:
+        raise DataError(
+            f"{root}: only one class, `{few(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
+            f"`data.source.location` to the folder that holds them. {FORMS}"
+        )
+    if pack is None:
         return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
-
-    _require_classes(root, classes)
 
     def packed(folder):
         there = pack(folder)
@@ -102,14 +105,6 @@ def _unwrapped(root):
             return root
         (folder,) = inside
     return folder
-
-
-def _require_classes(root, classes):
-    if len(classes) < 2:
-        raise DataError(
-            f"{root}: only one class, `{few(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
-            f"`data.source.location` to the folder that holds them. {FORMS}"
-        )
 
 
 def _require_no_splits(folder, folders, files):

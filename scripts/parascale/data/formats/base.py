@@ -57,7 +57,7 @@ class BlockWriter(ShardWriter):
         super().__init__(path, images, data_bytes)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         self._parts, self._waiting, self._written = [], 0, start
-        self._offsets = array("q")
+        self._offsets, self._labels, self._sources = array("q"), array("i"), array("q")
 
     def put(self, data):
         """Append bytes; returns the place where they will stand."""
@@ -86,6 +86,8 @@ class BlockWriter(ShardWriter):
 
     def append(self, data, label, source):
         self._offsets.append(self.put(data))
+        self._labels.append(label)
+        self._sources.append(source)
 
     def finish(self):
         self.flush()

@@ -5,7 +5,6 @@ read many times slower. Any HDF5 tool reads sample `i` as `bytes[offsets[i]:offs
 """
 
 import itertools
-from array import array
 
 import h5py
 import numpy as np
@@ -25,12 +24,7 @@ class Hdf5Writer(BlockWriter):
             if data_bytes:
                 start = _reserve(file, data_bytes)
         super().__init__(path, images, data_bytes, start)
-        self._start, self._labels, self._sources = start, array("i"), array("q")
-
-    def append(self, data, label, source):
-        super().append(data, label, source)
-        self._labels.append(label)
-        self._sources.append(source)
+        self._start = start
 
     def finish(self):
         offsets = super().finish()

@@ -6,7 +6,6 @@ Both are in one file, one after the other as `np.save` writes them. Sample `i` i
 
 import io
 import os
-from array import array
 
 import numpy as np
 
@@ -22,11 +21,6 @@ class NumpyWriter(BlockWriter):
 
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes, HEADER_BYTES)
-        self._labels = array("i")
-
-    def append(self, data, label, source):
-        super().append(data, label, source)
-        self._labels.append(label)
 
     def finish(self):
         offsets = super().finish().astype(np.int64)
