@@ -1,5 +1,6 @@
 """The plan's sums, limits, cap and calendar: what is charged, what is refused, what is unknown."""
 
+import bisect
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from parascale.commands.planned import planned_page
 from parascale.plan import budget, tables
 from parascale.plan.ledger import Spent, spent
-from parascale.plan.memory import FITS_BELOW, memory_parts, total, verdict
+from parascale.plan.memory import memory_parts, verdict
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, worst_seconds
 from parascale.plan.price import PlannedJob, PricedJob
@@ -257,20 +258,23 @@ def test_charges():
 
 
 @pytest.mark.parametrize(
-    ("used", "logits", "said"),
+    ("states", "activations", "logits", "said"),
     [
-        (79, 0, "fits"),
-        (80, 0, "risky"),
-        (100, 0, "risky"),
-        (101, 0, "does not fit"),
-        (30, 39, "fits"),
-        (30, 41, "risky"),
-        (20, 80, "risky"),
+        (89, 0, 0, "fits"),
+        (90, 0, 0, "risky"),
+        (100, 0, 0, "risky"),
+        (101, 0, 0, "does not fit"),
+        (0, 74, 0, "fits"),
+        (0, 76, 0, "risky"),
+        (0, 101, 0, "does not fit"),
+        (30, 0, 41, "fits"),
+        (30, 0, 42, "risky"),
+        (20, 0, 80, "risky"),
     ],
 )
-def test_verdicts(used, logits, said):
-    """Of logits one more tensor must find room, where a peak holds four; without it nothing is said not to fit."""
-    parts = {"activations": used, "logits": logits}
+def test_verdicts(states, activations, logits, said):
+    """What comes and goes wants a fifth more, and of logits one more tensor, where a peak holds four. By that nothing is said not to fit."""
+    parts = {"optimizer": states, "activations": activations, "logits": logits}
     assert verdict(parts, 100) == said and verdict(parts, None) == "unknown"
 
 
@@ -323,7 +327,7 @@ def test_communicators_take_memory_of_gpus_for_each_degree():
 def remedy_where_it_just_fits(run, changed):
     """What is advised for `run` where a device has just the memory for `changed`."""
     parts = memory_parts(changed, JURECA, 5000)
-    capacity = math.ceil((total(parts) + parts["logits"] / 4) / FITS_BELOW) + 1
+    capacity = bisect.bisect_left(range(10**12), True, key=lambda size: verdict(parts, size) == "fits")
     assert verdict(memory_parts(run, JURECA, 5000), capacity) != "fits"
     return find_remedy(run, JURECA, 5000, capacity)
 
