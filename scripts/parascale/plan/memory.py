@@ -21,9 +21,9 @@ from parascale.families.sizes import MicroBatch, model_sizes, share
 from parascale.settings.stages import held_stages, stage_blocks
 
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
-FITS_BELOW = 0.9  # part of the memory: at worst real code holds 1.08 times what is counted here (tests/benchmarks/RESULTS.md, "Plans")
+FITS_BELOW = 0.9  # part of the memory: counts are off by up to 8 % against real code on fake tensors (tests/benchmarks/RESULTS.md, "Plans")
 # What comes and goes within a step leaves gaps. torchtitan's allocator reserved 1.16 and 1.20 times its tensors, nearly all activations
-# (tests/published); of eight models gaps took 15 % in the mean (Guo et al. 2024, GMLake, arXiv:2401.08156).
+# (tests/published); closing gaps saved 15 % with eight models in the mean (Guo et al. 2024, GMLake, arXiv:2401.08156).
 GAPS = 0.2
 REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
 
