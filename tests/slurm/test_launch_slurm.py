@@ -17,7 +17,7 @@ SITE = {
     "name": "box",
     "cores_per_node": 128,
     "gpus_per_node": 4,
-    "network": {"interface": "ib0", "host_template": "{host}i"},
+    "network": {"interface": "ib0", "host_suffix": "i"},
 }
 # The environment of a rule's shell below Snakemake's job-step plugin: few variables of Slurm are left.
 JOB_STEP = """#!/bin/bash

@@ -32,7 +32,7 @@ GPU_NODE = Site("node", device="cuda", gpus_per_node=4, cores_per_node=128)
     ("network", "address"),
     [
         (Network(), "jrc0001"),
-        (Network(host_template="{host}i"), "jrc0001i"),
+        (Network(host_suffix="i"), "jrc0001i"),
         (Network(host_template="{host}-interconnect-1.jupiter.internal"), "jrc0001-interconnect-1.jupiter.internal"),
     ],
 )

@@ -30,7 +30,7 @@ FIRST_PORT, PORTS = 12000, 20000
 
 def address_of(host, network):
     """The name or address under which a node is reached on the site's fast network."""
-    return network.host_template.format(host=host)
+    return network.host_template.format(host=host, suffix=network.host_suffix)
 
 
 def meeting_port(job, step=0):
@@ -108,7 +108,7 @@ def join_meeting(me, nodes, place, wait):
                 socket.create_connection((place.address, place.port), timeout=5), place.secret, greeting=me
             )
         except socket.gaierror as error:
-            reason = f"the name `{place.address}` does not resolve ({error.strerror}); see `network.host_template` of the site"
+            reason = f"the name `{place.address}` does not resolve ({error.strerror}); see `network` of the site"
         except OSError as error:
             reason = error.strerror or str(error)
         for content in channel.receive() if channel else ():

@@ -31,7 +31,8 @@ class Network:
     """How the processes of one run find each other."""
 
     interface: str | None = option(None, "network interface for NCCL and gloo (`ib0`); default: the libraries choose")
-    host_template: str = option("{host}", "address of a node there (JSC: `{host}i`)")
+    host_suffix: str = option("", "suffix of a node's name on that network (JSC: `i`)")
+    host_template: str = option("{host}{suffix}", "address of a node there (`{host}-interconnect-1.jupiter.internal`)")
 
 
 @settings(SITE)
