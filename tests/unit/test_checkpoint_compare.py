@@ -1,4 +1,4 @@
-"""Comparing two checkpoints or runs: what differs, where and by how much, as table, figure and command."""
+"""Comparing two checkpoints or runs: what differs, where and by how much, as table and command."""
 
 import math
 

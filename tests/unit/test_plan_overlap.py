@@ -220,4 +220,6 @@ def test_fewer_rows_than_a_tile_has_cost_as_much_on_gpus():
 
     tile, whole = 2 * TILE * 512 * 2048, 1e-9  # no last wave
     assert of(16, whole) == pytest.approx((tile, tile * 9 / 8)) and of(TILE, whole) == pytest.approx((tile, 2 * tile))
+    for wave in (whole, 1e5, 1e9):
+        assert of(16, wave)[0] == pytest.approx(of(TILE, wave)[0])
     assert of(16, 0) == (tile / 8, tile / 4)

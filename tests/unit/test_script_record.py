@@ -37,10 +37,12 @@ def start(tmp_path, monkeypatch):
             recording.record(step=step, **figures)
         for name in saved:
             (job.work / FILES / name).write_text("weights")
+        if isinstance(code, SystemExit):
+            raise code
         return code
 
     def run(steps=(), saved=(), code=0):
-        train(job, 0, lambda watched: script(steps, saved, code, watched))
+        train(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED, TERMINATED)
         return job
 
     return run
@@ -96,6 +98,13 @@ def test_a_script_without_a_record_moves_on_by_what_it_saves_when_it_is_asked_to
     """What it saved before may be a log alone, with which it would begin anew for ever."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert stopped_with_progress(start(saved=["last.pt"], code=code).work, "7") == progress
+
+
+def test_a_script_that_is_stopped_while_its_nodes_meet_has_not_failed(start):
+    with pytest.raises(SystemExit):
+        start(code=SystemExit(TERMINATED))
+    (attempts,) = Path().rglob("attempts.jsonl")
+    assert [each["outcome"] for each in lines_of_attempts(attempts.parent)] == ["stopped"]
 
 
 def test_links_within_its_folder_are_kept(start, tmp_path):

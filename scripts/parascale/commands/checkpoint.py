@@ -100,7 +100,7 @@ def inspect(find, folder, name, tensors, as_json):
 @click.option("--json", "facts", type=OutputFile(), help="Write all figures to this file.")
 @project_options
 def compare(find, folders, name, which, rows, facts):
-    """Compare two checkpoints or runs: the tensors and layers that differ most. The report compares losses.
+    """Compare two checkpoints or runs: the tensors and layers that differ most.
 
     A and B are folders of runs, whose best checkpoints are compared (or the last with --which last), or of checkpoints.
 

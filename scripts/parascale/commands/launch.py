@@ -17,7 +17,7 @@ from parascale.commands.store import trim
 from parascale.commands.train import KINDS, with_prediction
 from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
-from parascale.launch import die_with_parent
+from parascale.launch import STOPPED, TERMINATED, die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.channel import read_secret
 from parascale.launch.environment import check_node
@@ -185,7 +185,7 @@ def run_script(project, job, folder, launch, place):
 
     with contextlib.chdir(folder):
         job = job if place.node else with_prediction(job)
-        code = train(job, place.node, functools.partial(run_node, launch, place))
+        code = train(job, place.node, functools.partial(run_node, launch, place), STOPPED, TERMINATED)
         if code == place.node == 0:
             trim(project)
         return code

@@ -196,10 +196,12 @@ def _loads(operations, wave, longer=1.0):
     flops = waste = back = moved = moved_back = 0.0
     for product in operations.products:
         rows, inner, outputs = product.rows, product.inner, product.outputs
-        filled = -rows % TILE if wave else 0
+        filled = rows + (-rows % TILE if wave else 0)
         flops += product.flops
-        waste += 2 * inner * (min(wave, rows * outputs) + filled * outputs)
-        back += 2 * (outputs * (min(wave, rows * inner) + filled * inner) + rows * min(wave, inner * outputs))
+        waste += 2 * inner * (min(wave, filled * outputs) + (filled - rows) * outputs)
+        back += 2 * (
+            outputs * (min(wave, filled * inner) + (filled - rows) * inner) + rows * min(wave, inner * outputs)
+        )
         # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
         moved += (rows * outputs if wave else product.elements) * operations.element
         moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element

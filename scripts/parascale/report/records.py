@@ -225,7 +225,7 @@ def _progress(folder, attempts, curve):
     if outcome == "failed":
         return "failed", f"the last attempt failed at {reached}"
     if outcome == "stopped":
-        return "running", f"stopped at {reached}; it continues from there when it is started again"
+        return "running", f"stopped at {reached}; it continues when it is started again"
     lease = read_record(folder / "lease.json") if (folder / "lease.json").is_file() else None
     if lease and time.time() - lease["time"] > SILENT_SECONDS:
         last = datetime.fromtimestamp(lease["time"], UTC).isoformat(timespec="seconds")

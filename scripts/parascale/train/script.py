@@ -10,7 +10,6 @@ from functools import partial
 from parascale import slurm
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.files import make_folder, read_json, write_json
-from parascale.launch import STOPPED, TERMINATED
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
@@ -20,10 +19,11 @@ from parascale.train.record import Recorder, description, publish
 from parascale.train.take_over import continuation_of, take_over
 
 
-def train(job, node, run):
+def train(job, node, run, saved, ended):
     """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
 
-    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes.
+    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. saved, ended: the codes of runs that
+    were asked to stop, and ended by themselves or of the signal.
     """
     if node:
         return run(partial(_watched, job, node))
@@ -38,9 +38,12 @@ def train(job, node, run):
     code = None
     try:
         code = run(partial(_watched, job, node))
+    except SystemExit as exit:  # asked to stop while the nodes met
+        code = exit.code
+        raise
     finally:
-        outcome = {0: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(code, "failed")
-        _end(record, outcome, job.work / FILES, itself=code == STOPPED)
+        outcome = {0: "finished", saved: "stopped", ended: "stopped"}.get(code, "failed")
+        _end(record, outcome, job.work / FILES, itself=code == saved)
         if outcome != "finished":
             lease.release()
     if outcome == "finished":
@@ -70,8 +73,9 @@ def _end(record, outcome, files, itself):
     own = [line["step"] for line in firsts if line["first"] > record.started]
     record.last_step = lines[-1]["step"] if own else None
     times = [path.stat().st_mtime for path in files.rglob("*") if path.is_file()]
-    # One that records has to begin later than before, too: with a file that is no checkpoint, such as a log, it would begin anew for ever.
-    before = [each["first_step"] for each in record.attempts[:-1] if each["first_step"] is not None]
+    # One that records has to begin later than those, too: with a file that is no checkpoint, such as a log, it would begin anew for ever.
+    stopped = [each for each in record.attempts[:-1] if each.get("outcome") == "stopped"]
+    before = [each["first_step"] for each in stopped if each["first_step"] is not None]
     moved = bool(own) and own[-1] > max(before, default=-1) if lines else itself
     saved = moved and max(times, default=0.0) > record.started
     record.attempts[-1] |= {"first_step": own[-1] if own else None, "saved": saved}
