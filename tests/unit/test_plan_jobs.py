@@ -209,12 +209,14 @@ def test_images_are_decoded_beside_the_step_and_the_evaluation(jureca):
 
 
 def test_what_readers_were_measured_to_take_is_what_plans_reckon_with(jureca, tmp_path):
-    """Of a dataset on the site itself: another site's cores say nothing of it."""
+    """Of a dataset on the site itself, read in the same way: another site's cores say nothing of it."""
     run = jureca.run("imagewoof-course-1")
     seconds = {"site": jureca.site.name, "dataset": run.workload.data.dataset, "core_seconds": 0.25}
+    seconds |= {"read": [run.workload.training.decoder, run.workload.training.image_size]}
     write_json(tmp_path / "results/loaders/dogs.json", seconds)
     write_json(tmp_path / "results/loaders/others.json", seconds | {"site": "other", "core_seconds": 9.0})
     write_json(tmp_path / "results/loaders/texts.json", seconds | {"dataset": "wikitext2", "core_seconds": None})
+    write_json(tmp_path / "results/loaders/large.json", seconds | {"read": ["pillow", 9999], "core_seconds": 9.0})
     (tmp_path / "results/loaders/damaged.json").write_text("{")
     known = calibrate.known(Paths(tmp_path), jureca.site.name)
     assert known.basis(run) == "formula"

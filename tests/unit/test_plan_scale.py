@@ -1,7 +1,9 @@
 """What hundreds of GPUs cost: collectives beside NCCL's own figures, where FSDP over all stops paying, and what advice makes of it."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,8 @@ GPUS = [2**power for power in range(4, 12)]
 # part of the bandwidth. Within a node of a ring that leaves it a step takes as long as posting a message, on hosts of AMD 2, or 3 × 2.
 RINGS = {"LL128": (14.0, max(1.9, 2.0), 4.0, 0.92), "Simple": (8.4, max(3.4, 6.0), 14.0, 1.0)}
 TREES = {"LL128": (14.0, max(1.25, 2.0), 8.5, 0.92 * 120 / 128), "Simple": (8.4, max(4.0, 6.0), 14.0, 0.92)}
-ETHERNET = 100 / 8 / 4  # gigabytes a second of a GPU, of four that share 100 Gbit/s
+# JURECA with Ethernet: four GPUs share 100 Gbit/s.
+SLOW = replace(SITES["jureca"], network_link=replace(SITES["jureca"].network_link, gigabytes_per_second=100 / 8 / 4))
 
 
 def by_nccl(figures, inner, outer, sent):
@@ -62,21 +65,30 @@ def both(site):
     ]
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_fsdp_over_all_gpus_stops_paying_between_512_and_1024(name):
+@pytest.mark.parametrize(("name", "last"), [("juwels-booster", 512), ("jureca", 512), ("jupiter", 256)])
+def test_fsdp_over_all_gpus_stops_paying_at_hundreds(name, last):
     """Beside hybrid shards of a node, which the number of nodes hardly matters to. MosaicML's rows on 512 H100 had not lost by it yet."""
     found = dict(zip(GPUS, both(SITES[name]), strict=True))
-    better = [gpus for gpus, (over_all, of_node) in found.items() if over_all > of_node]
-    assert better in (GPUS[:5], GPUS[:6]) and found[1024][0] < 0.97 * found[1024][1]
+    assert [gpus for gpus, (over_all, of_node) in found.items() if over_all > of_node] == [n for n in GPUS if n <= last]
+    assert found[1024][0] < 0.97 * found[1024][1]
     assert found[2048][0] < 0.8 * found[2048][1] and found[2048][1] > 0.97 * found[256][1]
+
+
+def test_the_document_shows_these_shares():
+    columns = [both(site) for site in (SITES["juwels-booster"], SITES["jureca"], SLOW, SITES["jupiter"])]
+    rows = Path("docs/prices.md").read_text("utf-8").splitlines()
+    for gpus, shares in zip(GPUS, zip(*columns, strict=True), strict=True):
+        if line := next((row for row in rows if row.startswith(f"| {gpus:,} | ")), None):
+            told = re.findall(r"(\d+) %, (\d+) %", line)
+            wanted = shares if len(told) == 4 else (shares[0], shares[3]) if len(told) == 2 else shares[:1]
+            assert told == [tuple(f"{100 * share:.0f}" for share in pair) for pair in wanted], gpus
 
 
 def test_fsdp_between_nodes_needs_infiniband():
     """Of what JURECA's network gives, 100 Gbit/s of Ethernet a node leave less than a third, with shards of a node no more; JUWELS
     Booster's, which is twice as fast, hides what is gathered."""
-    slow = replace(SITES["jureca"], network_link=replace(SITES["jureca"].network_link, gigabytes_per_second=ETHERNET))
     for name, least, most in (("jureca", 2.9, 4.0), ("juwels-booster", 4.0, 5.5)):
-        for fast, ethernet in list(zip(both(SITES[name]), both(slow), strict=True))[:5]:
+        for fast, ethernet in list(zip(both(SITES[name]), both(SLOW), strict=True))[:5]:
             assert least < fast[0] / ethernet[0] < most and ethernet[1] < 1.05 * ethernet[0] + 0.02
 
 
@@ -90,6 +102,7 @@ def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
     workload = replace(llama, training=replace(llama.training, global_batch=2 * gpus, steps=10**5))
     ranked = advise(workload, SITES["juwels-booster"], gpus, "bf16", facts=DataFacts(32_000))
     assert ranked[0].layout.strategy() in first and ranked[0].prediction.fits == "fits"
+    assert gpus != 1024 or ranked[0].layout.fsdp == 16
     over_all = next(each for each in ranked if each.layout.fsdp == gpus)
     assert (over_all.prediction.step_seconds > 1.1 * ranked[0].prediction.step_seconds) == (gpus > 512)
     layouts = [each.layout for each in ranked]

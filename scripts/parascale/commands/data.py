@@ -266,7 +266,8 @@ def benchmark(project, workload, forms):
         "schema_version": 1,
         "dataset": dataset,
         "site": project.site.name,
-        "core_seconds": fastest and fastest["cpu_seconds"] / fastest["samples"],  # of a sample, for prices
+        "core_seconds": fastest and fastest["cpu_seconds"] / fastest["samples"],  # of a sample so read, for prices
+        "read": [workload.training.decoder, workload.training.image_size] if workload.of_images else None,
         "unit": unit,
         "format": chosen,
         "advice": said,

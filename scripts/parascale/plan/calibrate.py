@@ -56,7 +56,7 @@ class Observation:
 class Calibration:
     """All observations of a site. machine: what its processors were measured to do (`parascale.train.processors`).
 
-    reading: {dataset: seconds of a core to read and decode an image}, as the target `loaders` measured it.
+    reading: {(dataset, decoder, side): seconds of a core to read and decode an image}, as the target `loaders` measured it.
     """
 
     site: str
@@ -175,9 +175,10 @@ class Calibration:
         return self._found[wanted]
 
     def _fitted(self, site, run, sample_bytes):
-        prior, read = formula_rates(site, run.precision, sample_bytes), self.reading.get(run.workload.data.dataset)
-        if prior and read:
-            prior = dataclasses.replace(prior, samples=read)
+        prior, training = formula_rates(site, run.precision, sample_bytes), run.workload.training
+        if prior and run.workload.of_images:
+            read = self.reading.get((run.workload.data.dataset, training.decoder, training.image_size))
+            prior = dataclasses.replace(prior, samples=read or prior.samples)
         own, others = self._seen(run)
         seen = [_seen_step(each, site, OWN) for each in own[-MOST:]]
         seen += [_seen_step(each, site, OTHERS) for each in others[-MOST:]] if len(own) < MOST else []
@@ -327,13 +328,13 @@ def known(paths, site):
 
 
 def _read(folder, site):
-    """{dataset: seconds of a core for an image} of the tables of readers in a folder, without damaged ones (see `_observed`)."""
+    """{(dataset, decoder, side in pixels): seconds of a core for an image} of the tables of readers in a folder, without damaged ones (see `_observed`)."""
     found = {}
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             facts = read_json(path)
             if facts["site"] == site:
-                found[facts["dataset"]] = facts["core_seconds"]
+                found[facts["dataset"], *facts["read"]] = facts["core_seconds"]
     return found
 
 

@@ -281,8 +281,8 @@ def half_ring(layout, axis, size):
     """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis.
 
     Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
-    bytes, as NCCL has it where each GPU has such a link. They pass between two cells of a Dragonfly, or branches of a fat tree, once:
-    links that are fewer there are enough for them.
+    bytes, as NCCL has it where each GPU has such a link. Where ranks are placed cell by cell, they pass between two cells of a Dragonfly,
+    or branches of a fat tree, once: that links are fewer there is not counted.
     """
     ranks = getattr(layout, axis)
     if ranks == 1:
