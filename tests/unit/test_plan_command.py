@@ -187,12 +187,13 @@ def test_the_check_counts_what_is_left(write, printed, monkeypatch):
     """Of a run under way the steps that are saved are not charged again."""
     write()
 
-    def expected():
+    def expected(step):
+        reason = Reason("continues what was begun", step=step) if step else Reason("new")
+        monkeypatch.setattr(Planner, "reason", lambda *_: reason)
         return float(re.search(r"can start: (\S+) core-h \(", printed("plan", "--check", "--run", "single"))[1])
 
-    whole = expected()
-    monkeypatch.setattr(Planner, "reason", lambda *_: Reason("continues what was begun", step=900))
-    assert 0 < expected() < 0.9 * whole
+    whole, half, rest = map(expected, (0, 500, 900))
+    assert 0 < rest < half < whole and (whole - half) / 5 == pytest.approx((half - rest) / 4, rel=0.2)
 
 
 def test_every_run_is_described(write, call):
