@@ -23,6 +23,7 @@ from .jobs import plain
 VOCABULARY = 101
 WINDOW = 16
 STEPS = 20
+COMPARED = 12  # steps after which the tables of layouts are compared; so many find each fault of `test_faults.py`
 SIZES = {"dim": 32, "heads": 4, "layers": 4, "hidden": 64}
 TRANSFORMERS = ("transformer_lm", "encoder_decoder")
 # 17 training windows, the last with 6 targets and 10 places that do not count: most batches of 12 hold it, and then the
@@ -71,7 +72,7 @@ def images(tmp_path_factory):
 def settings_below(tokens):
     """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name.
 
-    task, data: another task than the language model's, and the folder of its data. text: how that became tokens.
+    parity: steps of a parity run. task, data: another task than the language model's, and the folder of its data. text: how that became tokens.
     """
 
     def make(
@@ -81,7 +82,7 @@ def settings_below(tokens):
         model=None,
         optim=None,
         training=None,
-        parity=False,
+        parity=0,
         timeout=200.0,
         task="language_model",
         data=None,
@@ -116,7 +117,7 @@ def settings_below(tokens):
         run = strict.load(Run, values, "test")
         run.check()
         if parity:
-            run = with_evaluation(run.parity(STEPS, run.precision))
+            run = with_evaluation(run.parity(parity, run.precision))
         job = Job(
             run=run,
             site=Site(name="test", cores_per_node=2, device=device),

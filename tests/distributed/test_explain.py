@@ -29,7 +29,7 @@ def explained(make_settings, tmp_path):
 
     def explain(fault, layout, **keys):
         for name, spread, planted in (("single", {}, ""), ("case", layout, fault)):
-            settings = make_settings(name, spread, parity=True, **keys)
+            settings = make_settings(name, spread, parity=20, **keys)
             place = str(tmp_path / name)
             run_on_ranks(record_with, ranks_of(spread), tmp_path / f"ranks-{name}", planted, settings, place)
         return proof.compare(tmp_path / "single", tmp_path / "case")

@@ -3,6 +3,7 @@
 import pytest
 
 from .cases import but_slow, ranks_of
+from .conftest import COMPARED
 from .expected import Expected
 from .faults import train_with
 from .harness import run_on_ranks
@@ -12,7 +13,7 @@ from .test_parity import whole_shapes
 
 DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}
 TIED = {"tied": True}
-KEYS = {"model": {}, "optim": {}, "training": {}, "precision": "fp32", "parity": True}  # as the table of cases has them
+KEYS = {"model": {}, "optim": {}, "training": {}, "precision": "fp32", "parity": COMPARED}  # as the table of cases has them
 
 # name → fault, layout, model
 FAULTS = {
@@ -37,7 +38,7 @@ QUICK = {"ddp: another batch", "tp: partial gradients of norms", "ddp: one per c
 @pytest.mark.parametrize("name", but_slow(FAULTS, {*FAULTS} - QUICK))
 def test_the_comparison_refuses(name, make_settings, single, tmp_path):
     fault, layout, model = FAULTS[name]
-    settings = make_settings("case", layout, model, parity=True)
+    settings = make_settings("case", layout, model, parity=COMPARED)
     run_on_ranks(train_with, ranks_of(layout), tmp_path / "ranks", fault, settings)
     verdict = verdict_on(settings, single(**{**KEYS, "model": model}))
     assert verdict["verdict"] == "different", verdict
@@ -53,7 +54,7 @@ def test_the_comparison_refuses(name, make_settings, single, tmp_path):
 )
 def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settings, single, tmp_path):
     """The numbers are right in both, so comparing them alone would not see it."""
-    settings = make_settings("case", FSDP, parity=True)
+    settings = make_settings("case", FSDP, parity=COMPARED)
     facts = run_on_ranks(train_with, 2, tmp_path / "ranks", fault, settings)
     assert verdict_on(settings, single(**KEYS))["verdict"] == "same"
     run = job_from_settings(settings).run

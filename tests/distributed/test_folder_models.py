@@ -16,7 +16,7 @@ from tests.unit.folder_models import FAMILIES, VOCABULARY, make_folder
 
 from ..ports import free_port
 from .cases import but_slow, pp, ranks_of
-from .conftest import WINDOW
+from .conftest import COMPARED, WINDOW
 from .examine import held, train_settings
 from .harness import run_on_ranks
 from .rounding import verdict_on
@@ -64,7 +64,7 @@ def train_each(cases):
 @pytest.mark.parametrize("family", but_slow(FAMILIES, FAMILIES.keys() - {"Llama"}))
 def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_settings, single, tmp_path):
     folder = make_folder(tmp_path / "model", family)
-    keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": "fp64", "parity": True}
+    keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": "fp64", "parity": COMPARED}
     cases = {name: make_settings(name, layout, **keys) for name, layout in LAYOUTS.items()}
     with_ports = {name: (settings, free_port()) for name, settings in cases.items()}
     ranks = run_on_ranks(train_each, 2, tmp_path / "ranks", with_ports, seconds=480)
@@ -87,7 +87,7 @@ def test_a_folder_trains_alike_in_products_and_half_precision(
     family, layout, precision, make_settings, single, tmp_path
 ):
     folder = make_folder(tmp_path / "model", family)
-    keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": precision, "parity": True}
+    keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": precision, "parity": COMPARED}
     settings = make_settings("case", layout, **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
     verdict = verdict_on(settings, single(**keys), layers=2)

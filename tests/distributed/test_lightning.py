@@ -24,7 +24,7 @@ CASES = {
 @pytest.mark.parametrize("name", but_slow(CASES, {*CASES} - {"ddp 2 accumulated"}))
 def test_lightning_is_the_same_training(name, precision, make_settings, single, tmp_path):
     layout, model, training, optim = CASES[name]
-    keys = {"model": model, "optim": optim, "training": training, "precision": precision, "parity": True}
+    keys = {"model": model, "optim": optim, "training": training, "precision": precision, "parity": 20}
     settings = make_settings("lightning", layout, engine="lightning", **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
     expected = single(**keys)

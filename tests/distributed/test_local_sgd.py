@@ -85,7 +85,7 @@ def test_ranks_visit_the_parameter_server_in_turn(make_settings, tmp_path):
     ],
 )
 def test_other_methods_learn_and_are_not_comparable(ranks, keys, said, differs, make_settings, single, tmp_path):
-    settings, baseline = make_settings("way", {"dp": ranks}, parity=True, **keys), single(parity=True)
+    settings, baseline = make_settings("way", {"dp": ranks}, parity=20, **keys), single(parity=20)
     train(settings, tmp_path / "ranks")
     verdict = compare_folders(settings["output"], baseline["output"])
     assert verdict["verdict"] == "not comparable" and said in verdict["reason"]

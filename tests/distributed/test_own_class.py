@@ -12,6 +12,7 @@ from parascale.train.parity import compare_folders
 from tests.unit.own_classes import LSTM
 
 from .cases import but_slow, pp, ranks_of
+from .conftest import COMPARED
 from .examine import train_settings
 from .harness import run_on_ranks
 
@@ -70,7 +71,7 @@ def file(tmp_path_factory):
 def keys_of(file, drops="module"):
     """What a run of the class says beside its layout."""
     model = {"kind": f"{file}:Own", "dim": 32, "layers": 2, "dropout": 0.2, "options": {"drops": drops}}
-    return {"model": model, "precision": "fp64", "parity": True}
+    return {"model": model, "precision": "fp64", "parity": COMPARED}
 
 
 def verdict_of(layout, keys, make_settings, single, tmp_path):
@@ -88,7 +89,7 @@ def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settin
 
 def test_an_lstm_trains_alike_on_two_processes_as_it_is(make_settings, single, tmp_path):
     (tmp_path / "lstm.py").write_text(LSTM)
-    keys = {"model": {"kind": f"{tmp_path}/lstm.py:LSTM", "dim": 16, "layers": 2}, "precision": "fp64", "parity": True}
+    keys = {"model": {"kind": f"{tmp_path}/lstm.py:LSTM", "dim": 16, "layers": 2}, "precision": "fp64", "parity": COMPARED}
     assert verdict_of({"dp": 2}, keys, make_settings, single, tmp_path)["verdict"] == "same"
 
 

@@ -14,7 +14,7 @@ from parascale.families.head import Head
 from parascale.files import read_json
 
 from .cases import CASES, axes_of, comparisons, ranks_of
-from .conftest import TOKENS, VOCABULARY
+from .conftest import COMPARED, TOKENS, VOCABULARY
 from .examine import train_and_look
 from .expected import Expected
 from .harness import run_on_ranks
@@ -27,7 +27,7 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     case = CASES[name]
     # With dropout in the proof: its masks are those of one process. Without it attention takes another way, which fp32 has.
     model = case.model | ({"dropout": 0.2} if precision == "fp64" else {})
-    keys = {"model": model, "optim": case.optim, "training": case.training, "precision": precision, "parity": True}
+    keys = {"model": model, "optim": case.optim, "training": case.training, "precision": precision, "parity": COMPARED}
     # Compiling takes a minute or two where nothing is cached and cores are shared.
     settings = make_settings("case", case.layout, timeout=200.0, **keys)
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)

@@ -20,13 +20,14 @@ from parascale.train.parity import compare_folders
 
 from . import tasks
 from .cases import but_slow, comparisons, ranks_of
+from .conftest import COMPARED
 from .examine import train_and_look, train_and_note_buffers, train_settings
 from .expected import SMALL_SUMS
 from .harness import run_on_ranks
 from .jobs import job_from_settings
 
 SPLIT = re.compile(r"\.(q|k|v|up|gate)\.(weight|bias)$|\.(o|down)\.weight$|\.tokens\.weight$|^head\.weight$")
-# Nats between a training in bf16 and one in fp32, at each of 20 steps. Numbers of 8 binary digits are off by up to 1/512: that
+# Nats between a training in bf16 and one in fp32, at each of the steps. Numbers of 8 binary digits are off by up to 1/512: that
 # moves the summariser's losses by 1e-3, and the classifier's, through batch norm, by 1.1e-2 (its own on each rank: 8e-2).
 BF16_LOSS = {"summarisation": 5e-3, "classification": 3e-2}
 
@@ -73,7 +74,7 @@ def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images
     keys = keys_of("classification", tasks.CLASSIFICATION, case, images, precision)
     run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
     assert ours["evaluated_images"] == expected["evaluated_images"] == {"validation": 11, "test": 9}
-    assert ours["work_unit"] == "images" and ours["work"] == 20 * run.global_batch
+    assert ours["work_unit"] == "images" and ours["work"] == COMPARED * run.global_batch
     for figure in ("validation_accuracy", "test_accuracy", "test_top5"):
         assert ours[figure] == expected[figure]
     assert ours["test_top5"] == 1.0  # of three classes
@@ -97,7 +98,7 @@ def check_norm_calls(run, facts):
 
 
 def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):
-    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": True, **tasks.CLASSIFICATION}
+    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": COMPARED, **tasks.CLASSIFICATION}
     settings = make_settings("case", {"dp": 2, "sync_batch_norm": False}, **keys)
     run_on_ranks(train_and_look, 2, tmp_path / "ranks", settings)
     verdict = compare_folders(settings["output"], single(**keys)["output"])
@@ -164,7 +165,7 @@ def keys_of(task, usual, case, data, precision):
     sections = {name: usual[name] | getattr(case, name) for name in ("model", "training")}
     if task == "summarisation" and precision == "fp64":
         sections["model"] |= {"dropout": 0.2}
-    return {"task": task, "data": str(data), "precision": precision, "parity": True, **sections}
+    return {"task": task, "data": str(data), "precision": precision, "parity": COMPARED, **sections}
 
 
 def compare(case, keys, make_settings, single, tmp_path):
@@ -177,7 +178,7 @@ def compare(case, keys, make_settings, single, tmp_path):
     ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))
     assert ours["test_loss"] == pytest.approx(expected["test_loss"], abs=verdict["tolerances"]["loss"])
     assert (ours["parameters"], ours["work"]) == (expected["parameters"], expected["work"])
-    assert verdict["steps"] == expected["steps"] == ours["steps"] == 20
+    assert verdict["steps"] == expected["steps"] == ours["steps"] == COMPARED
     return job_from_settings(settings).run, facts, (ours, expected)
 
 

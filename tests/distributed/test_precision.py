@@ -129,7 +129,7 @@ def scaled(settings, folder, stop_after=None, first=FIRST, overflows=()):
 @pytest.fixture(scope="module")
 def alone(settings_below, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    settings = settings_below(folder, "alone", model=TIED, precision="fp16", parity=True)
+    settings = settings_below(folder, "alone", model=TIED, precision="fp16", parity=20)
     scaled(settings, folder / "ranks", overflows=OVERFLOWS)
     return settings
 
@@ -139,7 +139,7 @@ def alone(settings_below, tmp_path_factory):
 )
 def test_all_ranks_skip_a_step_of_fp16_whose_gradient_overflows_on_one(layout, alone, make_settings, tmp_path):
     """The factor falls, and grows again; losses, norms and weights are those of one process that skips the same steps."""
-    settings = make_settings("case", LAYOUTS[layout], TIED, precision="fp16", parity=True)
+    settings = make_settings("case", LAYOUTS[layout], TIED, precision="fp16", parity=20)
     lines = scaled(settings, tmp_path / "ranks", overflows=OVERFLOWS)
     assert [line["step"] for line in lines if line["skipped"] and line["grad_norm"] is None] == list(OVERFLOWS)
     halvings = [0, 1, *[2] * 5, 1, 1, *[2] * 5, *[1] * 5, 0]
