@@ -197,14 +197,15 @@ def score_row(cells, sites, where):
     """The Scored of a row. Raises ConfigError as Row does."""
     row = Row(cells, sites, where)
     predicted, published = row.predicted(), row.published
-    parts = stacks.peak(row) | beside_tensors(row.run, row.site)
+    beside = beside_tensors(row.run, row.site)
+    moments = [(parts | beside, room) for parts, room in stacks.moments(row)]
     return Scored(
         source=row.source,
         model=cells.get("model", ""),
         predicted=predicted,
         published=published,
         ratio=predicted / published if predicted and published else None,
-        fits=verdict(parts, capacity_bytes(row.run, row.site)),
+        fits=verdict(moments, capacity_bytes(row.run, row.site)),
         ran=has_run(cells),
         utilisation=row.utilisation,
         groups=groups_of(row),

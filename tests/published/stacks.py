@@ -6,7 +6,7 @@ Paths at Aleph Alpha are those of Aleph-Alpha/scaling, `src/scaling`, which was 
 import re
 from dataclasses import replace
 
-from parascale.plan.memory import RankMemory, Stage, rank_stages, total
+from parascale.plan.memory import RankMemory, Stage, rank_stages
 from parascale.plan.work import all_reduce, half_ring, parameter_bytes
 
 # Whose code a source ran. A plan is for ours, which is torch's; what others reach with kernels of their own is shown beside it.
@@ -82,13 +82,13 @@ def halved(row):
     return row.source in ("aleph-alpha", "dgxc", "bigscience", "lumi")
 
 
-def peak(row):
-    """{part: bytes} of the rank of a Row that needs most, as its stack holds them."""
+def moments(row):
+    """`RankMemory.moments` of all ranks of a Row, as its stack holds them."""
     kind = RankMemory
     if row.stack in WHOLE:
         beside = BESIDE_BF16 if row.stack == "deepspeed-2021" and not row.said("fp16") else 0
         kind = type("Stack", (Whole,), {"gradient": HALF + beside if halved(row) else MAIN})
-    return max((kind(row.run, row.sizes, "cuda", held).peak() for held in stages(row)), key=total)
+    return [moment for held in stages(row) for moment in kind(row.run, row.sizes, "cuda", held).moments()]
 
 
 def stages(row):

@@ -53,10 +53,11 @@ def best(site, gpus, workload=LLAMA, precision="bf16"):
 
 @pytest.mark.parametrize(
     ("gpus", "strategies"),
-    [(1, {"single"}), (4, {"ddp", "fsdp"}), (8, {"multi_node", "fsdp"}), (512, {"hybrid", "three_d", "fsdp"})],
+    [(1, {"single"}), (4, {"fsdp"}), (8, {"fsdp"}), (512, {"hybrid", "three_d", "fsdp"})],
 )
 def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
-    """On one GPU with smaller parts; on four what shards or copies stands before a pipeline; on 512 there is a layout."""
+    """On one GPU with smaller parts; on four shards stand before DDP, whose states leave room for an eighth of the step at a time (1.11 times
+    as slow); on 512 there is a layout."""
     first = best(A100_40, gpus)
     assert first.prediction.fits == "fits" and first.layout.strategy() in strategies
     if gpus == 1:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parascale.commands.planned import planned_page
 from parascale.plan import budget, tables
 from parascale.plan.ledger import Spent, spent
-from parascale.plan.memory import memory_parts, verdict
+from parascale.plan.memory import memory_moments, peak, verdict
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, worst_seconds
 from parascale.plan.price import PlannedJob, PricedJob
@@ -198,9 +198,11 @@ def test_a_plan_says_what_parity_costs_and_which_jobs_are_dearest(tmp_path):
 
 
 def test_a_plan_says_what_idle_gpus_cost_where_whole_nodes_are_charged(tmp_path):
-    """One of four is used: three quarters of the price. Jobs without GPUs idle none, and where cores are charged nothing is said."""
+    """One of four is used: three quarters of the price. Other jobs idle none, also where a partition makes them ask for a GPU, and where
+    cores are charged nothing is said."""
     plain = project(tmp_path)
-    plan = budget.make_plan(jobs(), Planner(plain), history={"prepare": 0.1})
+    asked = [dataclasses.replace(job, gpus=max(job.gpus, 1)) for job in jobs()]
+    plan = budget.make_plan(asked, Planner(plain), history={"prepare": 0.1})
     single = next(job for job in plan.jobs if job.run == "single")
     assert plan.totals["core_hours_idle"] == pytest.approx(0.75 * single.core_hours_expected)
     assert "Idle GPUs: " in tables.text(plan)
@@ -258,24 +260,23 @@ def test_charges():
 
 
 @pytest.mark.parametrize(
-    ("states", "activations", "logits", "said"),
+    ("moments", "said"),
     [
-        (89, 0, 0, "fits"),
-        (90, 0, 0, "risky"),
-        (100, 0, 0, "risky"),
-        (101, 0, 0, "does not fit"),
-        (0, 74, 0, "fits"),
-        (0, 76, 0, "risky"),
-        (0, 101, 0, "does not fit"),
-        (30, 0, 41, "fits"),
-        (30, 0, 42, "risky"),
-        (20, 0, 80, "risky"),
+        ([(89, 0)], "fits"),
+        ([(90, 0)], "risky"),
+        ([(100, 0)], "risky"),
+        ([(101, 0)], "does not fit"),
+        ([(74, 15)], "fits"),
+        ([(74, 16)], "risky"),
+        ([(20, 80)], "risky"),
+        ([(80, 5), (75, 16)], "risky"),
+        ([(101, 5), (95, 50)], "does not fit"),
     ],
 )
-def test_verdicts(states, activations, logits, said):
-    """What comes and goes wants a fifth more, and of logits one more tensor, where a peak holds four. By that nothing is said not to fit."""
-    parts = {"optimizer": states, "activations": activations, "logits": logits}
-    assert verdict(parts, 100) == said and verdict(parts, None) == "unknown"
+def test_verdicts(moments, said):
+    """Each moment wants its room, not the largest alone. By that room nothing is said not to fit."""
+    moments = [({"activations": used}, room) for used, room in moments]
+    assert verdict(moments, 100) == said and verdict(moments, None) == "unknown"
 
 
 def test_time_limits_grow_and_are_cut():
@@ -320,15 +321,15 @@ def test_communicators_take_memory_of_gpus_for_each_degree():
     laptop = Site("laptop", cores_per_node=2, assumed=JURECA.assumed)
     run = Run("r", WORKLOAD, Layout(gpus_per_node=4, dp=2, fsdp=2))
     each = JURECA.assumed.communicator_gigabytes * 1e9
-    assert memory_parts(run, JURECA, 5000)["communicators"] == int(2 * each) > 0
-    assert memory_parts(run, laptop, 5000)["communicators"] == 0
+    communicators = [peak(memory_moments(run, site, 5000))["communicators"] for site in (JURECA, laptop)]
+    assert communicators == [int(2 * each), 0] != [0, 0]
 
 
 def remedy_where_it_just_fits(run, changed):
     """What is advised for `run` where a device has just the memory for `changed`."""
-    parts = memory_parts(changed, JURECA, 5000)
-    capacity = bisect.bisect_left(range(10**12), True, key=lambda size: verdict(parts, size) == "fits")
-    assert verdict(memory_parts(run, JURECA, 5000), capacity) != "fits"
+    moments = memory_moments(changed, JURECA, 5000)
+    capacity = bisect.bisect_left(range(10**12), True, key=lambda size: verdict(moments, size) == "fits")
+    assert verdict(memory_moments(run, JURECA, 5000), capacity) != "fits"
     return find_remedy(run, JURECA, 5000, capacity)
 
 

@@ -281,7 +281,7 @@ def test_advice_can_be_ranked_by_what_it_costs(write, advise):
         ranked = json.loads(advise("--workload", "w", "--gpus", "8", "--by", measure, "--json"))
         values = [entry["prediction"][column] for entry in ranked if entry["prediction"]["fits"] == "fits"]
         assert len(values) > 5 and all(before <= 1.1001 * after for before, after in itertools.pairwise(values))
-    assert "by core_hours" in advise("--workload", "w", "--gpus", "8", "--by", "core_hours")
+    assert "by core-hours" in advise("--workload", "w", "--gpus", "8", "--by", "core_hours")
 
 
 def test_advice_for_a_larger_batch_takes_longer_steps(write, advise):

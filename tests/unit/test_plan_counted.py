@@ -10,7 +10,7 @@ from parascale.evaluation.task import empty_batch
 from parascale.families import counted as counting
 from parascale.families.build import build_model
 from parascale.families.sizes import BACKWARD, MicroBatch, model_sizes
-from parascale.plan.memory import RankMemory, rank_stages, total
+from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import ATTENTION_BACKWARD, NOTHING, step_work
 from parascale.settings import Layout, Run, Site, Workload, load_workload, make
@@ -119,7 +119,7 @@ def check_memory(run, error=0.1):
     for number, held in enumerate(rank_stages(run.layout, sizes.layers)):
         rank = number * (run.layout.world_size // run.layout.pp)
         real, _ = alone(measured, run, VOCABULARY, rank)
-        predicted = total(RankMemory(run, sizes, "cpu", held).peak())
+        predicted = total(peak(RankMemory(run, sizes, "cpu", held).moments()))
         print(f"rank {number}: {predicted / real - 1:+.1%}")
         assert predicted == pytest.approx(real, rel=error), number
 

@@ -11,7 +11,7 @@ import pytest
 
 from parascale.families import kinds
 from parascale.families.sizes import MicroBatch, model_sizes
-from parascale.plan.memory import RankMemory, peak_memory, rank_stages, total
+from parascale.plan.memory import RankMemory, peak, peak_memory, rank_stages, total
 from parascale.settings import Layout, Model, Run, Workload, make, run_from_dict
 from tests.distributed.cases import ONCE, ZERO_1, ranks_of
 from tests.forks import FORKS
@@ -82,7 +82,8 @@ def keep_count(settings, outputs):
 def ratio(run, vocabulary, pipeline_rank):
     """Formula over measurement for a step of the first process of a pipeline rank."""
     sizes = sizes_of(run, vocabulary)
-    formula = total(RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]).peak())
+    rank = RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank])
+    formula = total(peak(rank.moments()))
     return formula / peaks(run, vocabulary, pipeline_rank)[0]
 
 
@@ -177,8 +178,8 @@ def test_attention_is_planned_as_gpus_compute_it(name):
     (held,) = rank_stages(run.layout, sizes.layers)
     rank = RankMemory(run, sizes, "cuda", held)
     real = alone(measured_as_on_gpus, run, VOCABULARY)
-    assert total(rank.peak()) == pytest.approx(real[0], rel=error)
-    assert total(rank.evaluation()) == pytest.approx(real[1], rel=0.1)
+    assert total(peak(rank.moments())) == pytest.approx(real[0], rel=error)
+    assert total(peak(rank.evaluation())) == pytest.approx(real[1], rel=0.1)
 
 
 def test_attention_in_fp64_is_priced_as_products_on_gpus():
@@ -215,7 +216,7 @@ def test_formula_is_the_real_step_of_a_pretrained_model(name, tmp_path):
     sizes = sizes_of(run)
     (held,) = rank_stages(run.layout, sizes.layers)
     rank = RankMemory(run, sizes, "cpu", held)
-    formulas = rank.peak(), rank.evaluation()
+    formulas = peak(rank.moments()), peak(rank.evaluation())
     assert tuple(map(total, formulas)) == pytest.approx(peaks(run, VOCABULARY, 0), rel=0.1)
 
 
@@ -296,6 +297,22 @@ def test_a_replicated_block_frees_what_it_computed_with():
     block = 4 * RankMemory(freed, sizes_of(freed), "cpu", rank_stages(freed.layout, SHORT.layers)[0]).block_elements
     more = [b - a for a, b in zip(peaks(freed, VOCABULARY, 0), peaks(kept, VOCABULARY, 0), strict=True)]
     assert more == [2 * block, block]
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_what_comes_and_goes_wants_room_on_gpus(pp, chunked):
+    """A fifth more of it at each moment, and of whole logits one more tensor, however many are there. On CPUs no allocator leaves gaps."""
+    run = make_run(GPT, pp=pp, micro_batches=2 * pp if pp > 1 else 1)
+    sizes = sizes_of(run)
+    sizes.chunked = chunked
+    held = rank_stages(run.layout, sizes.layers)[-1]
+    gpu, cpu = (RankMemory(run, sizes, device, held) for device in ("cuda", "cpu"))
+    tensor = 0 if chunked else sizes.logits_bytes(gpu.batch, False)
+    for parts, room in gpu.moments():
+        one = tensor if parts["logits"] else 0
+        assert room == pytest.approx(0.2 * (parts["activations"] + parts["logits"]) + one)
+    assert {room for _, room in cpu.moments()} == {0} and any(parts["logits"] for parts, _ in gpu.moments())
 
 
 def test_sharding_divides_states():

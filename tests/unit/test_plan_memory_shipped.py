@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from parascale.plan.memory import RankMemory, capacity_bytes, memory_parts, peak_memory, rank_stages, total, verdict
+from parascale.plan.memory import (
+    RankMemory,
+    capacity_bytes,
+    memory_moments,
+    peak,
+    peak_memory,
+    rank_stages,
+    total,
+    verdict,
+)
 from parascale.settings import Layout, Run, load_project_file, load_workload
 from tests.unit.pretrained_folders import T5_SMALL, describe
 from tests.unit.test_plan_memory import CONFIG, GPT, VOCABULARY, make_run, peaks, sizes_of, slow
@@ -43,7 +52,7 @@ def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name,
     outputs = run.workload.data.expected_outputs or 4000
     sizes = sizes_of(run, outputs)
     for rank in sorted({0, run.layout.pp - 1}):
-        formula = RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[rank]).evaluation()
+        formula = peak(RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[rank]).evaluation())
         step, evaluation = peaks(run, outputs, rank)
         assert total(formula) == pytest.approx(evaluation, rel=0.15 if run.workload.of_images else 0.1)
         assert evaluation < step
@@ -60,8 +69,8 @@ def test_shipped_parity_runs_fit_40_gigabytes(table, tmp_path):
     assert site.gpu_memory_gb < 43
     for name, run in project.runs.items():
         short = with_folder(run, tmp_path).parity(parity.steps, parity.precision)
-        parts = memory_parts(short, site, short.workload.data.expected_outputs)
-        assert verdict(parts, capacity_bytes(short, site)) == "fits", (name, parts)
+        moments = memory_moments(short, site, short.workload.data.expected_outputs)
+        assert verdict(moments, capacity_bytes(short, site)) == "fits", (name, moments)
 
 
 def test_every_shipped_workload_is_compared():

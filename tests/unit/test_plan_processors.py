@@ -55,12 +55,14 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
 
 
 def test_each_constant_that_is_assumed_matters():
-    """Twice of it moves a step of a shipped run by a percent or more, on two cores or, what samples cost, on JURECA's GPUs."""
-    small, large = (load_project_file(CONFIG / "config.yaml", *more) for more in ((), (CONFIG / "jureca.yaml",)))
+    """Twice of it moves a step of a shipped run by a percent or more, on two cores or, what samples cost, on JUPITER's GPUs, beside whose short
+    steps reading them does not hide."""
+    small, large = (load_project_file(CONFIG / f"{name}.yaml") for name in ("config", "jupiter"))
     cores = dataclasses.replace(small.site, cores_per_node=2)
 
     def steps(project, site):
-        return [predict(run, site, remedy=False).step_seconds or 1.0 for run in project.runs.values()]
+        found = [predict(run, site, remedy=False).step_seconds for run in project.runs.values()]
+        return [seconds for seconds in found if seconds is not None]
 
     for name in STEP_CONSTANTS:
         project, site = (large, large.site) if name == "sample_microseconds" else (small, cores)

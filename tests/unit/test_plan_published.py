@@ -6,7 +6,7 @@ import pytest
 
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.advise import advise
-from parascale.plan.memory import RankMemory, rank_stages, total
+from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.predict import DataFacts
 from parascale.settings import Model, make
 from parascale.settings.layout import DEGREES
@@ -34,7 +34,7 @@ def gib(model, window, batch, **layout):
     )
     sizes.chunked = False
     held = rank_stages(run.layout, sizes.layers)
-    return max(total(RankMemory(run, sizes, "cuda", each).peak()) for each in held) / GIB
+    return max(total(peak(RankMemory(run, sizes, "cuda", each).moments())) for each in held) / GIB
 
 
 # https://github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5, rows with full

@@ -15,6 +15,8 @@ from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 
+BY = {"time": "time of a step", "core_hours": "core-hours"}
+
 
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
@@ -23,7 +25,7 @@ from parascale.settings.run import PRECISIONS, Run
 @click.option(
     "--precision", type=click.Choice(PRECISIONS), help="The precision.  [default: bf16 if the site's GPUs have it]"
 )
-@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="Steps' time, or the price.")
+@click.option("--by", type=click.Choice([*BY]), default="time", help="Steps' time, or the price.")
 @click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
 @click.option(
@@ -81,7 +83,7 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {'time of a step' if by == 'time' else by}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
+    order = f"by {BY[by]}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.memory import capacity_bytes, memory_parts, verdict
+from parascale.plan.memory import capacity_bytes, memory_moments, verdict
 from parascale.plan.predict import Prediction, predict
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, identity
@@ -62,7 +62,7 @@ def _as_seen(predicted, site, peak):
         return predicted
     besides = ("libraries", "communicators") if site.device == "cuda" else ()
     needed = peak + sum(predicted.memory[part] for part in besides)
-    return replace(predicted, memory_bytes=needed, fits=verdict({"seen": needed}, predicted.capacity_bytes))
+    return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
 
 def _measured(workload, site, gpus, precision, calibration):
@@ -224,10 +224,8 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     def fits(layout):
         one_sample = replace(workload.training, global_batch=layout.data_parallel, accumulate=1)
         layout = replace(layout, gpus_per_node=layout.data_parallel, activation_checkpointing=True)
-        parts = memory_parts(
-            replace(run, workload=replace(workload, training=one_sample), layout=layout), site, vocabulary
-        )
-        return verdict(parts, capacity) == "fits"
+        changed = replace(run, workload=replace(workload, training=one_sample), layout=layout)
+        return verdict(memory_moments(changed, site, vocabulary), capacity) == "fits"
 
     if fits(Layout(dp=gpus)):
         return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: start with DDP."

@@ -260,8 +260,8 @@ def _parts(jobs, name):
 
 
 def _idle(jobs, per_node):
-    """Core-hours that jobs on GPUs are expected to be charged for others of their nodes. per_node: GPUs, or None where those are free."""
-    charged = ((job, job.core_hours_expected) for job in jobs if per_node and job.gpus and job.core_hours_expected)
+    """Core-hours that trainings are expected to be charged for GPUs they leave idle. per_node: GPUs, or None where those are free."""
+    charged = ((job, job.core_hours_expected) for job in jobs if per_node and job.kind and job.core_hours_expected)
     return sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged)
 
 

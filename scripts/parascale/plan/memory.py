@@ -43,11 +43,14 @@ def peak_memory(run, vocabulary, device):
 
     Tensors only: what libraries hold beside them comes on top.
     """
+    return peak(_moments(run, vocabulary, device))
+
+
+def _moments(run, vocabulary, device):
+    """`RankMemory.moments` of all ranks; none where the model's kind is unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    if sizes is None:
-        return None
-    held = rank_stages(run.layout, sizes.layers)
-    return max((RankMemory(run, sizes, device, each).peak() for each in held), key=total)
+    held = rank_stages(run.layout, sizes.layers) if sizes else []
+    return [moment for each in held for moment in RankMemory(run, sizes, device, each).moments()]
 
 
 def capacity_bytes(run, site):
@@ -58,22 +61,18 @@ def capacity_bytes(run, site):
     return None if gigabytes is None else int(gigabytes * 1e9 / sharing)
 
 
-def verdict(parts, capacity):
-    """fits (with GAPS, and room for one more tensor of logits), risky, does not fit; unknown where the capacity is.
-
-    PyTorch splits large free blocks for small tensors (`max_split_size_mb` in its "CUDA semantics"): there may be none for the largest,
-    of which the peak of a loss holds three or four.
-    """
+def verdict(moments, capacity):
+    """fits (with the room that each of the moments wants), risky, does not fit; unknown where the capacity is."""
     if capacity is None:
         return "unknown"
-    used, logits = total(parts), parts.get("logits", 0)
-    wanted = used + GAPS * (parts.get("activations", 0) + logits) + logits / 4
+    wanted, used = max(total(parts) + room for parts, room in moments), total(peak(moments))
     return "fits" if wanted < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
 
 
-def memory_parts(run, site, vocabulary):
-    """{part: bytes}, libraries and communicators included."""
-    return peak_memory(run, vocabulary, site.device) | beside_tensors(run, site)
+def memory_moments(run, site, vocabulary):
+    """`RankMemory.moments` of all ranks, libraries and communicators included."""
+    beside = beside_tensors(run, site)
+    return [(parts | beside, room) for parts, room in _moments(run, vocabulary, site.device)]
 
 
 def beside_tensors(run, site):
@@ -85,6 +84,11 @@ def beside_tensors(run, site):
 def total(parts):
     """Bytes of all parts together."""
     return sum(parts.values())
+
+
+def peak(moments):
+    """{part: bytes} of the moment when most is held; None without moments."""
+    return max((parts for parts, _ in moments), key=total, default=None)
 
 
 def rank_stages(layout, layers):
@@ -115,7 +119,7 @@ class RankMemory:
 
     def __init__(self, run, sizes, device, stages):
         self.run, self.layout, self.sizes, self.stages = run, run.layout, sizes, stages
-        self.batch = MicroBatch.of(run, device)
+        self.batch, self.gaps = MicroBatch.of(run, device), GAPS if device == "cuda" else 0
         self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
         self.pipeline = self.layout.pp > 1
         self.fsdp = self.layout.uses_fsdp
@@ -156,17 +160,25 @@ class RankMemory:
         self.elements = self.root + round(self.block_elements * self.blocks)
         self.sharded = share(self.elements, self.layout.fsdp)
 
-    def peak(self):
-        """{part: bytes} at the moment when most is held."""
-        moments = [self._loss(), self._output(), self._block(), self._end()]
+    def moments(self):
+        """({part: bytes}, bytes of the room wanted beside) of each moment."""
+        held = [self._loss(), self._output(), self._block(), self._end()]
         if self.fsdp:
-            moments.append(self._reduce())
-        if self.run.workload.training.evaluate:
-            moments.append(self.evaluation())
-        return max(moments, key=total)
+            held.append(self._reduce())
+        found = [(parts, self._room(parts, self.logits)) for parts in held]
+        return found + (self.evaluation() if self.run.workload.training.evaluate else [])
+
+    def _room(self, parts, logits):
+        """Bytes of GAPS and, beside whole logits, of one more tensor of them; on GPUs.
+
+        PyTorch splits their large free blocks for small tensors (`max_split_size_mb` in its "CUDA semantics"): there may be none for the
+        largest.
+        """
+        more = logits if parts["logits"] else 0
+        return self.gaps and self.gaps * (parts["activations"] + parts["logits"]) + more
 
     def evaluation(self):
-        """{part: bytes} at the peak of an evaluation: in a block, or where the logits meet their logarithms."""
+        """`moments` of an evaluation: in a block, and where the logits meet their logarithms."""
         batch = replace(self.batch, samples=self.run.evaluation_batch)
         logits, loss = self._ends_of(batch)
         narrow = batch.compute / 4 if batch.compute < 4 else 0
@@ -181,7 +193,8 @@ class RankMemory:
         held_logits = loss.evaluating if loss else (2 + narrow + self._split_copies()) * logits
         moments.append(self._parts(self.sizes.forward_bytes(batch), buffers=held))
         moments.append(self._parts(0, logits=held_logits, buffers=self._gathered_between()))
-        return max(moments, key=total) | {"gradients": self._buckets()}
+        moments = [parts | {"gradients": self._buckets()} for parts in moments]
+        return [(parts, self._room(parts, logits)) for parts in moments]
 
     def _loss(self):
         logits = self._logit_copies() * self.logits

@@ -10,7 +10,7 @@ from parascale.families.sizes import model_sizes, unknown_sizes
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
-from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_parts, total, verdict
+from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, total, verdict
 from parascale.plan.search import find_remedy
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
@@ -108,8 +108,8 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     if unknown:
         return Prediction(basis, unknown=f"{unknown}{run.workload.name}.yaml" if unknown == NOT_COUNTED else unknown)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
-    parts, capacity = memory_parts(run, site, facts.vocabulary), capacity_bytes(run, site)
-    fits = verdict(parts, capacity)
+    moments, capacity = memory_moments(run, site, facts.vocabulary), capacity_bytes(run, site)
+    fits, parts = verdict(moments, capacity), peak(moments)
     return Prediction(
         basis,
         memory=parts,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from parascale.errors import ConfigError, ParascaleError
-from parascale.plan.memory import memory_parts, verdict
+from parascale.plan.memory import memory_moments, verdict
 from parascale.settings import Layout, Run, compiled_where_it_gains
 from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
 
@@ -176,7 +176,7 @@ def find_remedy(run, site, vocabulary, capacity):
             site.check_run(changed)
         except ParascaleError:
             continue
-        if verdict(memory_parts(changed, site, vocabulary), capacity) == "fits":
+        if verdict(memory_moments(changed, site, vocabulary), capacity) == "fits":
             return words
     return None
 

@@ -83,7 +83,7 @@ def _shares_of(plan):
         without = "; targets such as `ddp` leave out parity runs, the proof of same results"
         yield f"Of that: {said}{without if kinds['parity runs'] else ''}"
     if idle := plan.totals["core_hours_idle"]:
-        yield f"Idle GPUs: {idle:,.2f} core-h of that, as nodes are charged whole"
+        yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
     if dearest := [job for job in priced if job.run and job.parts][:NAMED]:
         named = ", ".join(f"{title(job.rule, job.wildcards)} {_priced([job])}" for job in dearest)
         yield f"Dearest: {named}; a copy of the run table without their rows leaves them out: --config runs=COPY"
