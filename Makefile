@@ -24,7 +24,8 @@ run: $(INSTALLED) ## run the default matrix on this machine and write results/re
 
 # Tests on Slurm and of launchers mostly wait, so four processes keep two cores busy. The longest tests start first.
 test: lint ## style and all quick tests; as root and with Slurm's packages also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 4 --no-loadscope-reorder $(ONCE) tests
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 4 --no-loadscope-reorder $(ONCE) \
+		tests/slurm tests/workflow tests/distributed tests/unit
 
 lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check
@@ -33,7 +34,8 @@ lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the 
 	$(BIN)/snakemake --lint
 
 test-slow: $(INSTALLED) ## run the tests that `make test` leaves out: further cases, and what takes minutes
-	$(BIN)/python -m pytest -m "slow and not slurm and not gpu" --numprocesses 3 --no-loadscope-reorder $(ONCE) tests
+	$(BIN)/python -m pytest -m "slow and not slurm and not gpu" --numprocesses 3 --no-loadscope-reorder $(ONCE) \
+		tests/workflow tests/distributed tests/unit
 
 test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with the packages that .ci/run names)
 	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 $(ONCE) tests/slurm

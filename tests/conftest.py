@@ -1,15 +1,10 @@
 """Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, and GPUs."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.workers import start_copying
-
 SLURM = "tests/slurm/"
-LONGEST_FIRST = ("slurm", "workflow", "distributed", "unit")
 settings.register_profile("shared", deadline=None)  # on a busy machine an example may take longer than 0.2 s
 settings.load_profile("shared")
 
@@ -24,11 +19,6 @@ class ByFile(LoadScopeScheduling):
         if not file.startswith(SLURM) or (alone and file.endswith("test_workflow_slurm.py")):
             return file
         return nodeid if alone else SLURM
-
-
-def pytest_collection_modifyitems(items):
-    """Whatever folders were named. To name them all would load their `conftest.py` once more, in the process that runs no test."""
-    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.relative_to(Path(__file__).parent).parts[0]))
 
 
 def pytest_runtest_setup(item):
@@ -46,11 +36,6 @@ def device(request):
     import torch
 
     return torch.device(request.param)
-
-
-def pytest_xdist_setupnodes(config, specs):
-    """Before xdist starts its workers."""
-    start_copying(specs, config.rootpath)
 
 
 def pytest_xdist_make_scheduler(config, log):
