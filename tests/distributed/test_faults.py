@@ -13,7 +13,13 @@ from .test_parity import whole_shapes
 
 DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}
 TIED = {"tied": True}
-KEYS = {"model": {}, "optim": {}, "training": {}, "precision": "fp32", "parity": COMPARED}  # as the table of cases has them
+KEYS = {
+    "model": {},
+    "optim": {},
+    "training": {},
+    "precision": "fp32",
+    "parity": COMPARED,
+}  # as the table of cases has them
 
 # name → fault, layout, model
 FAULTS = {

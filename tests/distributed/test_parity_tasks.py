@@ -98,7 +98,13 @@ def check_norm_calls(run, facts):
 
 
 def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):
-    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": COMPARED, **tasks.CLASSIFICATION}
+    keys = {
+        "task": "classification",
+        "data": str(images),
+        "precision": "fp64",
+        "parity": COMPARED,
+        **tasks.CLASSIFICATION,
+    }
     settings = make_settings("case", {"dp": 2, "sync_batch_norm": False}, **keys)
     run_on_ranks(train_and_look, 2, tmp_path / "ranks", settings)
     verdict = compare_folders(settings["output"], single(**keys)["output"])
