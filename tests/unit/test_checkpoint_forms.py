@@ -102,18 +102,18 @@ from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.checkpoint.writers import write_pt
 from parascale.data.progress import Progress
 base = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (base + (256 << 20),) * 2)
-rows = Rows((512, 1 << 18), torch.float32, lambda first, last: torch.full((last - first, 1 << 18), 0.5))
+resource.setrlimit(resource.RLIMIT_AS, (base + (128 << 20),) * 2)
+rows = Rows((256, 1 << 18), torch.float32, lambda first, last: torch.full((last - first, 1 << 18), 0.5))
 with Progress("test", "B") as progress:
     write_pt(Path(sys.argv[1]), "model", {"weight": rows}, Streaming(1 << 20, 1, progress))
 """
 
 
 def test_a_model_larger_than_the_address_space_is_written(tmp_path):
-    """512 MiB in a process that may map half as much besides what it has mapped."""
+    """256 MiB in a process that may map half as much besides what it has mapped."""
     subprocess.run([sys.executable, "-c", LITTLE_MEMORY, tmp_path], check=True)
     (written,) = torch.load(tmp_path / "model.pt", weights_only=True, mmap=True).values()
-    assert written.shape == (512, 1 << 18) and written[::100].eq(0.5).all()
+    assert written.shape == (256, 1 << 18) and written[::100].eq(0.5).all()
 
 
 def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
