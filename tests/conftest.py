@@ -1,5 +1,7 @@
 """Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, and GPUs."""
 
+import os
+
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
@@ -36,6 +38,12 @@ def device(request):
     import torch
 
     return torch.device(request.param)
+
+
+def pytest_xdist_setupnodes(config, specs):
+    """One thread of torch for each worker: of models this small, threads wait for each other at three times the work where several tests run
+    at once."""
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_xdist_make_scheduler(config, log):

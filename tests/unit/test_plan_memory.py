@@ -1,6 +1,7 @@
 """Memory by formula against the real training step on fake tensors, rank by rank."""
 
 import dataclasses
+import gc
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -94,7 +95,8 @@ def peaks(run, vocabulary, pipeline_rank):
 
 def alone(function, run, *arguments):
     """What a function gives of a run's settings, in a process of its own."""
-    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as pool:
+    # Each collection of garbage would go through all that the server has loaded.
+    with ProcessPoolExecutor(1, FORKS, initializer=gc.freeze, max_tasks_per_child=1) as pool:
         return pool.submit(function, dataclasses.asdict(run), *arguments).result()
 
 
