@@ -5,7 +5,8 @@ size over time; the *bus* bandwidth multiplies it with what the operation must m
 hardware's rate. `size` is that of the whole tensor.
 
 Each operation is measured between all ranks, and along each dimension of a mesh that has several: there all groups of a
-dimension communicate at the same time, as in a training.
+dimension communicate at the same time, as in a training. So do copies to the GPUs: they are slow where processes are bound to cores
+far from their GPU.
 """
 
 import os
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from parascale.errors import RequirementError
 from parascale.parallel.mesh import make_mesh, open_store, set_timeout
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive", "host_to_device")
 COLUMNS = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
 COLUMNS += ("algorithm_gigabytes_per_second", "bus_gigabytes_per_second")
 WARM_UPS = 2  # the first calls open connections
@@ -88,6 +89,9 @@ def operation(name, elements, device, group, filled=1.0):
                 request.wait()
 
         return ring, received
+    if name == "host_to_device":
+        host = torch.full((elements,), filled, pin_memory=device.type == "cuda")
+        return lambda: whole.copy_(host, non_blocking=True), whole
     return {
         "all_reduce": (lambda: dist.all_reduce(whole, group=group), whole),
         "all_gather": (lambda: dist.all_gather_into_tensor(whole, part, group=group), whole),
