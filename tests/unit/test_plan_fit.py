@@ -97,7 +97,7 @@ def table(site, dim, precision):
 def test_prices_that_move_a_probe_come_back(site, precision, dim):
     """Those that change a probe by over 20 % when they are doubled, within 10 %; of the others, the uncertainty covers the truth."""
     strong, covered = [], []
-    for seed in range(6):
+    for seed in range(12):
         truth = Truth(site, precision, seed)
         run = table(site, dim, precision)
         seen = tuple(truth.observe(each) for each in probes(run, site).values())

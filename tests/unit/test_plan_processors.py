@@ -15,7 +15,7 @@ from parascale.errors import FAILED
 from parascale.files import write_json
 from parascale.launch.preflight import measure_processors
 from parascale.launch.resources import cores_of
-from parascale.plan import calibrate
+from parascale.plan import calibrate, time
 from parascale.plan.memory import capacity_bytes
 from parascale.plan.planner import MUCH_SECONDS, Planner
 from parascale.plan.predict import predict
@@ -54,21 +54,25 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
     assert MEASURED.keys() == REFERENCE.keys()
 
 
-def test_each_constant_that_is_assumed_matters():
+def steps(project, site):
+    found = [predict(run, site, remedy=False).step_seconds for run in project.runs.values()]
+    return [seconds for seconds in found if seconds is not None]
+
+
+def test_each_constant_that_is_assumed_matters(monkeypatch):
     """Twice of it moves a step of a shipped run by a percent or more, on two cores or, what samples cost, on JUPITER's GPUs, beside whose short
     steps reading them does not hide."""
     small, large = (load_project_file(CONFIG / f"{name}.yaml") for name in ("config", "jupiter"))
     cores = dataclasses.replace(small.site, cores_per_node=2)
-
-    def steps(project, site):
-        found = [predict(run, site, remedy=False).step_seconds for run in project.runs.values()]
-        return [seconds for seconds in found if seconds is not None]
-
+    before = steps(small, cores)
     for name in STEP_CONSTANTS:
         project, site = (large, large.site) if name == "sample_microseconds" else (small, cores)
         twice = dataclasses.replace(site.assumed, **{name: 2 * getattr(site.assumed, name)})
         pairs = zip(steps(project, site), steps(project, dataclasses.replace(site, assumed=twice)), strict=True)
         assert max(abs(moved / step - 1) for step, moved in pairs) > 0.01, name
+    for name in ("attention", "attention_start"):
+        monkeypatch.setattr(time, "CPU", time.CPU | {name: 2 * time.CPU[name]})
+        assert max(abs(moved / step - 1) for step, moved in zip(before, steps(small, cores), strict=True)) > 0.01, name
 
 
 @pytest.mark.parametrize("axis", ["dp", "fsdp"])

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import yaml
 
 KINDS = Path(__file__).with_name("gpus.yaml")
-CPU = {"wave": 0, "attention_start": 0, "interference": 0.0}
+# As in `gpus.yaml`. Of attention's rate and start: 13 shapes of 24 to 2,048 tokens on a core of an AMD EPYC, torch 2.13.
+CPU = {"wave": 0, "attention": 0.9, "attention_start": 60, "interference": 0.0}
 # The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
 REFERENCE = {"gigaflops": 100.0, "gigabytes_per_second": 22.0, "kernel_microseconds": 1.4, "message_microseconds": 33.0}
 MEASURED = {
@@ -95,7 +96,7 @@ def formula_rates(site, precision, sample_bytes=0):
         flops = (2 if precision == "fp64" else 1) / (assumed.core_gigaflops * 1e9)
         return Rates(
             flops=flops,
-            attention=flops,
+            attention=flops / kind["attention"],
             moved=1 / (assumed.core_gigabytes_per_second * 1e9),
             kernels=assumed.kernel_microseconds / 1e6,
             splits=assumed.split_pass_microseconds / 1e6,
@@ -195,18 +196,21 @@ def step_seconds(work, rates, site):
     on the cores, whichever is longer.
     """
     prices = Prices.at(rates, site, work.processes)
-    times = [rank_time(rank, work, prices) for rank in work.ranks]
-    longest = max(times, key=lambda each: each.compute + each.communication)
-    rank = work.ranks[times.index(longest)]
-    others = sum(each.compute + each.communication for each in times) - longest.compute - longest.communication
-    alone = work.micro_batches * longest.compute
-    chain = alone + work.fill * others
+    times, longest, chain = _chain(work, prices)
+    if (
+        len(times) > 1 and prices.crowding == 1
+    ):  # on cores of its own a stage computes at full rate while others wait for it
+        computing = [work.micro_batches * each.compute for each in times]
+        together = (sum(computing) - chain) / (len(times) - 1) / computing[longest]
+        prices = replace(prices, others=prices.others * min(1.0, max(0.0, together)))
+        times, longest, chain = _chain(work, prices)
+    rank, alone = work.ranks[longest], work.micro_batches * times[longest].compute
     mean = work.micro_batches * sum(each.compute for each in times) / len(times)
     compute = max(alone, mean * prices.crowding)
     phases = {
         "compute": compute,
         "bubble": max(0.0, chain - compute),
-        "communication": work.micro_batches * longest.communication + longest.once,
+        "communication": work.micro_batches * times[longest].communication + times[longest].once,
         "optimizer": prices.crowding * prices.load(rank.update, work.overlaps),
         "other": prices.crowding * rates.steps,
     }
@@ -214,6 +218,15 @@ def step_seconds(work, rates, site):
     starts += prices.host(rank.ends_forward) + prices.host(rank.ends_backward)
     busy = work.micro_batches * starts + phases["other"]
     return phases | {"data": _reading(work, prices, sum(phases.values()), busy)}
+
+
+def _chain(work, prices):
+    """(RankTimes, number of the longest, seconds that it computes and waits for the others)."""
+    times = [rank_time(rank, work, prices) for rank in work.ranks]
+    each = [time.compute + time.communication for time in times]
+    longest = each.index(max(each))
+    others = sum(each) - each[longest]
+    return times, longest, work.micro_batches * times[longest].compute + work.fill * others
 
 
 def _reading(work, prices, meanwhile, busy):
