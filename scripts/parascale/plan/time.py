@@ -197,11 +197,10 @@ def step_seconds(work, rates, site):
     """
     prices = Prices.at(rates, site, work.processes)
     times, longest, chain = _chain(work, prices)
-    if (
-        len(times) > 1 and prices.crowding == 1
-    ):  # on cores of its own a stage computes at full rate while others wait for it
+    if len(times) > 1 and prices.others and prices.crowding == 1:
+        # On a core of its own a stage computes at full rate while the others wait for it.
         computing = [work.micro_batches * each.compute for each in times]
-        together = (sum(computing) - chain) / (len(times) - 1) / computing[longest]
+        together = (sum(computing) - chain) / (len(times) - 1) / max(computing)
         prices = replace(prices, others=prices.others * min(1.0, max(0.0, together)))
         times, longest, chain = _chain(work, prices)
     rank, alone = work.ranks[longest], work.micro_batches * times[longest].compute

@@ -48,14 +48,14 @@ class QuotaCommand:
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    core_gigaflops: Number = option(82.0, "rate of one core, in runs on CPUs", above=0.0)
+    core_gigaflops: Number = option(90.0, "rate of one core, in runs on CPUs", above=0.0)
     core_gigabytes_per_second: Number = option(22.0, "memory bandwidth of one core", above=0.0)
     kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
         7000.0, "additional time of a pass through a block with tensor parallelism, on CPUs", above=0.0
     )
     shard_pass_microseconds: Number = option(4000.0, "additional time of a block's pass with FSDP, on CPUs", above=0.0)
-    contention: Number = option(0.2, "slowdown of a core while all cores of its CPU node compute", above=0.0)
+    contention: Number = option(0.1, "slowdown of a core while all cores of its CPU node compute", above=0.0)
     sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
     decode_megabytes_per_second: Number = option(32.0, "rate at which a core decodes and resizes JPEGs", above=0.0)
     data_megabytes_per_second: Number = option(5.0, "rate of preparing, converting or checking raw data", above=0.0)
