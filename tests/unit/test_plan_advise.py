@@ -15,7 +15,7 @@ from parascale.plan.advise import advise, reason, rule_of_thumb, scaling
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, predict
-from parascale.plan.search import NEAR
+from parascale.plan.search import NEAR, splits
 from parascale.settings import (
     Layout,
     Model,
@@ -71,6 +71,18 @@ def test_the_simpler_of_equals_stands_first():
     assert all("first layout" in each.reason for each in ranked[1:])
     slower = [s for each in ranked if (s := each.prediction.step_seconds) > NEAR * fastest]
     assert slower == sorted(slower) and len(slower) > 1, "what is slower stands by time alone"
+
+
+def test_the_first_is_called_simpler_only_where_it_is():
+    """DDP over two nodes takes 9 % longer than ZeRO-1, which it stands behind by its time."""
+    site = load_site(Config(sites="config/sites"), "jureca")
+    ranked = advise(load_workload("config/workloads", "wikitext2"), site, 8, "bf16", facts=DataFacts(33_278))
+    first, ddp = ranked[0], of_degrees(ranked, dp=8)
+    assert (
+        splits(ddp.layout) < splits(first.layout) and ddp.prediction.step_seconds < NEAR * first.prediction.step_seconds
+    )
+    said = [each.layout for each in ranked if "which is simpler" in each.reason]
+    assert said and all(splits(first.layout) < splits(layout) for layout in said)
 
 
 def test_what_is_paid_once_changes_no_order():

@@ -257,7 +257,7 @@ def test_advice_in_words(write, call):
     write()
     code, text = call("advise", "--workload", "w", "--gpus", "8", "--top", "3")
     assert code == 0 and re.match(
-        r"Weights, gradients and optimizer states \(\d+ MB\) fit one GPU: start with DDP\.", text
+        r"Weights, gradients and optimizer states \(\d+ MB\) fit one GPU: by rule of thumb, DDP\.", text
     ), text
     assert re.search(
         r"\d+ layouts for 8 GPUs of here, by time of a step; .* the simpler first\nIn \w+, as is usual here; .*; rests on formula",

@@ -83,7 +83,7 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {BY[by]}; of those within 10 % of the first, which formulas cannot tell apart, the simpler first"
+    order = f"by {BY[by]}; of those within 10 % of the fastest, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:

@@ -7,7 +7,7 @@ from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
 from parascale.plan.predict import Prediction, predict
-from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
+from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of, splits
 from parascale.settings import Layout, Run, identity
 
 GIGA = 1e9
@@ -53,7 +53,7 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    return [RankedLayout(run, predicted, reason(run, site, predicted, pairs[0][1])) for run, predicted in pairs]
+    return [RankedLayout(run, predicted, reason(run, site, predicted, pairs[0])) for run, predicted in pairs]
 
 
 def _as_seen(predicted, site, peak):
@@ -158,8 +158,8 @@ def nouns(site):
     return ("GPU", "GPUs") if site.device == "cuda" else ("process", "processes")
 
 
-def reason(run, site, prediction, best=None):
-    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. best: the Prediction of the first."""
+def reason(run, site, prediction, first=(None, None)):
+    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. first: Run and Prediction of the first."""
     layout, words = run.layout, []
     gpu, gpus = nouns(site)
     if not layout.dimensions:
@@ -198,12 +198,13 @@ def reason(run, site, prediction, best=None):
         for name, what in (*waits, ("communication", f"talking to other {gpus}")):
             if prediction.phases[name] > 0.1 * whole:
                 words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
+    chosen, best = first
     if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
-        slower = prediction.step_seconds / best.step_seconds
+        slower, simpler = prediction.step_seconds / best.step_seconds, splits(chosen.layout) < splits(layout)
         words.append(
-            f"a step takes {slower:.2f} × that of the first layout"
-            if slower > NEAR
-            else f"{'' if known else 'by formula '}a step takes about as long as the first layout's, which is simpler"
+            f"{'' if known else 'by formula '}a step takes about as long as the first layout's, which is simpler"
+            if slower <= NEAR and simpler
+            else f"a step takes {slower:.2f} × that of the first layout"
         )
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
@@ -228,10 +229,10 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return verdict(memory_moments(changed, site, vocabulary), capacity) == "fits"
 
     if fits(Layout(dp=gpus)):
-        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: start with DDP."
+        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: by rule of thumb, DDP."
     enough = next((count for count in (gpus, *(2**power for power in range(1, 13))) if fits(Layout(fsdp=count))), None)
     if enough == gpus:
-        return f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: start with FSDP."
+        return f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: by rule of thumb, FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
     if enough:

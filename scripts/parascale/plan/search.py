@@ -67,7 +67,7 @@ def ranked(found, measure):
     ordered = sorted(found, key=lambda pair: _quality(pair[1], measure))
     place, least = _quality(ordered[0][1], measure)
     near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
-    simpler = sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
+    simpler = sorted(near, key=lambda pair: (splits(pair[0].layout), _quality(pair[1], measure)))
     return simpler + ordered[len(near) :]
 
 
@@ -158,7 +158,7 @@ def _quality(predicted, measure):
     return ORDER.index(predicted.fits), math.inf if value is None else value
 
 
-def _splits(layout):
+def splits(layout):
     """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP, then the schedule."""
     return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
 
