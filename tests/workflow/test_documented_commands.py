@@ -15,7 +15,9 @@ import torch
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 from tests.unit.clusters import SHARED
+from tests.unit.folder_models import make_folder
 from tests.unit.test_documents import ROOT, THEIRS, commands
+from tests.unit.test_readme import TEXT, blocks
 
 from .programs import call
 from .small_project import link_project, write_texts
@@ -72,7 +74,8 @@ SLURM = "asks a cluster; test_documents.py looks whether the program has the opt
 NAMED = "a sentence names it without its arguments"
 # What is not run, and why.
 NOT_RUN = {
-    "parascale store free": NAMED,
+    **dict.fromkeys(("parascale store free", "parascale check model", "parascale checkpoint convert"), NAMED),
+    **dict.fromkeys(("parascale advise", "parascale prove"), NAMED),
     "python -m tests.published.score TABLE.csv": "needs the tests; test_plan_score.py runs it",
     "parascale launch": NAMED,
     "parascale prove proof/single proof/ddp": "needs two recordings; test_prove.py runs it",
@@ -139,6 +142,7 @@ class Reader:
         for name in ("tests", "Makefile", "pyproject.toml"):
             (self.planned / name).symlink_to(ROOT / name)
         (self.planned / "mine.yaml").write_text(THEIRS["mine.yaml"])
+        shutil.copy(ROOT / "config/runs.tsv", self.planned / "COPY")
 
     def _small_project(self):
         link_project(self.folder)
@@ -157,6 +161,11 @@ class Reader:
             rows = [{"document": f"w{row} w1 w2 w3 w4", "summary": f"w{row} w1"} for row in range(16)]
             (self.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (self.folder / "prompts.txt").write_text("w1 w2\nw3\n")
+        for folder in (self.folder, self.folder / "config/workloads"):
+            (folder / "poems.py").write_text(blocks()["python"])
+        (self.folder / "config/workloads/poems.yaml").write_text(blocks()["yaml"])
+        (self.folder / "config/workloads/poems.txt").write_text(TEXT)
+        make_folder(self.folder / "models/smollm", "SmolLM3", max_position_embeddings=512)
         (self.folder / "script.py").write_text("import sys\n\nprint(*sys.argv[1:], flush=True)\n")
 
     def _fake_slurm(self):
