@@ -116,16 +116,20 @@ def test_more_data_costs_more(jureca):
 
 
 def test_shards_of_a_text_are_encoded_at_the_price_of_one_job_and_a_start_each(jureca, monkeypatch):
-    """Joining them is a copy, and costs far less than encoding."""
+    """Joining them is a copy, and costs far less than encoding; so are tokens of one's own, and tokens in another format."""
 
     def hours(stage):
-        return price(other(stage, dataset="wikitext103-50k"), jureca, {}).hours_expected
+        return price(other(stage, dataset="wikitext103-50k"), jureca, {}).hours_expected - start
 
-    start, one = jureca.site.assumed.startup_seconds / 3600, hours("prepare")
-    datasets = jureca.project.datasets
-    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(datasets["wikitext103-50k"], shards=4))
-    assert 4 * (hours("encode") - start) == pytest.approx(one - start)
-    assert 0 < hours("prepare") - start < (one - start) / 20
+    start, datasets = jureca.site.assumed.startup_seconds / 3600, jureca.project.datasets
+    one, text = hours("prepare"), datasets["wikitext103-50k"]
+    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(text, shards=4))
+    assert 4 * hours("encode") == pytest.approx(one)
+    copied = hours("prepare")
+    assert 0 < copied < one / 20 and hours("convert") == hours("verify") == copied
+    flat = dataclasses.replace(text.source, files={"train": ["tokens/*.bin"]})
+    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(text, source=flat))
+    assert hours("prepare") == copied
 
 
 def test_shards_of_images_are_written_at_the_price_of_one_job_and_a_start_each(jureca):
