@@ -24,7 +24,7 @@ from snakemake.exceptions import WorkflowError
 from parascale.provenance import code_of
 from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
-from parascale.settings.project import project_words
+from parascale.settings.project import project_words, typed
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.pretrained import folders
 from parascale.errors import ParascaleError
@@ -87,7 +87,8 @@ def home():
 HOME = home()
 FILES = configuration_files()
 BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
-PROJECT = load_project(config, FILES, BASES)
+VALUES = typed(config, FILES)
+PROJECT = load_project(VALUES, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
@@ -114,7 +115,7 @@ SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task =
 # configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it. What another
 # workflow begins its commands with stays, as does what Snakemake itself begins them with.
 PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(
-    project_words(config, FILES, BASES)
+    project_words(VALUES, FILES, BASES)
 )
 COMMAND = f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; '
 shell.prefix((shell._get_process_prefix() + COMMAND).replace("{", "{{").replace("}", "}}"))

@@ -6,9 +6,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from snakemake.cli import parse_config
 
 from parascale.errors import ConfigError
 from parascale.settings import Layout, Model, load_project, load_workload, make
+from parascale.settings.project import typed
 from parascale.settings.runtable import read_rows
 
 WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
@@ -301,3 +303,21 @@ def test_variables_in_the_root_are_filled_in_or_missed(project, monkeypatch):
     assert project("run workload\na small\n", root="$SOME_SCRATCH/p").root == Path("/scratch/me/p")
     with pytest.raises(ConfigError, match=r"`root` = `\$NO_SCRATCH/p`: an environment variable in it is not set"):
         _ = project("run workload\na small\n", root="$NO_SCRATCH/p").root
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{documents: 500}",
+        "{workers: [0, 1], seconds: 0.5}",
+        "{a: {b: true, c: none, d: 1e3}}",
+        "[4, x, 'a: b', {c: 2}]",
+    ],
+)
+def test_what_snakemake_leaves_as_text_is_what_yaml_reads(text, tmp_path):
+    """Within mappings and lists; what a file has as text stays text."""
+    file = tmp_path / "config.yaml"
+    file.write_text("key: {label: '12'}\n")
+    given = parse_config([f"key={text}"])
+    assert typed(given, [file]) == {"key": yaml.safe_load(text)}
+    assert typed({"key": {"label": "12", "more": "12"}}, [file]) == {"key": {"label": "12", "more": 12}}

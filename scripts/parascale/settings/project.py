@@ -22,7 +22,16 @@ from parascale.settings.run import Run
 from parascale.settings.runtable import COLUMNS, read_rows
 from parascale.settings.site import Site
 from parascale.settings.workload import Workload
-from parascale.settings.yaml_files import Places, extended, merged, named_file, read_placed, resolved_paths, with_name
+from parascale.settings.yaml_files import (
+    Places,
+    extended,
+    merged,
+    named_file,
+    plain_value,
+    read_placed,
+    resolved_paths,
+    with_name,
+)
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,23 @@ def load_project_file(*files, overrides=None, bases=None):
     the folder of the first file.
     """
     return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])])
+
+
+def typed(values, files):
+    """A configuration from Snakemake, whose `--config` leaves all within mappings and lists as text: there as YAML reads it.
+
+    files: those that it was laid upon, which say what is text.
+    """
+
+    def of(value, read):
+        if isinstance(value, dict):
+            return {key: of(each, read.get(key) if isinstance(read, dict) else None) for key, each in value.items()}
+        if isinstance(value, list) and value != read:
+            return [of(each, None) for each in value]
+        return plain_value(value) if isinstance(value, str) and value != read else value
+
+    read = _read(files)
+    return {k: of(each, read.get(k)) if isinstance(each, (dict, list)) else each for k, each in values.items()}
 
 
 def project_words(values, files, bases):

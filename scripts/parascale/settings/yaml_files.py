@@ -17,6 +17,12 @@ from parascale.settings.options import declared
 from parascale.settings.paths import DEFAULTED
 
 
+def plain_value(text):
+    """What YAML reads where a text stands without quotes: a number, truth value, nothing, or that text."""
+    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    return text if tag == "tag:yaml.org,2002:str" else yaml.safe_load(text)
+
+
 class Places:
     """Where each key of a mapping was written. As text it is the file, and the line of a whole mapping that is one line."""
 
