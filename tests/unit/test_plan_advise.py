@@ -85,6 +85,14 @@ def test_the_first_is_called_simpler_only_where_it_is():
     assert said and all(splits(first.layout) < splits(layout) for layout in said)
 
 
+def test_a_batch_is_cut_as_it_pays_not_as_the_workload_has_it():
+    """But for images, of whose batch norms each part sees its own samples."""
+    cut = dataclasses.replace(LLAMA, training=dataclasses.replace(LLAMA.training, accumulate=8))
+    assert [each.run for each in advise(cut, CLUSTER, 4, "bf16", facts=FACTS)] == [
+        each.run for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)
+    ]
+
+
 def test_what_is_paid_once_changes_no_order():
     """A start of ten hours makes all layouts of a short job equally long; their steps are not."""
     slow = dataclasses.replace(CLUSTER, assumed=dataclasses.replace(CLUSTER.assumed, startup_seconds=36_000.0))

@@ -165,6 +165,7 @@ def test_the_chance_to_exceed_the_cap_is_that_of_the_range(tmp_path):
         plan = budget.make_plan(jobs()[2:], planner)
         assert plan.totals["chance_over_budget"] == pytest.approx(chance, abs=0.001)
         assert f"exceeded in {100 * chance:.0f} of 100 cases" in tables.text(plan)
+        assert ("it would not start" in tables.text(plan)) == bool(budget.refusals(plan)) == (end == "low")
     everything = budget.make_plan(jobs()[2:], planner, spent=Spent(1e6))
     assert everything.totals["chance_over_budget"] == 1
     assert budget.make_plan([], planner).totals["chance_over_budget"] < 0.001

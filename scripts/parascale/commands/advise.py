@@ -86,6 +86,8 @@ def advise(
     order = f"by {BY[by]}; of those within 10 % of the fastest, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
+    if any(each.run.workload.training.accumulate > 1 for each in ranked[:top]):
+        print("`accumulate` is a key of the workload's `training`; all else in brackets are columns of the run table")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
         print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
     print("Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > 1 else "")

@@ -32,10 +32,12 @@ class RankedLayout:
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
-    Each is tried with what it may be cut into (micro-batches, accumulation), with recomputation and with pipeline schedules, and stands
-    with what is best; what was trained stands beside, with its measured time.
+    Each is tried with what it may be cut into (micro-batches, accumulation, whatever the workload has), with recomputation and with
+    pipeline schedules, and stands with what is best; what was trained stands beside, with its measured time.
     by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
+    if not workload.of_images:  # whose batch norms see each accumulated part by itself
+        workload = replace(workload, training=replace(workload.training, accumulate=1))
     measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 

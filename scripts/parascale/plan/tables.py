@@ -45,7 +45,8 @@ def remarks(plan):
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         chance = "" if plan.unknown else f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
-        said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}")
+        over = "" if totals["core_hours_expected"] + plan.spent <= plan.cap else "; it would not start"
+        said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}{over}")
     elif totals["core_hours_expected"]:
         said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
     if (sized := [job.fits for job in plan.jobs if job.fits]) and {*sized} == {"fits"}:
