@@ -327,6 +327,11 @@ def test_advice_is_whole_and_ranked():
     assert ranked[0].layout.strategy() in ("multi_node", "fsdp", "hsdp")
 
 
+def test_more_gpus_than_the_usual_partition_has_are_refused():
+    with pytest.raises(ConfigError, match="25 nodes, and partition dc-gpu of jureca takes 24"):
+        advise(LLAMA, JURECA, 100, "bf16", facts=FACTS)
+
+
 def test_advice_for_512_gpus_takes_less_than_two_seconds():
     """A batch of 20,160 samples has 84 divisors."""
     model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
@@ -334,7 +339,7 @@ def test_advice_for_512_gpus_takes_less_than_two_seconds():
         Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=20_160)
     )
     began = time.process_time()
-    ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
+    ranked = advise(workload, dataclasses.replace(JURECA, partitions=[]), 512, "bf16", facts=DataFacts(32000))
     assert within(time.process_time() - began, 2) and len(ranked) > 50
     assert ranked[0].prediction.fits == "fits"
 

@@ -90,7 +90,11 @@ def advise(
         print("`accumulate` is a key of the workload's `training`; all else in brackets are columns of the run table")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
         print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
-    print("Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > 1 else "")
+    if core_hours:
+        print("Core-hours are of the training alone: `-n` prices it with data, proof and checkpoints")
+    print(
+        "Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > (site.gpus_charged_whole or 1) else ""
+    )
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
         if bought := paid(advice):

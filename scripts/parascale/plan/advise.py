@@ -122,7 +122,7 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
         steps.append(Step(count, best, efficiency, least if per_node and least < count == per_node else None))
     least = min(map(_time_by_cost, steps))
     knee = next(step for step in steps if _time_by_cost(step) <= NEAR * least)
-    return [replace(step, knee=step is knee and len(steps) > 1) for step in steps]
+    return [replace(step, knee=step is knee is not steps[-1]) for step in steps]  # at the last, more may be better yet
 
 
 def _time_by_cost(step):

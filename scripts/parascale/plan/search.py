@@ -27,6 +27,11 @@ def layouts(workload, site, gpus):
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
+    usual = next(iter(site.partitions), None)
+    if usual and usual.max_nodes and nodes > usual.max_nodes:
+        raise ConfigError(
+            f"{gpus} GPUs are {nodes} nodes, and partition {usual.name} of {site.name} takes {usual.max_nodes}"
+        )
     for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
         for pp in _divisors(gpus // tp):
             for fsdp in _divisors(gpus // tp // pp):
@@ -198,8 +203,6 @@ def _changes(run):
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
     if layout.reduce == "step":
         yield "reduce = part", with_layout(reduce="part")
-    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
-        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     for factor in (2, 4, 8, 16, 32):
         if layout.pp > 1:
             yield (
@@ -211,6 +214,8 @@ def _changes(run):
                 f"training.accumulate = {training.accumulate * factor}",
                 with_training(accumulate=training.accumulate * factor),
             )
+    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
+        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     if run.precision in ("fp32", "tf32"):
         yield "precision = bf16", replace(run, precision="bf16")
     for factor in (2, 4, 8, 16):

@@ -3,7 +3,6 @@
 from collections import defaultdict
 
 from parascale.plan.budget import NAMED, ranges, reasons, rows, warnings
-from parascale.plan.price import title
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
 KINDS = {"run": "trainings", "parity": "parity runs"}
@@ -85,9 +84,14 @@ def _shares_of(plan):
         yield f"Of that: {said}{without if kinds['parity runs'] else ''}"
     if idle := plan.totals["core_hours_idle"]:
         yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
-    if dearest := [job for job in priced if job.run and job.parts][:NAMED]:
-        named = ", ".join(f"{title(job.rule, job.wildcards)} {_priced([job])}" for job in dearest)
-        yield f"Dearest: {named}; a copy of the run table without their rows leaves them out: --config runs=COPY"
+    by_row = defaultdict(list)
+    for job in priced:
+        if job.run and job.core_hours_expected:
+            by_row[job.run].append(job)
+    dearest = sorted(by_row.items(), key=lambda row: -sum(job.core_hours_expected for job in row[1]))[:NAMED]
+    if named := ", ".join(f"{name} {said}" for name, jobs in dearest if (said := _priced(jobs))):
+        without = "a copy of the run table without them, and rows whose `baseline` they are, leaves them out: --config runs=COPY"
+        yield f"Dearest rows, with all their jobs: {named}; {without}"
 
 
 def _priced(jobs):
