@@ -19,6 +19,7 @@ from parascale.check import parts, processes
 from parascale.check.processes import Here
 from parascale.errors import TrainingError
 from parascale.files import read_json, write_json, write_text
+from parascale.parallel.communication import OPERATIONS
 from parascale.plan.predict import data_facts, predict
 
 from ..distributed.harness import run_on_ranks
@@ -82,7 +83,7 @@ def test_four_libraries_are_enough(tmp_path):
     """Neither the command's own library nor those of reports, data, checkpoints and tests, for what trains is loaded."""
     _, found = checked(tmp_path, "--part", "collectives")
     rates = [row for row in found["collectives"] if "bus bandwidth" in row["what"]]
-    assert len(rates) == 10 and all(row["value"] > 0 for row in rates)
+    assert len(rates) == 2 * len(OPERATIONS) and all(row["value"] > 0 for row in rates)
 
 
 @pytest.mark.slow
