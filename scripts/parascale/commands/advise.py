@@ -74,6 +74,9 @@ def advise(
         print(json.dumps(found, indent=2))
         return
     how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
+    own = workload.training.accumulate
+    if any(each.run.workload.training.accumulate != own for each in ranked):
+        how += f"; `accumulate`, 1 where none is said, stands in the workload's `training`, now {own}"
     if scaling:
         print("\n".join([how, *scaling_lines(steps, site, paid)]))
         return
@@ -83,11 +86,9 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {BY[by]}; of those within 10 % of the fastest, which formulas cannot tell apart, the simpler first"
+    order = f"by {BY[by]}; of those within 10 % of the best, which formulas cannot tell apart, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
-    if any(each.run.workload.training.accumulate > 1 for each in ranked[:top]):
-        print("`accumulate` is a key of the workload's `training`; all else in brackets are columns of the run table")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
         print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
     if core_hours:

@@ -91,7 +91,8 @@ def operation(name, elements, device, group, filled=1.0):
         return ring, received
     if name == "host_to_device":
         host = torch.full((elements,), filled, pin_memory=device.type == "cuda")
-        return lambda: whole.copy_(host, non_blocking=True), whole
+        copy = torch.zeros_like(whole)
+        return lambda: copy.copy_(host, non_blocking=True), copy
     return {
         "all_reduce": (lambda: dist.all_reduce(whole, group=group), whole),
         "all_gather": (lambda: dist.all_gather_into_tensor(whole, part, group=group), whole),

@@ -5,6 +5,7 @@ At worst a training takes what 95 of 100 do when nodes fail at the site's rate, 
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -178,9 +179,9 @@ def _of_data(stage, name, planner):
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         return None, f"size of the data: download it, or give data.expected.{wanted} in the workload"
     assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
-    files = str(getattr(project.datasets[name].source, "files", "")).lower()
-    of_tokens = ".bin" in files or ".npy" in files
-    # Tokens are copied, as are shards that are joined; 80 to 1,000 MB/s on a core of an AMD EPYC.
+    files = re.split(r"[\[\]',}]+", str(project.datasets[name].source.files).lower())
+    of_tokens = any(file.endswith((".bin", ".npy")) for file in files)
+    # Tokens are copied, as are shards that are joined.
     copied = stage in ("convert", "verify") or (stage == "prepare" and (of_tokens or shards > 1))
     if copied and not of_images:
         return size / (assumed.save_gigabytes_per_second * 1e9), None

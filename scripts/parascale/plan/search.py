@@ -203,7 +203,8 @@ def _changes(run):
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
     if layout.reduce == "step":
         yield "reduce = part", with_layout(reduce="part")
-    for factor in (2, 4, 8, 16, 32):
+    factors = () if run.workload.of_images else (2, 4, 8, 16, 32)  # parts see batch norms of their own
+    for factor in factors:
         if layout.pp > 1:
             yield (
                 f"micro_batches = {layout.micro_batches * factor}",

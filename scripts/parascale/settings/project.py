@@ -149,7 +149,8 @@ def load_project_file(*files, overrides=None, bases=None):
 
 
 def typed(values, files):
-    """A configuration from Snakemake, whose `--config` leaves all within mappings and lists as text: there as YAML reads it.
+    """A configuration from Snakemake, whose `--config` leaves all within mappings and lists as text: numbers and truth values
+    are read there as YAML reads them without quotes, which are lost.
 
     files: those that it was laid upon, which say what is text.
     """

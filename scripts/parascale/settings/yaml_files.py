@@ -18,9 +18,9 @@ from parascale.settings.paths import DEFAULTED
 
 
 def plain_value(text):
-    """What YAML reads where a text stands without quotes: a number, truth value, nothing, or that text."""
+    """What YAML reads where a text stands without quotes: a number, truth value, or that text."""
     tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
-    return text if tag == "tag:yaml.org,2002:str" else yaml.safe_load(text)
+    return yaml.safe_load(text) if tag.rpartition(":")[2] in ("int", "float", "bool") else text
 
 
 class Places:
