@@ -2,6 +2,7 @@
 
 import pytest
 
+from parascale.plan.planner import Planner
 from parascale.report import build_report, load_records, write_report
 from parascale.settings.project import load_project_file
 from tests.command import call
@@ -56,3 +57,10 @@ def site(tmp_path, monkeypatch):
 def executor(tmp_path, monkeypatch):
     """A RootExecutor that notes what it would do, and the queue that it sees."""
     return executor_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def jureca(tmp_path_factory):
+    """The Planner of the shipped configuration, before anything has run."""
+    root = str(tmp_path_factory.mktemp("root"))
+    return Planner(load_project_file("config/config.yaml", "config/jureca.yaml", overrides={"root": root}))

@@ -1,6 +1,5 @@
 """The plan's sums, limits, cap and calendar: what is charged, what is refused, what is unknown."""
 
-import bisect
 import dataclasses
 import json
 import math
@@ -17,7 +16,6 @@ from parascale.plan.memory import memory_moments, peak, verdict
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, worst_seconds
 from parascale.plan.price import PlannedJob, PricedJob
-from parascale.plan.search import find_remedy
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.project import Project
@@ -325,34 +323,6 @@ def test_communicators_take_memory_of_gpus_for_each_degree():
     each = JURECA.assumed.communicator_gigabytes * 1e9
     communicators = [peak(memory_moments(run, site, 5000))["communicators"] for site in (JURECA, laptop)]
     assert communicators == [int(2 * each), 0] != [0, 0]
-
-
-def remedy_where_it_just_fits(run, changed):
-    """What is advised for `run` where a device has just the memory for `changed`."""
-    moments = memory_moments(changed, JURECA, 5000)
-    capacity = bisect.bisect_left(range(10**12), True, key=lambda size: verdict(moments, size) == "fits")
-    assert verdict(memory_moments(run, JURECA, 5000), capacity) != "fits"
-    return find_remedy(run, JURECA, 5000, capacity)
-
-
-def test_the_smallest_change_that_helps_is_advised():
-    """Parts of a batch by powers of two, or micro-batches where there is a pipeline; weights that are freed after their use."""
-    training = LanguageTraining(steps=9, window=1024, global_batch=64)
-    workload = make(Workload, name="w", model=make(Model, dim=512, heads=8, layers=8), training=training)
-    single = Run("r", workload, Layout(activation_checkpointing=True))
-    for parts in (2, 4, 8, 16, 32):
-        cut = dataclasses.replace(workload, training=dataclasses.replace(training, accumulate=parts))
-        assert remedy_where_it_just_fits(single, dataclasses.replace(single, workload=cut)) == (
-            f"training.accumulate = {parts}"
-        )
-    stages = Layout(gpus_per_node=2, pp=2, micro_batches=4, activation_checkpointing=True)
-    deep, finer = (Run("r", workload, dataclasses.replace(stages, micro_batches=count)) for count in (4, 8))
-    assert remedy_where_it_just_fits(deep, finer) == "micro_batches = 8"
-    kept, freed = (
-        Run("r", workload, Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True, reshard_after_forward=freed))
-        for freed in (False, True)
-    )
-    assert remedy_where_it_just_fits(kept, freed) == "reshard_after_forward = true"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from parascale.errors import ConfigError, ParascaleError
+from parascale.plan.limits import Request, violations
 from parascale.plan.memory import memory_moments, verdict
 from parascale.settings import Layout, Run, compiled_where_it_gains
 from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
@@ -27,11 +28,8 @@ def layouts(workload, site, gpus):
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
-    usual = next(iter(site.partitions), None)
-    if usual and usual.max_nodes and nodes > usual.max_nodes:
-        raise ConfigError(
-            f"{gpus} GPUs are {nodes} nodes, and partition {usual.name} of {site.name} takes {usual.max_nodes}"
-        )
+    if said := violations(Request(f"{gpus} GPUs", nodes, gpus // nodes, None), site):
+        raise ConfigError(said[0])
     for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
         for pp in _divisors(gpus // tp):
             for fsdp in _divisors(gpus // tp // pp):
@@ -203,8 +201,7 @@ def _changes(run):
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
     if layout.reduce == "step":
         yield "reduce = part", with_layout(reduce="part")
-    factors = () if run.workload.of_images else (2, 4, 8, 16, 32)  # parts see batch norms of their own
-    for factor in factors:
+    for factor in (2, 4, 8, 16, 32):
         if layout.pp > 1:
             yield (
                 f"micro_batches = {layout.micro_batches * factor}",

@@ -1,0 +1,94 @@
+"""Advice where layouts were trained: what was measured stands among what is predicted."""
+
+import dataclasses
+
+import pytest
+
+from parascale.commands.advise import line
+from parascale.plan.advise import advise
+from parascale.plan.calibrate import Calibration, Observation
+from parascale.settings import (
+    Layout,
+    Run,
+    compiled_where_it_gains,
+)
+from tests.unit.test_plan_advise import FACTS, LAPTOP, LLAMA, SCHEDULES, batch_of
+from tests.unit.test_plan_fit import CLUSTER
+
+
+def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
+    """Layouts that were trained have the places of their measured steps, and say so."""
+    best, other, *_ = (
+        each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"
+    )
+    seen = {best.layout: 3 * best.prediction.step_seconds, other.layout: other.prediction.step_seconds}
+    observed = tuple(
+        Observation(
+            "run", "r", dataclasses.asdict(each.run), FACTS.vocabulary, seen[each.layout], {}, extra_seconds=1.0
+        )
+        for each in (best, other)
+    )
+    after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, observed), FACTS)
+    measured = [each for each in after if each.layout in seen]
+    assert [each.layout for each in measured] == [other.layout, best.layout]
+    assert all(each.prediction.step_seconds == seen[each.layout] and ", measured" in line(each) for each in measured)
+    assert sum(", measured" in line(each) for each in after) == 2
+
+
+@pytest.mark.parametrize(("peak", "fits"), [(10e9, "fits"), (72e9, "risky"), (90e9, "does not fit")])
+def test_what_a_layout_was_seen_to_need_decides_whether_it_fits(peak, fits):
+    """Of 80 GB, whatever was planned; torch's record of a GPU is without libraries and communicators."""
+    first = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)[0]
+    seen = Observation(
+        *("run", "r", dataclasses.asdict(first.run), FACTS.vocabulary, first.prediction.step_seconds, {}),
+        **{"extra_seconds": 1.0, "peak_memory_bytes": int(peak)},
+    )
+    after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
+    (again,) = (each for each in after if each.prediction.basis == "history")
+    predicted = again.prediction
+    besides = predicted.memory["libraries"] + predicted.memory["communicators"]
+    assert (predicted.memory_bytes, predicted.fits) == (int(peak) + besides, fits) and besides > 0
+    assert fits == "fits" or again is not after[0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_that_was_trained_is_ranked_whatever_its_schedule(schedule):
+    """Those too that are never advised."""
+    workload, layout = batch_of(8), Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule)
+    run = compiled_where_it_gains(Run("r", workload, layout, "bf16"), CLUSTER)
+    run.check()
+    seen = Observation("run", "r", dataclasses.asdict(run), FACTS.vocabulary, 1e-3, {}, extra_seconds=1.0)
+    first = advise(workload, CLUSTER, 2, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)[0]
+    assert first.run.layout == run.layout and ", measured" in line(first) and first.reason
+
+
+def test_advice_is_for_the_rows_that_a_table_would_hold():
+    """Compiled where rows are, so that what probes and runs showed refines it; each measured layout stands once."""
+    ranked = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)
+    assert {each.layout.compile for each in ranked} == {True}
+    assert not any(each.layout.compile for each in advise(LLAMA, LAPTOP, 2, facts=FACTS))
+    first = ranked[0]
+    seen = Observation("run", "r", dataclasses.asdict(first.run), FACTS.vocabulary, 1.0, {}, extra_seconds=1.0)
+    after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
+    assert len(after) == len(ranked) and {each.prediction.basis for each in after} <= {"history", "fit", "probe"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"average_every": 10},
+        {"scaling": "weak"},
+        {"engine": "lightning"},
+        {"deterministic": True},
+        {"profile": "5-6"},
+        {"layout": {"gpus_per_node": 4, "idle_gpus": 2}},
+    ],
+)
+def test_another_method_is_no_layout(other):
+    """A finished run that is no plain training of the workload has no place in the ranking."""
+    plain = next(each.run for each in advise(LLAMA, CLUSTER, 2, "bf16", facts=FACTS) if each.layout.dp == 2)
+    layout = dataclasses.replace(plain.layout, **other.get("layout", {}))
+    run = dataclasses.replace(plain, **other | {"layout": layout})
+    seen = Observation("run", "r", dataclasses.asdict(run), FACTS.vocabulary, 1e-3, {}, extra_seconds=1.0)
+    after = advise(LLAMA, CLUSTER, 2, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
+    assert "history" not in {each.prediction.basis for each in after}
