@@ -56,6 +56,11 @@ class Plan:
     targets: tuple = ()
     calibrating: str = ""
 
+    @property
+    def exceeds_cap(self):
+        """Whether it is expected to cost more than its cap, beside what was spent before."""
+        return self.cap is not None and self.spent + self.totals["core_hours_expected"] > self.cap
+
     def as_dict(self):
         """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
         quota = {"quota": self.quota and self.quota.core_hours, "quota_words": self.quota and self.quota.words}
@@ -183,7 +188,7 @@ def refusals(plan):
     if plan.violations:
         said.append("these jobs can never start:\n  " + "\n  ".join(plan.violations))
     expected, repeats = plan.totals["core_hours_expected"], plan.totals["core_hours_repeated"]
-    if plan.cap is not None and plan.spent + expected > plan.cap:
+    if plan.exceeds_cap:
         beside = f" beside {plan.spent:,.2f} core-h spent before" if plan.spent else ""
         said.append(
             f"the plan is expected to cost {expected:,.2f} core-h{beside}, more than budget.core_hours = {plan.cap:,g}. "

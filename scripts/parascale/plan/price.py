@@ -179,14 +179,20 @@ def _of_data(stage, name, planner):
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         return None, f"size of the data: download it, or give data.expected.{wanted} in the workload"
     assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
-    files = re.split(r"[\[\]',}]+", str(project.datasets[name].source.files).lower())
-    of_tokens = any(file.endswith((".bin", ".npy")) for file in files)
     # Tokens are copied, as are shards that are joined.
-    copied = stage in ("convert", "verify") or (stage == "prepare" and (of_tokens or shards > 1))
+    copied = stage in ("convert", "verify") or (
+        stage == "prepare" and (shards > 1 or _has_flat_tokens(project.datasets[name]))
+    )
     if copied and not of_images:
         return size / (assumed.save_gigabytes_per_second * 1e9), None
     jobs = {"encode": shards, "convert": project.config.formats.shards if of_images else 1}
     return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1), None
+
+
+def _has_flat_tokens(data):
+    """Whether the files of a dataset, of which slices may be named (`tokens.bin[:50%]`), are flat tokens."""
+    named = [file for entry in data.source.files.values() for file in (entry if isinstance(entry, list) else [entry])]
+    return any(re.search(r"\.(bin|npy)(\[|$)", str(file).lower()) for file in named)
 
 
 def _raw_bytes(name, project):

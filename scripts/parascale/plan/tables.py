@@ -44,7 +44,7 @@ def remarks(plan):
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         chance = "" if plan.unknown else f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
-        over = "" if totals["core_hours_expected"] + plan.spent <= plan.cap else "; it would not start"
+        over = "; it would not start" if plan.exceeds_cap else ""
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}{over}")
     elif totals["core_hours_expected"]:
         said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
@@ -86,10 +86,10 @@ def _shares_of(plan):
         yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
     by_row = defaultdict(list)
     for job in priced:
-        if job.run and job.core_hours_expected:
+        if job.run and job.parts:
             by_row[job.run].append(job)
     dearest = sorted(by_row.items(), key=lambda row: -sum(job.core_hours_expected for job in row[1]))[:NAMED]
-    if named := ", ".join(f"{name} {said}" for name, jobs in dearest if (said := _priced(jobs))):
+    if named := ", ".join(f"{name} {_priced(jobs)}" for name, jobs in dearest):
         without = "a copy of the run table without them, and rows whose `baseline` they are, leaves them out: --config runs=COPY"
         yield f"Dearest rows, with all their jobs: {named}; {without}"
 
