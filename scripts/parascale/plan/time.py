@@ -198,10 +198,12 @@ def step_seconds(work, rates, site):
     prices = Prices.at(rates, site, work.processes)
     times, longest, chain = _chain(work, prices)
     if len(times) > 1 and prices.others and prices.crowding == 1:
-        # On a core of its own a stage computes at full rate while the others wait for it.
+        # On cores of its own a stage and its replicas compute at full rate while the others wait for them.
         computing = [work.micro_batches * each.compute for each in times]
         together = (sum(computing) - chain) / (len(times) - 1) / max(computing)
-        prices = replace(prices, others=prices.others * min(1.0, max(0.0, together)))
+        core = 1 / max(1, (site.cores_per_node or 1) - 1)  # part of the other cores
+        own = max(0.0, (prices.others + core) / len(times) - core)
+        prices = replace(prices, others=own + (prices.others - own) * min(1.0, max(0.0, together)))
         times, longest, chain = _chain(work, prices)
     rank, alone = work.ranks[longest], work.micro_batches * times[longest].compute
     mean = work.micro_batches * sum(each.compute for each in times) / len(times)
