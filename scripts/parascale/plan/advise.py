@@ -94,7 +94,7 @@ class Step:
 
 
 def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
-    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked.
+    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked, unless it is the last.
 
     Start-up, evaluation and saving weigh much in a short run and little in a long one: efficiency and knee are those of training steps
     alone. The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over

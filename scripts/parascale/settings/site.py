@@ -58,11 +58,15 @@ class Assumed:
     contention: Number = option(0.1, "slowdown of a core while all cores of its CPU node compute", above=0.0)
     sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
     decode_megabytes_per_second: Number = option(32.0, "rate at which a core decodes and resizes JPEGs", above=0.0)
-    data_megabytes_per_second: Number = option(5.0, "rate of preparing, converting or checking raw data", above=0.0)
+    data_megabytes_per_second: Number = option(
+        5.0, "rate of preparing texts, and of preparing, converting or checking images", above=0.0
+    )
     failures_per_node_day: Number = option(0.01, "failures of a node in a day, for a plan's worst case", low=0.0)
     step_milliseconds: Number = option(3.0, "time of a step beside its phases, in runs on CPUs", above=0.0)
     startup_seconds: Number = option(30.0, "time from the start of a job to its first step", above=0.0)
-    save_gigabytes_per_second: Number = option(0.5, "rate of saving and of checking a checkpoint", above=0.0)
+    save_gigabytes_per_second: Number = option(
+        0.5, "rate of saving and of checking a checkpoint, and of copying tokens", above=0.0
+    )
     library_gigabytes: Number = option(0.5, "memory of a process's libraries; probes measure it on CPUs", above=0.0)
     communicator_gigabytes: Number = option(0.3, "memory of a process group on GPUs; no probe measures it", above=0.0)
     unknown_hours: Number = option(4.0, "time limit of a job of unknown length, if no partition limits it", above=0.0)
