@@ -11,7 +11,9 @@ from parascale.settings import (
     Layout,
     Run,
     compiled_where_it_gains,
+    strict,
 )
+from parascale.settings.runtable import as_table, read_rows
 from tests.unit.test_plan_advise import FACTS, LAPTOP, LLAMA, SCHEDULES, batch_of
 from tests.unit.test_plan_fit import CLUSTER
 
@@ -62,9 +64,20 @@ def test_a_pipeline_that_was_trained_is_ranked_whatever_its_schedule(schedule):
     assert first.run.layout == run.layout and ", measured" in line(first) and first.reason
 
 
-def test_advice_is_for_the_rows_that_a_table_would_hold():
-    """Compiled where rows are, so that what probes and runs showed refines it; each measured layout stands once."""
-    ranked = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)
+def test_advice_is_for_the_rows_that_a_table_would_hold(tmp_path):
+    """Each, written as a table and read again, is the same run. Compiled where rows are, so that what probes and runs showed refines it; each
+    measured layout stands once."""
+    ranked, path = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS), tmp_path / "runs.tsv"
+    for run in (
+        *(each.run for each in ranked),
+        Run("r", LLAMA, Layout(gpus_per_node=4, fsdp=4, sync_batch_norm=False)),
+    ):
+        run = compiled_where_it_gains(run, CLUSTER)
+        path.write_text(as_table(run), encoding="utf-8")
+        ((row, place),) = read_rows(path)
+        assert row["workload"] == LLAMA.name
+        read = strict.load(Run, row | {"workload": run.workload}, place)
+        assert compiled_where_it_gains(read, CLUSTER) == run
     assert {each.layout.compile for each in ranked} == {True}
     assert not any(each.layout.compile for each in advise(LLAMA, LAPTOP, 2, facts=FACTS))
     first = ranked[0]

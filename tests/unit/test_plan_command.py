@@ -26,7 +26,7 @@ memory_gigabytes_per_second: 1555
 partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
 """
 WORKLOAD = """
-data: {{source: {{kind: builtin, name: documentation}}, expected: {{vocabulary: 5000}}}}
+data: {{source: {{kind: builtin, name: documentation}}, expected: {{vocabulary: 5000{tokens}}}}}
 model: {{dim: {dim}, heads: 4, layers: 4}}
 training: {{steps: {steps}}}
 """
@@ -37,10 +37,10 @@ RUNS = "run\tworkload\tnodes\tgpus_per_node\tdp\nsingle\tw\t1\t1\t1\nwide\tw\t8\
 def write(tmp_path):
     """A function that writes a small project with these settings."""
 
-    def written(dim=128, steps=1000, config=""):
+    def written(dim=128, steps=1000, config="", tokens=""):
         for place, text in (
             ("config/sites/here.yaml", SITE),
-            ("config/workloads/w.yaml", WORKLOAD.format(dim=dim, steps=steps)),
+            ("config/workloads/w.yaml", WORKLOAD.format(dim=dim, steps=steps, tokens=tokens)),
             ("config/runs.tsv", RUNS),
             ("config/config.yaml", f"site: here\n{config}"),
             ("Snakefile", ""),
@@ -274,6 +274,22 @@ def test_advice_in_words(write, call):
     assert code == 78 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 
 
+def test_the_first_advice_is_a_table_that_trains_it(write, call, tmp_path):
+    """Priced alike, with what its workload needs, and a word where its proof, in fp32, may not fit."""
+    write(dim=1024, steps=7)
+    text = call("advise", "--workload", "w", "--gpus", "1", "--global-batch", "6144", "--core-hours", "100")[1]
+    found = re.search(
+        r"`training: {(.*)}` in its workload, for --config runs=FILE:\n(run\tworkload\t.*\n.*)\n(.*)", text
+    )
+    keys, table, proof = found.groups()
+    assert re.fullmatch(r"global_batch: 6144, accumulate: \d+, steps: \d+", keys) and " it would fit with " in proof
+    (tmp_path / "mine.tsv").write_text(table)
+    place = tmp_path / "config/workloads/w.yaml"
+    place.write_text(place.read_text().replace("steps: 7", keys))
+    (tmp_path / "config/config.yaml").write_text("site: here\nruns: ../mine.tsv\n")
+    assert re.search(r"w-1 \(single\): .*(?:\n .*)* 100 core-h \(", call("plan")[1])
+
+
 def test_advice_can_be_ranked_by_what_it_costs(write, advise):
     """Of those that fit the cheaper stand first, near equals apart."""
     write()
@@ -317,12 +333,12 @@ def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise):
 
 def test_core_hours_say_how_far_they_take_each_layout(write, advise):
     """In words and in JSON, of layouts and of numbers of GPUs; as many steps as are paid for, and not one more."""
-    write()
+    write(tokens=", train_tokens: 50000")
     arguments = ("--workload", "w", "--core-hours", "5000", "--gpus", "8")
     for more in ((), ("--scaling",)):
         text, found = advise(*arguments, *more), json.loads(advise(*arguments, *more, "--json"))
         paid = re.findall(
-            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\): ([\d,]+) steps in [\d,]+ h \d\d min$",
+            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\), [\d.]+ [kM] passes over the data: ([\d,]+) steps in [\d,]+ h \d\d min",
             text,
             re.MULTILINE,
         )
@@ -333,6 +349,9 @@ def test_core_hours_say_how_far_they_take_each_layout(write, advise):
         assert first["tokens_low"] < first["tokens"] < first["tokens_high"]
         nodes = first["layout"]["nodes"]
         assert first["days"] * 24 * 128 * nodes == pytest.approx(5000, rel=1e-4)
+        assert first["passes"] == pytest.approx(first["tokens"] / 50000, rel=0.01)
+        longer = [each["days"] > 1 for each in found][: len(paid)]
+        assert [line.endswith(", in jobs of up to 24 h") for line in text.splitlines() if "pay for" in line] == longer
     assert "pay for" not in advise("--workload", "w", "--gpus", "8")
 
 

@@ -8,12 +8,14 @@ from click.core import ParameterSource
 
 from parascale.cli import COUNT, with_project
 from parascale.plan import advise as advice_of
-from parascale.plan import calibrate
-from parascale.plan.predict import data_facts
+from parascale.plan import calibrate, limits
+from parascale.plan.budget import of_memory
+from parascale.plan.predict import data_facts, predict
 from parascale.report import numbers
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
+from parascale.settings.runtable import as_table
 
 BY = {"time": "time of a step", "core_hours": "core-hours"}
 
@@ -50,6 +52,7 @@ def advise(
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
     workload.refuse_script("which layouts it has, and what they take, only its runs tell")
+    own = workload.training
     if global_batch:
         training = dataclasses.replace(workload.training, global_batch=global_batch)
         workload = dataclasses.replace(workload, training=training)
@@ -74,9 +77,6 @@ def advise(
         print(json.dumps(found, indent=2))
         return
     how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
-    own = workload.training.accumulate
-    if any(each.run.workload.training.accumulate != own for each in ranked):
-        how += f"; `accumulate`, 1 where none is said, stands in the workload's `training`, now {own}"
     if scaling:
         print("\n".join([how, *scaling_lines(steps, site, paid)]))
         return
@@ -99,15 +99,37 @@ def advise(
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
         if bought := paid(advice):
-            print(f"     {_in_words(bought)}")
+            print(f"     {_in_words(bought, advice, site)}")
+    print_table(ranked[0].run, f"{workload.name}-{gpus}", own, paid(ranked[0]))
+    proof = ranked[0].run.parity(project.config.parity.steps, project.config.parity.precision)
+    proof = predict(proof, site, known, facts)
+    if proof.fits in ("risky", "does not fit"):
+        print(of_memory("parity, its proof of same results", proof))
 
 
-def _in_words(paid):
+def print_table(run, name, own, paid):
+    """A run as a table of its own, and what its workload must say otherwise than its `own` training. paid: see `advice_of.bought`."""
+    training = run.workload.training
+    if paid:
+        training = dataclasses.replace(training, steps=paid["steps"], epochs=None)
+    keys = ("global_batch", "accumulate", "steps", "epochs")
+    changed = {key: value for key in keys if (value := getattr(training, key)) != getattr(own, key)}
+    said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
+    needs = f"with `training: {{{said}}}` in its workload, " if said else ""
+    print(f"\nNumber 1 as a run table, {needs}for --config runs=FILE:")
+    print(as_table(dataclasses.replace(run, run=name)))
+
+
+def _in_words(paid, advice, site):
     """What `advice_of.bought` says, in words."""
-    unit, (hours, steps, done, *ends, days) = [*paid][2], paid.values()
-    lasts = numbers.duration(86400 * days)
-    work = f"{numbers.short(done)} {unit} ({' to '.join(map(numbers.short, ends))})"
-    return f"{hours:,g} core-h pay for {work}: {steps:,} steps in {lasts}"
+    workload, (longest, hours) = advice.run.workload, (limits.max_hours(site), 24 * paid["days"])
+    done, *ends = (numbers.short(paid[f"{workload.unit}{end}"]) for end in ("", "_low", "_high"))
+    passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""
+    lasts = (
+        f"{numbers.duration(3600 * hours)}{f', in jobs of up to {longest:g} h' if longest and hours > longest else ''}"
+    )
+    work = f"{done} {workload.unit}{' of summaries' * workload.of_pairs} ({' to '.join(ends)}){passes}"
+    return f"{paid['core_hours']:,g} core-h pay for {work}: {paid['steps']:,} steps in {lasts}"
 
 
 def _refuse_options_of_a_list():
@@ -133,7 +155,13 @@ def scaling_lines(steps, site, paid):
             each = f"{step.gpus} {gpus} are charged for an hour as much as {step.free_from}, because whole nodes are"
             lines.append(f"{'':11}{each}: fewer save nothing")
         if bought := paid(step.advice):
-            lines.append(f"{'':11}{_in_words(bought)}")
+            lines.append(f"{'':11}{_in_words(bought, step.advice, site)}")
+    if not any(step.knee for step in steps):
+        lines.append(
+            f"No knee: {steps[-1].gpus} {gpus} are the best trade of time against cost so far, and more may be better"
+        )
+    if any(step.efficiency > 1.005 for step in steps):
+        lines.append("More than 100 %: a smaller share of the batch and of the model is cut or recomputed less")
     return lines
 
 

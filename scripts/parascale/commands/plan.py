@@ -10,7 +10,7 @@ from parascale.data.named_files import missing_data
 from parascale.plan import budget, ledger, limits, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import cores_asked
-from parascale.plan.price import PlannedJob
+from parascale.plan.price import PlannedJob, title
 from parascale.report.numbers import plural, price
 
 BASES = {
@@ -141,7 +141,7 @@ def judge(names, planner):
         if not planner.reason(name).shown:  # what a finished one was charged is in what was spent
             left.append(job)
         if prediction.fits == "does not fit":
-            refused.append(budget.of_memory(job, prediction))
+            refused.append(budget.of_memory(title(job.rule, job.wildcards), prediction))
     expected = budget.make_plan(left, planner, site=site, spent=ledger.spent(project.paths, site.name))
     notes = [line for line in budget.warnings(expected) if line not in refused]
     if unpriced := sum(planner.prediction(name).wall_seconds is None for name in names):

@@ -94,13 +94,15 @@ class Step:
 
 
 def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
-    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked, unless it is the last.
+    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked, unless it is the last. Raises
+    ConfigError as `advise` does.
 
     Start-up, evaluation and saving weigh much in a short run and little in a long one: efficiency and knee are those of training steps
     alone. The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over
     time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
+    next(layouts(workload, site, gpus), None)  # refuses more than the site has
     for count in (2**power for power in range(gpus.bit_length())):
         if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:
             continue
@@ -132,7 +134,8 @@ def _time_by_cost(step):
 
 
 def bought(advice, core_hours, site, calibration=None, facts=None):
-    """What core-hours pay for in a RankedLayout, as plain values: steps, work with its range, days; empty where prices are not known."""
+    """What core-hours pay for in a RankedLayout, as plain values: steps, work with its range, passes over the data (None: of unknown size),
+    days; empty where prices are not known."""
     run, training = advice.run, advice.run.workload.training
     if not advice.prediction.core_hours:
         return {}
@@ -151,6 +154,7 @@ def bought(advice, core_hours, site, calibration=None, facts=None):
         "steps": steps,
         unit: steps * each,
         **ends,
+        "passes": facts.train_samples and steps * run.global_batch / facts.train_samples,
         "days": steps and paid.wall_seconds / 86400,
     }
 

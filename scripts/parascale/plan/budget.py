@@ -223,7 +223,8 @@ def warnings(plan):
         )
     if edited := numerics.warning():
         said.append(edited)
-    return said + [of_memory(job, job) for job in plan.jobs if job.fits in ("risky", "does not fit")]
+    doubtful = (job for job in plan.jobs if job.fits in ("risky", "does not fit"))
+    return said + [of_memory(title(job.rule, job.wildcards), job) for job in doubtful]
 
 
 def _most_uncertain(plan):
@@ -233,10 +234,9 @@ def _most_uncertain(plan):
     return "; most above what is expected: " + ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in most)
 
 
-def of_memory(job, predicted):
-    """What a job's prediction says of its memory, and what would help."""
-    remedy = f"; it would fit with {predicted.remedy}" if predicted.remedy else ""
-    return f"{title(job.rule, job.wildcards)}: memory: {predicted.fits}{remedy}"
+def of_memory(name, predicted):
+    """What a prediction says of the memory of what is called `name`, and what would help."""
+    return f"{name}: memory: {predicted.fits}{f'; it would fit with {predicted.remedy}' if predicted.remedy else ''}"
 
 
 def reasons(plan):

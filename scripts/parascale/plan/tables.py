@@ -29,8 +29,9 @@ def cells(plan, by_strategy=True):
 
 
 def remarks(plan):
-    """Sentences below the table: price, wall time, quota, cap, what would change the price, unknowns, warnings, violations."""
-    totals, said = plan.totals, [cost(plan), *_shares_of(plan)]
+    """Sentences below the table: violations, warnings, price, wall time, quota, cap, what would change the price, unknowns."""
+    totals, said = plan.totals, [f"can never start: {line}" for line in plan.violations]
+    said += [*(f"warning: {line}" for line in warnings(plan)), cost(plan), *_shares_of(plan)]
     least = "at least " if totals["jobs_unknown"] else ""
     wall = f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all jobs run at once"
     if totals["wall_hours_limited"] is not None:
@@ -49,7 +50,7 @@ def remarks(plan):
     elif totals["core_hours_expected"]:
         said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
     if (sized := [job.fits for job in plan.jobs if job.fits]) and {*sized} == {"fits"}:
-        said.append(f"Memory: all {len(sized)} trainings fit")
+        said.append(f"Memory: all {len(sized)} trainings fit, parity runs among them")
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
         said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")
@@ -61,9 +62,7 @@ def remarks(plan):
     if totals["core_hours_repeated"]:
         said.append(f"Repeats {totals['core_hours_repeated']:,.2f} core-h of finished trainings")
     said += [f"runs: {line}" for line in reasons(plan)]
-    said += [f"unknown: {line}" for line in plan.unknown]
-    said += [f"warning: {line}" for line in warnings(plan)]
-    return said + [f"can never start: {line}" for line in plan.violations]
+    return said + [f"unknown: {line}" for line in plan.unknown]
 
 
 def cost(plan):
@@ -88,10 +87,23 @@ def _shares_of(plan):
     for job in priced:
         if job.run and job.parts:
             by_row[job.run].append(job)
-    dearest = sorted(by_row.items(), key=lambda row: -sum(job.core_hours_expected for job in row[1]))[:NAMED]
-    if named := ", ".join(f"{name} {_priced(jobs)}" for name, jobs in dearest):
-        without = "a copy of the run table without them, and rows whose `baseline` they are, leaves them out: --config runs=COPY"
-        yield f"Dearest rows, with all their jobs: {named}; {without}"
+    dearest, said = sorted(by_row, key=lambda name: -sum(job.core_hours_expected for job in by_row[name]))[:NAMED], []
+    for name in dearest:
+        needing, said = _needing(plan, name), [*said, f"{name} {_priced(by_row[name])}"]
+        if len(needing) > 1:
+            both = sum(job.core_hours_expected for each in needing for job in by_row.get(each, ()))
+            said[-1] += f", {both:,.2f} with the {len(needing) - 1} that need it"
+    if said:
+        yield f"Dearest rows, with all their jobs: {'; '.join(said)}; --config runs=COPY, of a run table without them, leaves them out"
+
+
+def _needing(plan, name):
+    """A row, and the rows with a job that waits for one of its jobs, or of theirs."""
+    row_of, found, before = {job.id: job.run for job in plan.jobs}, {name}, set()
+    while found != before:
+        before = found
+        found = found | {job.run for job in plan.jobs if job.run and not found.isdisjoint(map(row_of.get, job.after))}
+    return found
 
 
 def _priced(jobs):

@@ -34,6 +34,16 @@ def read_rows(path):
         yield {**values, "layout": strict.load(Layout, layout, place)}, place
 
 
+def as_table(run):
+    """The header and the row, as two lines, that `read_rows` reads as a Run with `compile` left to its site."""
+    cells = {}
+    for column, setting in (RUN_COLUMNS | LAYOUT_COLUMNS).items():
+        value = getattr(run.layout if column in LAYOUT_COLUMNS else run, column)
+        if value != setting.field.default and column != "compile":
+            cells[column] = run.workload.name if column == "workload" else str(value)
+    return "\n".join(map("\t".join, (cells.keys(), cells.values())))
+
+
 def _lines(path):
     """Rows of the run table with their place; `#` starts a comment line."""
     lines = strict.read_text(path, "the run table, key `runs`").splitlines()
