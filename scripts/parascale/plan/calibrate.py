@@ -187,7 +187,7 @@ class Calibration:
             return prior, None
         from parascale.plan.fit import fit  # needs numpy, which a plan without observations does not
 
-        fitted = fit(prior, seen, site)
+        fitted = fit(prior, seen, site, stated=site.device == "cuda" or self.machine is not None)
         return fitted.rates, fitted
 
     def deviation(self, run, site, work, fitted):
