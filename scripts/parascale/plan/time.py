@@ -8,7 +8,7 @@ assumes, or its machine was measured to do. Nothing measured on CPUs prices a GP
   pass; its first gather and last reduction are bare (Zhao et al. 2023, arXiv:2304.11277, section 3.3)
 - DDP exchanges gradients beside the backward pass, its last bucket apart (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
 - collectives of tensor parallelism are bare, and so is what a pipeline sends
-- what is hidden still makes computing longer by `interference`
+- what is hidden still makes computing longer by `interference`; all wait for the slowest, by `stragglers` of a step
 - threads decode what comes next while a step computes; without them a GPU's process reads it when it has started the step's kernels
 - a pipeline: the longest rank's work, and what it waits for the others' first and last micro-batch (`Layout.bubble`)
 """
@@ -22,7 +22,7 @@ import yaml
 
 KINDS = Path(__file__).with_name("gpus.yaml")
 # As in `gpus.yaml`. Of attention's rate and start: 13 shapes of 24 to 2,048 tokens on a core of an AMD EPYC, torch 2.13.
-CPU = {"wave": 0, "attention": 0.9, "attention_start": 60, "interference": 0.0}
+CPU = {"wave": 0, "attention": 0.9, "attention_start": 60, "interference": 0.0, "stragglers": 0.0}
 # The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
 REFERENCE = {"gigaflops": 100.0, "gigabytes_per_second": 22.0, "kernel_microseconds": 1.4, "message_microseconds": 33.0}
 MEASURED = {
@@ -215,6 +215,7 @@ def step_seconds(work, rates, site):
         "optimizer": prices.crowding * prices.load(rank.update, work.overlaps),
         "other": prices.crowding * rates.steps,
     }
+    phases["communication"] += work.stragglers * sum(phases.values())
     starts = rank.blocks * (prices.host(rank.forward) + prices.host(rank.backward))
     starts += prices.host(rank.ends_forward) + prices.host(rank.ends_backward)
     busy = work.micro_batches * starts + phases["other"]

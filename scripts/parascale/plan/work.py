@@ -97,14 +97,16 @@ class Work:
     """A step of a run: the work of each pipeline rank.
 
     fill: part of the other ranks' time for one micro-batch that the longest one waits in a step. interference: see `gpus.yaml`.
-    overlaps: whether a device computes while it communicates. processes: of the run, which share a machine's cores. turns: a rank holds
-    several stages of a pipeline. workers: threads of a rank that decode samples ahead.
+    stragglers: part by which a step on so many nodes takes longer. overlaps: whether a device computes while it communicates. processes:
+    of the run, which share a machine's cores. turns: a rank holds several stages of a pipeline. workers: threads of a rank that decode
+    samples ahead.
     """
 
     ranks: tuple
     micro_batches: int
     fill: float
     interference: float
+    stragglers: float
     overlaps: bool
     processes: int
     turns: bool = False
@@ -129,7 +131,8 @@ def step_work(run, sizes, site, stages=None):
     work = tuple(map(work_of, stages or rank_stages(layout, sizes.layers)))
     workers = getattr(run.workload.training, "workers", 0)
     overlaps, processes, turns = site.device != "cpu", layout.processes_per_node, layout.stages > layout.pp
-    return Work(work, run.micro_batches, fill, kind["interference"], overlaps, processes, turns, workers)
+    slower = kind["stragglers"] * math.log2(run.layout.nodes)
+    return Work(work, run.micro_batches, fill, kind["interference"], slower, overlaps, processes, turns, workers)
 
 
 def _rank_work(run, sizes, kind, rank):
