@@ -14,7 +14,7 @@ from parascale.errors import ConfigError
 from parascale.plan.advise import advise, reason, rule_of_thumb, scaling
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, predict
-from parascale.plan.search import NEAR, splits
+from parascale.plan.search import NEAR
 from parascale.settings import (
     Layout,
     Model,
@@ -67,21 +67,11 @@ def test_the_simpler_of_equals_stands_first():
     ranked = [each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"]
     fastest = min(each.prediction.step_seconds for each in ranked)
     assert len(ranked[0].layout.dimensions) == 1 and ranked[0].prediction.step_seconds <= NEAR * fastest
-    assert all("first layout" in each.reason for each in ranked[1:])
+    for each in ranked:
+        times = f"{each.prediction.step_seconds / fastest:.2f} × that of the fastest"
+        assert (times in each.reason) == (each.prediction.step_seconds > 1.005 * fastest)
     slower = [s for each in ranked if (s := each.prediction.step_seconds) > NEAR * fastest]
     assert slower == sorted(slower) and len(slower) > 1, "what is slower stands by time alone"
-
-
-def test_the_first_is_called_simpler_only_where_it_is():
-    """DDP over two nodes takes 9 % longer than ZeRO-1, which it stands behind by its time."""
-    site = load_site(Config(sites="config/sites"), "jureca")
-    ranked = advise(load_workload("config/workloads", "wikitext2"), site, 8, "bf16", facts=DataFacts(33_278))
-    first, ddp = ranked[0], of_degrees(ranked, dp=8)
-    assert (
-        splits(ddp.layout) < splits(first.layout) and ddp.prediction.step_seconds < NEAR * first.prediction.step_seconds
-    )
-    said = [each.layout for each in ranked if "which is simpler" in each.reason]
-    assert said and all(splits(first.layout) < splits(layout) for layout in said)
 
 
 def test_a_batch_is_cut_as_it_pays_not_as_the_workload_has_it():

@@ -17,6 +17,7 @@ from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 from parascale.settings.runtable import as_table
 
+PASSES = 4  # over text, that gain as much as new text: Muennighoff et al. 2023, arXiv:2305.16264
 BY = {"time": "time of a step", "core_hours": "core-hours"}
 
 
@@ -81,7 +82,7 @@ def advise(
         print("\n".join([how, *scaling_lines(steps, site, paid)]))
         return
     if thumb := advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary):
-        print(thumb)
+        print(f"By the course's rule of thumb: {thumb}")
     best = ranked[0].prediction
     if best.unknown:
         print(f"unknown: {best.unknown}")
@@ -104,14 +105,16 @@ def advise(
     proof = ranked[0].run.parity(project.config.parity.steps, project.config.parity.precision)
     proof = predict(proof, site, known, facts)
     if proof.fits in ("risky", "does not fit"):
-        print(of_memory("parity, its proof of same results", proof))
+        print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
 
 
 def print_table(run, name, own, paid):
     """A run as a table of its own, and what its workload must say otherwise than its `own` training. paid: see `advice_of.bought`."""
-    training = run.workload.training
-    if paid:
-        training = dataclasses.replace(training, steps=paid["steps"], epochs=None)
+    training, unit = run.workload.training, run.workload.unit
+    if paid and not _repeats(run, paid):  # as many as are paid for in 90 of 100 cases
+        training = dataclasses.replace(
+            training, steps=int(paid["steps"] * paid[f"{unit}_low"] / paid[unit]), epochs=None
+        )
     keys = ("global_batch", "accumulate", "steps", "epochs")
     changed = {key: value for key in keys if (value := getattr(training, key)) != getattr(own, key)}
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
@@ -120,11 +123,17 @@ def print_table(run, name, own, paid):
     print(as_table(dataclasses.replace(run, run=name)))
 
 
+def _repeats(run, paid):
+    """Whether a language model would read its text more often than it gains by."""
+    return run.workload.task == "language_model" and (paid["passes"] or 0) > PASSES
+
+
 def _in_words(paid, advice, site):
     """What `advice_of.bought` says, in words."""
     workload, (longest, hours) = advice.run.workload, (limits.max_hours(site), 24 * paid["days"])
     done, *ends = (numbers.short(paid[f"{workload.unit}{end}"]) for end in ("", "_low", "_high"))
     passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""
+    passes += f" (more than {PASSES} of text gain little)" * _repeats(advice.run, paid)
     lasts = (
         f"{numbers.duration(3600 * hours)}{f', in jobs of up to {longest:g} h' if longest and hours > longest else ''}"
     )
@@ -145,12 +154,15 @@ def scaling_lines(steps, site, paid):
     """The best layout on each number of GPUs: time, cost, and the knee; what core-hours pay for, where that is asked."""
     gpu, gpus = advice_of.nouns(site)
     lines = [f"{gpus:>9}  {'steps':>12}  {'beside them':>12}  {'cost':>32}  {'efficiency':>10}  best layout"]
+    cheapest = min(steps, key=lambda step: step.advice.prediction.core_hours or 0.0)
     for step in steps:
         said = step.advice.prediction
-        mark = "  <- the knee: time × cost of the steps is least" if step.knee else ""
+        marks = ("the knee: time × cost of the steps is least",) * step.knee + ("costs least",) * (step is cheapest)
         beside = numbers.duration(said.wall_seconds - said.seconds)
         cells = f"{numbers.duration(said.seconds):>12}  {beside:>12}  {numbers.price(said):>32}  {numbers.percent(step.efficiency):>10}"
-        lines.append(f"{step.gpus:9,}  {cells}  {line(step.advice, gpu).split(':')[0]}{mark}")
+        lines.append(
+            f"{step.gpus:9,}  {cells}  {line(step.advice, gpu).split(':')[0]}{'  <- ' * bool(marks)}{', '.join(marks)}"
+        )
         if step.free_from:
             each = f"{step.gpus} {gpus} are charged for an hour as much as {step.free_from}, because whole nodes are"
             lines.append(f"{'':11}{each}: fewer save nothing")
@@ -180,7 +192,9 @@ def line(advice, gpu="GPU"):
         degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
     if predicted.memory_bytes is not None:
-        memory = f"{predicted.memory_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
+        memory = (
+            f"{predicted.memory_bytes / 1e9:.1f} of {predicted.capacity_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
+        )
     how = ", measured" if predicted.basis == "history" else ""
     step = "" if predicted.step_seconds is None else f", {numbers.duration(predicted.step_seconds)} a step{how}"
     cost = numbers.price(predicted)

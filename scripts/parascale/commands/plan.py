@@ -1,7 +1,6 @@
 """`parascale plan`: what runs will need."""
 
 import dataclasses
-import math
 
 import click
 
@@ -119,13 +118,8 @@ def judge(names, planner):
     project, partition = planner.project, planner.project.config.partition
     submits = bool(partition or project.config.account)  # what only Slurm asks for
     site, jobs, left, refused = limits.live_site(project.site, submits), [], [], []
-    longest = limits.max_hours(site, partition) or math.inf
     for number, name in enumerate(names):
         run, prediction = planner.run(name), planner.prediction(name)
-        if (prediction.wall_seconds or 0.0) > 3600 * longest:
-            print(
-                f"note: {name} is expected to take {prediction.wall_seconds / 3600:.1f} h: it will continue in several jobs"
-            )
         job = PlannedJob(
             number,
             "run",
@@ -150,6 +144,8 @@ def judge(names, planner):
     cost = tables.cost(expected).removeprefix("Cost: ")
     cost += f", beside {expected.spent:,.2f} spent before" if expected.spent else ""
     cost += "; `snakemake -n` adds parity runs and other jobs"
-    verdict = [f"refused: {line}" for line in refused] or [f"all {len(names)} runs can start: {cost}"]
+    verdict = [f"refused: {line}" for line in refused] or [
+        f"{project.config.runs} at {site.name}: all {len(names)} runs can start: {cost}"
+    ]
     print("\n".join([f"note: {line}" for line in notes] + verdict))
     return 1 if refused else 0

@@ -1,13 +1,14 @@
 """Every layout for a number of GPUs, ranked by time, with what memory says and why, in plain words."""
 
 import bisect
+import math
 from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
 from parascale.plan.predict import Prediction, predict
-from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of, splits
+from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, identity
 
 GIGA = 1e9
@@ -55,7 +56,10 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    return [RankedLayout(run, predicted, reason(run, site, predicted, pairs[0])) for run, predicted in pairs]
+    fastest = {}  # verdict on memory → seconds of a step
+    for _, each in pairs:
+        fastest[each.fits] = min(each.step_seconds or math.inf, fastest.get(each.fits, math.inf))
+    return [RankedLayout(run, each, reason(run, site, each, fastest[each.fits])) for run, each in pairs]
 
 
 def _as_seen(predicted, site, peak):
@@ -164,8 +168,8 @@ def nouns(site):
     return ("GPU", "GPUs") if site.device == "cuda" else ("process", "processes")
 
 
-def reason(run, site, prediction, first=(None, None)):
-    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. first: Run and Prediction of the first."""
+def reason(run, site, prediction, fastest=math.inf):
+    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds of the fastest's step."""
     layout, words = run.layout, []
     gpu, gpus = nouns(site)
     if not layout.dimensions:
@@ -197,21 +201,14 @@ def reason(run, site, prediction, first=(None, None)):
     if layout.activation_checkpointing:
         which = "cheap intermediate" if layout.activation_checkpointing == "selective" else "intermediate"
         words.append(f"{which} values are computed twice to save memory")
-    known = prediction.basis == "history"
-    if prediction.phases and not known:  # of what was measured, formulas know less than the record
+    if prediction.phases and prediction.basis != "history":  # of what was measured, formulas know less than the record
         whole = sum(prediction.phases.values())
         waits = ("bubble", "waiting for other stages"), ("data", "waiting for samples to be read")
         for name, what in (*waits, ("communication", f"talking to other {gpus}")):
             if prediction.phases[name] > 0.1 * whole:
                 words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
-    chosen, best = first
-    if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
-        slower, simpler = prediction.step_seconds / best.step_seconds, splits(chosen.layout) < splits(layout)
-        words.append(
-            f"{'' if known else 'by formula '}a step takes about as long as the first layout's, which is simpler"
-            if slower <= NEAR and simpler
-            else f"a step takes {slower:.2f} × that of the first layout"
-        )
+    if (prediction.step_seconds or 0.0) > 1.005 * fastest:
+        words.append(f"a step takes {prediction.step_seconds / fastest:.2f} × that of the fastest")
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
         words.append(f"it needs {need:.0f} GB, and a {gpu} has {have:.0f} GB")
@@ -235,10 +232,12 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return verdict(memory_moments(changed, site, vocabulary), capacity) == "fits"
 
     if fits(Layout(dp=gpus)):
-        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: by rule of thumb, DDP."
+        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: DDP."
     enough = next((count for count in (gpus, *(2**power for power in range(1, 13))) if fits(Layout(fsdp=count))), None)
     if enough == gpus:
-        return f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: by rule of thumb, FSDP."
+        return (
+            f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: FSDP."
+        )
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
     if enough:

@@ -223,6 +223,13 @@ def warnings(plan):
         )
     if edited := numerics.warning():
         said.append(edited)
+    longer = (
+        job for job in plan.jobs if job.limit_hours and (job.hours_expected or 0.0) > job.limit_hours and job.kind
+    )
+    said += [
+        f"{title(job.rule, job.wildcards)}: takes {job.hours_expected:,.1f} h: it will continue in several jobs, of up to {job.limit_hours:g} h"
+        for job in longer
+    ]
     doubtful = (job for job in plan.jobs if job.fits in ("risky", "does not fit"))
     return said + [of_memory(title(job.rule, job.wildcards), job) for job in doubtful]
 

@@ -49,8 +49,8 @@ def remarks(plan):
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}{over}")
     elif totals["core_hours_expected"]:
         said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
-    if (sized := [job.fits for job in plan.jobs if job.fits]) and {*sized} == {"fits"}:
-        said.append(f"Memory: all {len(sized)} trainings fit, parity runs among them")
+    if {*(sized := [job.fits for job in plan.jobs if job.fits])} == {"fits"}:
+        said.append(f"Memory: fits, in {len(sized)} of {len(sized)} trainings and parity runs")
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
         said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")

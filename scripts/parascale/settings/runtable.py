@@ -40,7 +40,8 @@ def as_table(run):
     for column, setting in (RUN_COLUMNS | LAYOUT_COLUMNS).items():
         value = getattr(run.layout if column in LAYOUT_COLUMNS else run, column)
         if value != setting.field.default and column != "compile":
-            cells[column] = run.workload.name if column == "workload" else str(value)
+            text = run.workload.name if column == "workload" else str(value)
+            cells[column] = text.lower() if isinstance(value, bool) else text
     return "\n".join(map("\t".join, (cells.keys(), cells.values())))
 
 
