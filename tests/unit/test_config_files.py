@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
 from parascale.errors import ConfigError
-from parascale.settings import Layout, Model, load_project, load_workload, make
+from parascale.settings import Layout, Model, identity, load_project, load_workload, make
+from parascale.settings.options import LAYOUT, RECIPE
 from parascale.settings.project import typed
 from parascale.settings.runtable import read_rows
 
@@ -131,6 +132,23 @@ def test_no_table_causes_anything_but_rows_or_a_clear_error(tmp_path, text):
         assert all(values["run"] and values["workload"] for values, _ in read_rows(table))
     except ConfigError as error:
         assert str(table) in str(error)
+
+
+def test_a_row_may_cut_its_share_of_a_step_otherwise_than_its_workload(project):
+    """It is compared with others all the same, but where batch norm sees each part by itself, and finds what was trained so before."""
+    cut = {**WORKLOAD, "training": {**WORKLOAD["training"], "accumulate": 2}}
+    table = "run workload gpus_per_node dp accumulate\na small 1 1 4\nb small 2 2 -\nc small 1 1 2\n"
+    runs = project(table, {"small": cut}).runs
+    assert {name: run.workload.training.accumulate for name, run in runs.items()} == {"a": 4, "b": 2, "c": 2}
+    assert {run.baseline for run in runs.values()} == {"a"} and {run.accumulate for run in runs.values()} == {None}
+    plain = project("run workload\nc small\n", {"small": cut}).runs["c"]
+    assert identity.settings(runs["c"], RECIPE, LAYOUT) == identity.settings(plain, RECIPE, LAYOUT)
+    with pytest.raises(
+        ConfigError, match="baseline `a` has another `accumulate`, of which each batch norm sees a part"
+    ):
+        project(table, {"small": IMAGES})
+    with pytest.raises(ConfigError, match=r"runs.tsv, line 2, column .*accumulate.*0"):
+        project("run workload accumulate\na small 0\n")
 
 
 def test_the_baseline_is_the_one_named_else_the_first_on_one_process_else_the_run_itself(project):

@@ -282,7 +282,11 @@ def test_the_first_advice_is_a_table_that_trains_it(write, call, tmp_path):
         r"`training: {(.*)}` in its workload, for --config runs=FILE:\n(run\tworkload\t.*\n.*)\n(.*)", text
     )
     keys, table, proof = found.groups()
-    assert re.fullmatch(r"global_batch: 6144, accumulate: \d+, steps: \d+", keys) and " it would fit with " in proof
+    assert (
+        re.fullmatch(r"global_batch: 6144, steps: \d+", keys)
+        and "accumulate" in table
+        and " it would fit with " in proof
+    )
     (tmp_path / "mine.tsv").write_text(table)
     place = tmp_path / "config/workloads/w.yaml"
     place.write_text(place.read_text().replace("steps: 7", keys))

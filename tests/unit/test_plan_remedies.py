@@ -25,9 +25,7 @@ def test_the_smallest_change_that_helps_is_advised():
     single = Run("r", workload, Layout(activation_checkpointing=True))
     for parts in (2, 4, 8, 16, 32):
         cut = dataclasses.replace(workload, training=dataclasses.replace(training, accumulate=parts))
-        assert remedy_where_it_just_fits(single, dataclasses.replace(single, workload=cut)) == (
-            f"training.accumulate = {parts}"
-        )
+        assert remedy_where_it_just_fits(single, dataclasses.replace(single, workload=cut)) == (f"accumulate = {parts}")
     stages = Layout(gpus_per_node=2, pp=2, micro_batches=4, activation_checkpointing=True)
     deep, finer = (Run("r", workload, dataclasses.replace(stages, micro_batches=count)) for count in (4, 8))
     assert remedy_where_it_just_fits(deep, finer) == "micro_batches = 8"
@@ -42,4 +40,4 @@ def test_a_batch_is_cut_before_values_are_made_again():
     """Where memory is without end, the first change of all is advised."""
     run = Run("r", load_workload("config/workloads", "gpt2-124m"), Layout())
     parts = 2 * run.workload.training.accumulate
-    assert find_remedy(run, JURECA, 1000, 10**15) == f"training.accumulate = {parts}"
+    assert find_remedy(run, JURECA, 1000, 10**15) == f"accumulate = {parts}"

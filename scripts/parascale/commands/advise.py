@@ -115,12 +115,13 @@ def print_table(run, name, own, paid):
         training = dataclasses.replace(
             training, steps=int(paid["steps"] * paid[f"{unit}_low"] / paid[unit]), epochs=None
         )
-    keys = ("global_batch", "accumulate", "steps", "epochs")
+    keys = ("global_batch", "steps", "epochs")
     changed = {key: value for key in keys if (value := getattr(training, key)) != getattr(own, key)}
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
     needs = f"with `training: {{{said}}}` in its workload, " if said else ""
     print(f"\nNumber 1 as a run table, {needs}for --config runs=FILE:")
-    print(as_table(dataclasses.replace(run, run=name)))
+    parts = training.accumulate if training.accumulate != own.accumulate else None
+    print(as_table(dataclasses.replace(run, run=name, accumulate=parts)))
 
 
 def _repeats(run, paid):

@@ -209,7 +209,7 @@ def _changes(run):
             )
         else:
             yield (
-                f"training.accumulate = {training.accumulate * factor}",
+                f"accumulate = {training.accumulate * factor}",
                 with_training(accumulate=training.accumulate * factor),
             )
     for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:

@@ -117,7 +117,7 @@ def load_project(values, files=(), bases=("config",)):
     for row, place in read_rows(config.runs):
         strict.check_name(row["run"], place, "run", names)
         run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
-        run = compiled_where_it_gains(run, site)
+        run = compiled_where_it_gains(_with_own_parts(run), site)
         if run.run in runs:
             raise ConfigError(f"{place}: run `{run.run}` appears twice in the table")
         try:
@@ -247,6 +247,23 @@ def run_from_dict(values):
     return strict.load(Run, values, "run settings")
 
 
+def _with_own_parts(run):
+    """`run` with the `accumulate` of its row in its workload, where everyone looks for it."""
+    if run.accumulate is None or run.workload.is_script:
+        return run
+    return dataclasses.replace(run, accumulate=None, workload=_in_parts(run.workload, run.accumulate))
+
+
+def _in_parts(workload, count):
+    """A workload whose ranks' shares of a step are cut into so many parts."""
+    return dataclasses.replace(workload, training=dataclasses.replace(workload.training, accumulate=count))
+
+
+def _method(workload):
+    """What rows of a workload must share to be compared: all but parts, unless batch norm tells them apart."""
+    return workload if workload.is_script or workload.model.counts_batches else _in_parts(workload, 1)
+
+
 def compiled_where_it_gains(run, site):
     """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
     layout = run.layout
@@ -271,10 +288,11 @@ def _with_baselines(runs, where):
             raise ConfigError(
                 f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"
             )
-        if runs[baseline].workload != run.workload:
-            raise ConfigError(
-                f"{where}: run `{name}`: baseline `{baseline}` trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
-            )
+        if _method(runs[baseline].workload) != _method(run.workload):
+            other = f"trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
+            if runs[baseline].workload.name == run.workload.name:
+                other = "has another `accumulate`, of which each batch norm sees a part"
+            raise ConfigError(f"{where}: run `{name}`: baseline `{baseline}` {other}")
         resolved[name] = dataclasses.replace(run, baseline=baseline)
     return resolved
 

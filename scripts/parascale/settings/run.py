@@ -29,6 +29,13 @@ class Run:
         "fp32",
         "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss",
     )
+    accumulate: int | None = option(
+        None,
+        "gradient accumulation: parts of a rank's share of a step; default: the workload's",
+        LAYOUT,
+        low=1,
+        before=None,
+    )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option(
         "strong", "what stays fixed: the global batch (`strong`) or a rank's (`weak`)"
