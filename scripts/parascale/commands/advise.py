@@ -169,10 +169,6 @@ def scaling_lines(steps, site, paid):
             lines.append(f"{'':11}{each}: fewer save nothing")
         if bought := paid(step.advice):
             lines.append(f"{'':11}{_in_words(bought, step.advice, site)}")
-    if not any(step.knee for step in steps):
-        lines.append(
-            f"No knee: {steps[-1].gpus} {gpus} are the best trade of time against cost so far, and more may be better"
-        )
     if any(step.efficiency > 1.005 for step in steps):
         lines.append("More than 100 %: a smaller share of the batch and of the model is cut or recomputed less")
     return lines
