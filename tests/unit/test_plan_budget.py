@@ -174,8 +174,12 @@ def test_more_than_the_cap_at_worst_is_a_warning_that_names_what_may_take_longer
     budget.check(plan)
     (warning,) = budget.warnings(plan)
     assert re.match(
-        r"at worst 1[34]\d\.\d core-h are more than budget\.core_hours = 100; most above .*: prepare \+115\.2, ",
+        r"at worst 1[34]\d\.\d core-h are more than budget\.core_hours = 100$",
         warning,
+    )
+    assert (
+        "\nAt worst, with time limits of short jobs used up, most above what is expected: prepare +115.2, "
+        in tables.text(plan)
     )
 
 

@@ -342,7 +342,7 @@ def test_core_hours_say_how_far_they_take_each_layout(write, advise):
     for more in ((), ("--scaling",)):
         text, found = advise(*arguments, *more), json.loads(advise(*arguments, *more, "--json"))
         paid = re.findall(
-            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\), [\d.]+ [kM] passes over the data \(more than 4 of text gain little\): ([\d,]+) steps in [\d,]+ h \d\d min",
+            r"^ +5,000 core-h pay for [\d.]+ G tokens \(.*? to .*?\), [\d.]+ [kM] passes over the data, of which the first 4 gain most: ([\d,]+) steps in [\d,]+ h \d\d min",
             text,
             re.MULTILINE,
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import click
 from click.core import ParameterSource
@@ -111,7 +112,7 @@ def advise(
 def print_table(run, name, own, paid):
     """A run as a table of its own, and what its workload must say otherwise than its `own` training. paid: see `advice_of.bought`."""
     training, unit = run.workload.training, run.workload.unit
-    if paid and not _repeats(run, paid):  # as many as are paid for in 90 of 100 cases
+    if paid and (paid["passes"] or 0) <= _enough(run.workload)[0]:  # as many as are paid for in 90 of 100 cases
         training = dataclasses.replace(
             training, steps=int(paid["steps"] * paid[f"{unit}_low"] / paid[unit]), epochs=None
         )
@@ -124,9 +125,11 @@ def print_table(run, name, own, paid):
     print(as_table(dataclasses.replace(run, run=name, accumulate=parts)))
 
 
-def _repeats(run, paid):
-    """Whether a language model would read its text more often than it gains by."""
-    return run.workload.task == "language_model" and (paid["passes"] or 0) > PASSES
+def _enough(workload):
+    """(passes over the data that are enough, which these are)."""
+    if workload.training.epochs:
+        return workload.training.epochs, f"its workload asks for {workload.training.epochs:g}"
+    return (PASSES if workload.task == "language_model" else math.inf), f"the first {PASSES} gain most"
 
 
 def _in_words(paid, advice, site):
@@ -134,7 +137,8 @@ def _in_words(paid, advice, site):
     workload, (longest, hours) = advice.run.workload, (limits.max_hours(site), 24 * paid["days"])
     done, *ends = (numbers.short(paid[f"{workload.unit}{end}"]) for end in ("", "_low", "_high"))
     passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""
-    passes += f" (more than {PASSES} of text gain little)" * _repeats(advice.run, paid)
+    enough, those = _enough(workload)
+    passes += f", of which {those}" * ((paid["passes"] or 0) > enough)
     lasts = (
         f"{numbers.duration(3600 * hours)}{f', in jobs of up to {longest:g} h' if longest and hours > longest else ''}"
     )

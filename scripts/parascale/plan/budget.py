@@ -209,10 +209,10 @@ def warnings(plan):
     if plan.quota and plan.cap is None and not plan.quota.allows(expected):
         said.append(f"expected {expected:,.1f} core-h are more than {plan.quota.words}")
     elif plan.quota and not plan.quota.allows(worst):
-        said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}{_most_uncertain(plan)}")
+        said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}")
     if plan.cap is not None and plan.spent + expected <= plan.cap < plan.spent + worst:
         cap = f"budget.core_hours = {plan.cap:,g}"
-        said.append(f"at worst {plan.spent + worst:,.1f} core-h are more than {cap}{_most_uncertain(plan)}")
+        said.append(f"at worst {plan.spent + worst:,.1f} core-h are more than {cap}")
     if plan.cap is not None and plan.unknown:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     if plan.cap is not None and plan.spent_unknown:
@@ -232,13 +232,6 @@ def warnings(plan):
     ]
     doubtful = (job for job in plan.jobs if job.fits in ("risky", "does not fit"))
     return said + [of_memory(title(job.rule, job.wildcards), job) for job in doubtful]
-
-
-def _most_uncertain(plan):
-    """Where the worst case lies above what is expected, by rule."""
-    above = {row["rule"]: row["core_hours_worst"] - row["core_hours_expected"] for row in rows(plan, False)}
-    most = sorted(above, key=above.get, reverse=True)[:NAMED]
-    return "; most above what is expected: " + ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in most)
 
 
 def of_memory(name, predicted):

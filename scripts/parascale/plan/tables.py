@@ -73,7 +73,10 @@ def cost(plan):
 
 
 def _shares_of(plan):
-    """What trainings and parity runs cost of a Plan, and its dearest runs."""
+    """What makes a Plan's worst case, what trainings and parity runs cost of it, and its dearest runs."""
+    above = {row["rule"]: row["core_hours_worst"] - row["core_hours_expected"] for row in rows(plan, False)}
+    if most := ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=above.get, reverse=True)[:NAMED]):
+        yield f"At worst, with time limits of short jobs used up, most above what is expected: {most}"
     priced, kinds = sorted(plan.jobs, key=lambda job: -(job.core_hours_expected or 0.0)), defaultdict(list)
     for job in priced:
         kinds[KINDS.get(job.kind, "other jobs")].append(job)
