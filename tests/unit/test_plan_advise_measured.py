@@ -1,6 +1,7 @@
 """Advice where layouts were trained: what was measured stands among what is predicted."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -79,7 +80,9 @@ def test_advice_is_for_the_rows_that_a_table_would_hold(tmp_path):
         read = strict.load(Run, row | {"workload": run.workload}, place)
         assert compiled_where_it_gains(read, CLUSTER) == run
     assert {each.layout.compile for each in ranked} == {True}
-    assert not any(each.layout.compile for each in advise(LLAMA, LAPTOP, 2, facts=FACTS))
+    slow = advise(LLAMA, LAPTOP, 2, facts=FACTS)
+    assert not any(each.layout.compile for each in slow)
+    assert re.search(r": \d[\d.]+ GB a process: unknown, ", line(slow[0], "process")), "whose memory nobody stated"
     first = ranked[0]
     seen = Observation("run", "r", dataclasses.asdict(first.run), FACTS.vocabulary, 1.0, {}, extra_seconds=1.0)
     after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)

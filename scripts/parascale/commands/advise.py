@@ -102,6 +102,8 @@ def advise(
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
         if bought := paid(advice):
             print(f"     {_in_words(bought, advice, site)}")
+    if best.fits == "does not fit":
+        return
     print_table(ranked[0].run, f"{workload.name}-{gpus}", own, paid(ranked[0]))
     proof = ranked[0].run.parity(project.config.parity.steps, project.config.parity.precision)
     proof = predict(proof, site, known, facts)
@@ -193,9 +195,8 @@ def line(advice, gpu="GPU"):
         degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
     if predicted.memory_bytes is not None:
-        memory = (
-            f"{predicted.memory_bytes / 1e9:.1f} of {predicted.capacity_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
-        )
+        whole = f" of {predicted.capacity_bytes / 1e9:.1f}" if predicted.capacity_bytes else ""
+        memory = f"{predicted.memory_bytes / 1e9:.1f}{whole} GB a {gpu}: {predicted.fits}"
     how = ", measured" if predicted.basis == "history" else ""
     step = "" if predicted.step_seconds is None else f", {numbers.duration(predicted.step_seconds)} a step{how}"
     cost = numbers.price(predicted)
