@@ -11,7 +11,7 @@ from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.fit import FITTED, fit
 from parascale.plan.predict import DataFacts, predict
 from parascale.plan.probes import probes
-from parascale.plan.time import formula_rates, step_seconds
+from parascale.plan.time import REFERENCE, formula_rates, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.site import Link
@@ -158,9 +158,21 @@ def test_ranges_hold_80_of_100_runs():
     assert total >= 200 and inside / total >= 0.8 and below / total >= 0.95 and inside < below
 
 
-@pytest.mark.parametrize(("site", "width"), [(CLUSTER, 2), (CPUS, 1)])
+def test_probes_in_a_slow_minute_move_the_price_of_a_measured_processor_less():
+    """One that was measured as the reference, whose probes all took 1.3 times as long: a price lies between both, for another one near the probes."""
+    truth, run = Truth(CPUS, "fp32", 1), table(CPUS, 256, "fp32")
+    truth.rates = formula_rates(CPUS, "fp32").scaled({price: 1.3 for prices, *_ in FITTED.values() for price in prices})
+    seen = tuple(truth.observe(each) for each in probes(run, CPUS).values())
+    measured, other = (
+        Calibration(CPUS.name, seen, machine=machine).rates(CPUS, run["r0"])[0].flops for machine in (REFERENCE, None)
+    )
+    least = formula_rates(CPUS, "fp32").flops
+    assert least < measured < other and other == pytest.approx(1.3 * least, rel=0.05)
+
+
+@pytest.mark.parametrize(("site", "width"), [(CLUSTER, 2), (CPUS, 1), (CPUS, 2)])
 def test_what_nobody_measured_is_as_uncertain_as_it_was_believed_of_such_a_device(site, width):
-    """A GPU's data sheet says more than that of a CPU."""
+    """A data sheet, or a measurement of the processors alone, says more than nothing."""
     found = fit(formula_rates(site, "bf16" if site is CLUSTER else "fp32"), [], site, stated=width == 2)
     believed = [fitted[width] for fitted in FITTED.values()]
     assert [math.sqrt(found.covariance[n, n]) for n in range(len(believed))] == pytest.approx(believed)
