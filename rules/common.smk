@@ -295,6 +295,11 @@ def resources_of(kind="run"):
     return {key: shared(lambda asked, key=key: asked.get(key), ASKED) for key in keys} | {"runtime": runtime}
 
 
+def compared(run):
+    """The parity runs that a verdict compares; none where a run is alone."""
+    return [PATHS.parity(each) / "summary.json" for each in (run.run, run.baseline) if run.run not in PROJECT.alone]
+
+
 def verdict_of(run):
     """The verdict on a run by its parity run; none where a script trains, whose steps are its own."""
     return [] if run.workload.is_script else PATHS.parity(run.run) / "verdict.json"

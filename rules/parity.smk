@@ -29,8 +29,7 @@ use rule train as parity_run with:
 
 rule parity_verdict:
     input:
-        run=PATHS.parity("{run}") / "summary.json",
-        baseline=shared(lambda run: PATHS.parity(run.baseline) / "summary.json", PROJECT.runs),
+        shared(compared, PROJECT.runs),
     output:
         PATHS.parity("{run}") / "verdict.json",
     log:

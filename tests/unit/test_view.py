@@ -1,5 +1,6 @@
 """What a workflow shows: errors in our words, one line for each finished job, in a terminal a bar."""
 
+import dataclasses
 import json
 import logging
 import types
@@ -133,9 +134,10 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     assert str(shown.now()).splitlines()[-2:] == ["more", "and 3 more"]
 
 
-def handler_of(tmp_path):
+def handler_of(tmp_path, baseline):
     """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
-    planner = Planner(project(tmp_path))
+    planner = Planner(found := project(tmp_path))
+    found.runs["ddp-8"] = dataclasses.replace(found.runs["ddp-8"], baseline=baseline)
     parity = PlannedJob(8, "parity_run", {"run": "ddp-8"}, kind="parity")
     verdict = PlannedJob(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
     made = object.__new__(LogHandler)
@@ -146,15 +148,16 @@ def handler_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "baseline", "said"),
     [
-        ((8, 9, 4), ["parity_verdict · T · 0 s · same", "T · 0 s · same"]),
-        ((4, 8, 9), ["T · 0 s", "parity_verdict · T · 0 s · same"]),
+        ((8, 9, 4), "single", ["parity_verdict · T · 0 s · same", "T · 0 s · same"]),
+        ((4, 8, 9), "single", ["T · 0 s", "parity_verdict · T · 0 s · same"]),
+        ((8, 9, 4), "ddp-8", ["T · 0 s"]),  # compared with itself alone: the verdict is of an earlier table
     ],
 )
-def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said, tmp_path, capsys):
+def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, baseline, said, tmp_path, capsys):
     """Where it is known: a verdict that lies there from before is not told while it is still to be made anew."""
-    handler = handler_of(tmp_path)
+    handler = handler_of(tmp_path, baseline)
     write_json(handler.planner.project.paths.parity("ddp-8") / "verdict.json", {"verdict": "same"})
     for number in (1, *order):
         handler.emit(record(LogEvent.JOB_STARTED, jobs=[number]))

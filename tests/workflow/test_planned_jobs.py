@@ -9,6 +9,8 @@ import pytest
 
 from .small_project import SmallProject
 
+PARITY = ("parity_run", "parity_verdict")
+
 
 def planned(project, *arguments):
     """Rule → jobs of the plan that a dry run writes."""
@@ -66,6 +68,35 @@ def test_planned_jobs_are_the_executed_ones(tmp_path):
     refused = project.snakemake("-F", "--config", "budget={core_hours: 0.000001}", fails=True)
     assert "more than budget.core_hours = 1e-06" in refused and "train_ddp" in refused
     assert finished(project) == before
+
+
+LAYOUTS = """run	workload	gpus_per_node	dp	baseline	seed
+one	tiny	1	1	-	-
+two	tiny	2	2	-	-
+lone	large	2	2	-	-
+again	large	2	2	again	2
+named	larger	2	2	-	-
+beside	larger	2	2	named	-
+single	small	1	1	-	-
+"""
+
+
+def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_proven(tmp_path):
+    """On several processes, each beside a row on one process, beside none, beside one that is named; and on one process."""
+    project = SmallProject(tmp_path)
+    for name in ("large", "larger", "small"):
+        (tmp_path / f"config/workloads/{name}.yaml").write_text("extends: tiny\n")
+    (tmp_path / "config/tiny.tsv").write_text(LAYOUTS)
+    text = project.snakemake("-n", "parity")
+    plan = json.loads((tmp_path / "results/plan/plan.json").read_text())
+    found = {rule: {job["wildcards"]["run"] for job in plan["jobs"] if job["rule"] == rule} for rule in PARITY}
+    rows = {line.split("\t")[0] for line in LAYOUTS.splitlines()[1:]}
+    assert found == {"parity_run": rows - {"lone", "again"}, "parity_verdict": rows}
+    assert plan["alone"] == ["lone", "again"]
+    assert [line for line in text.splitlines() if "warning" in line and "lone, again" in line]
+    project.snakemake("results/parity/lone/verdict.json")
+    verdict = json.loads((tmp_path / "results/parity/lone/verdict.json").read_text())
+    assert (verdict["baseline"], verdict["verdict"], verdict["loss_difference"]) == ("lone", "not comparable", None)
 
 
 @pytest.mark.slow

@@ -45,13 +45,13 @@ def compare(project, name):
     Example: parascale parity compare --run ddp
     """
     run, folder = Planner(project).run(name, "parity"), project.paths.parity
-    from parascale.train.parity import compare_folders
+    from parascale.train.parity import alone, compare_folders
 
-    for each in (name, run.baseline):
+    for each in () if name in project.alone else (name, run.baseline):
         if not (folder(each) / "summary.json").is_file():
             remedy = f"`parascale launch --run {each} --kind parity` makes it"
             raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
-    verdict = compare_folders(folder(name), folder(run.baseline))
+    verdict = alone(run) if name in project.alone else compare_folders(folder(name), folder(run.baseline))
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
 

@@ -38,6 +38,7 @@ class Plan:
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
     changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
+    alone: runs among them whose parity is not compared.
     """
 
     site: str
@@ -55,6 +56,7 @@ class Plan:
     since: str | None = None
     targets: tuple = ()
     calibrating: str = ""
+    alone: tuple = ()
 
     @property
     def exceeds_cap(self):
@@ -117,6 +119,7 @@ def make_plan(
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
+        alone=tuple(name for name in planner.project.alone if any(job.wildcards.get("run") == name for job in priced)),
     )
 
 
@@ -220,6 +223,11 @@ def warnings(plan):
         said.append(
             f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
             "record nor accounting tells"
+        )
+    if plan.alone:
+        said.append(
+            f"parity proves nothing of {few(plan.alone, NAMED)}: on several processes, and compared with no other row; add a row of the same "
+            "workload on one process, or name a `baseline`"
         )
     if edited := numerics.warning():
         said.append(edited)

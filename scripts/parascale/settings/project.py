@@ -96,6 +96,13 @@ class Project:
         """The runs by name whose models are ours to train, and to compare: those that are no script."""
         return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
+    @functools.cached_property
+    def alone(self):
+        """Names of the runs on several processes that nothing is compared with, so that a parity run would prove nothing."""
+        others = {run.baseline for name, run in self.trained.items() if run.baseline != name}
+        several = [name for name, run in self.trained.items() if run.layout.world_size > 1 and run.baseline == name]
+        return [name for name in several if name not in others]
+
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""
         return self.runs[self.runs[name].baseline]

@@ -42,7 +42,7 @@ class Run:
     )
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
-        None, "run of the same workload to compare with; default: the first one on one process", CONDUCT
+        None, "run of the same workload to compare with; default: the first one on one process, else none", CONDUCT
     )
     repeat: int = option(1, "number of the repeat, for otherwise equal rows; counted by default", SITE, low=1)
     deterministic: bool = option(False, "use only deterministic kernels: a repeated run gives the same bits")

@@ -125,6 +125,12 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     }
 
 
+def alone(run):
+    """The verdict on a run on several processes without another to compare with: it has no parity run."""
+    reason = "no other run to compare it with: add a row of its workload on one process, or name a `baseline`"
+    return {"schema_version": SCHEMA_VERSION, "run": run.run, "baseline": run.run} | _figures("not comparable", reason)
+
+
 def _figures(verdict, reason):
     differences = "loss_difference", "grad_norm_difference", "weight_difference", "worst_tensor", "first_step_outside"
     return {"verdict": verdict, "reason": reason, **dict.fromkeys(differences)}
