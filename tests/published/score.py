@@ -13,7 +13,7 @@ import json
 import math
 import re
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -187,10 +187,12 @@ class Row:
         return self.published and peak and self.published * self.sizes.flops_per_target / (peak * 1e12)
 
     def predicted(self, factors=None):
-        """Tokens a second and GPU; None where it has no price. factors: {price: what it is times the shipped one}."""
+        """Tokens a second and GPU; None where it has no price. factors: {price, or `stragglers`: what it is times the shipped one}."""
         if self.rates is None:
             return None
-        return self.tokens / sum(step_seconds(self.work, self.rates.scaled(factors or {}), self.site).values())
+        factors = {"stragglers": 1.0} | (factors or {})
+        work = replace(self.work, stragglers=factors.pop("stragglers") * self.work.stragglers)
+        return self.tokens / sum(step_seconds(work, self.rates.scaled(factors), self.site).values())
 
 
 def score_row(cells, sites, where):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
 from parascale.errors import ConfigError
-from parascale.settings import Layout, Model, identity, load_project, load_workload, make
+from parascale.plan.probes import probes
+from parascale.settings import Layout, Model, Site, identity, load_project, load_workload, make
 from parascale.settings.options import LAYOUT, RECIPE
 from parascale.settings.project import typed
 from parascale.settings.runtable import read_rows
@@ -141,6 +142,8 @@ def test_a_row_may_cut_its_share_of_a_step_otherwise_than_its_workload(project):
     runs = project(table, {"small": cut}).runs
     assert {name: run.workload.training.accumulate for name, run in runs.items()} == {"a": 4, "b": 2, "c": 2}
     assert {run.baseline for run in runs.values()} == {"a"} and {run.accumulate for run in runs.values()} == {None}
+    backwards = dict(reversed(runs.items()))
+    assert probes(runs, Site("here")) == probes(backwards, Site("here")), "whichever row stands first"
     plain = project("run workload\nc small\n", {"small": cut}).runs["c"]
     assert identity.settings(runs["c"], RECIPE, LAYOUT) == identity.settings(plain, RECIPE, LAYOUT)
     with pytest.raises(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from parascale.families.sizes import model_sizes
 from parascale.plan.advise import advise, reason
 from parascale.plan.predict import DataFacts, predict
-from parascale.plan.time import Prices, formula_rates
-from parascale.plan.work import all_reduce, half_ring
-from parascale.settings import Layout, Run, load_site, load_workload
+from parascale.plan.time import Prices, formula_rates, gpu_kind, step_seconds
+from parascale.plan.work import all_reduce, half_ring, step_work
+from parascale.settings import Layout, Run, Site, load_site, load_workload
 from parascale.settings.config import Config
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
 from tests.unit.test_plan_score import utilisation
@@ -72,6 +73,17 @@ def test_fsdp_over_all_gpus_stops_paying_at_hundreds(name, last):
     assert [gpus for gpus, (over_all, of_node) in found.items() if over_all > of_node] == [n for n in GPUS if n <= last]
     assert found[1024][0] < 0.97 * found[1024][1]
     assert found[2048][0] < 0.8 * found[2048][1] and found[2048][1] > 0.97 * found[256][1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 64])
+def test_a_step_waits_for_the_slowest_of_its_nodes(nodes):
+    """By as much of all that it takes with each doubling; processors by nothing."""
+    run = seven_billion(4 * nodes, dp=nodes, fsdp=4)
+    site, sizes = SITES["juwels-booster"], model_sizes(run.workload.model, 32_000, *run.workload.sizes)
+    work, rates = step_work(run, sizes, site), formula_rates(site, "bf16")
+    waiting, alone = (sum(step_seconds(each, rates, site).values()) for each in (work, replace(work, stragglers=0.0)))
+    assert waiting == pytest.approx(alone * (1 + gpu_kind(site)["stragglers"] * math.log2(nodes)))
+    assert step_work(run, sizes, Site("laptop", cores_per_node=2, plays_nodes=True)).stragglers == 0
 
 
 def test_the_document_shows_these_shares():

@@ -18,7 +18,7 @@ from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 from parascale.settings.runtable import as_table
 
-PASSES = 4  # over text, that gain as much as new text: Muennighoff et al. 2023, arXiv:2305.16264
+PASSES = 4  # over text, that gain about as much as new text: Muennighoff et al. 2023, arXiv:2305.16264
 BY = {"time": "time of a step", "core_hours": "core-hours"}
 
 
@@ -102,29 +102,33 @@ def advise(
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
         if bought := paid(advice):
             print(f"     {_in_words(bought, advice, site)}")
-    if best.fits == "does not fit":
+    bought = paid(ranked[0])
+    if best.fits == "does not fit" or bought.get("steps_low") == 0:
         return
-    print_table(ranked[0].run, f"{workload.name}-{gpus}", own, paid(ranked[0]))
+    print_table(ranked[0], f"{workload.name}-{gpus}", own, bought)
     proof = ranked[0].run.parity(project.config.parity.steps, project.config.parity.precision)
     proof = predict(proof, site, known, facts)
     if proof.fits in ("risky", "does not fit"):
         print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
 
 
-def print_table(run, name, own, paid):
-    """A run as a table of its own, and what its workload must say otherwise than its `own` training. paid: see `advice_of.bought`."""
-    training, unit = run.workload.training, run.workload.unit
-    if paid and (paid["passes"] or 0) <= _enough(run.workload)[0]:  # as many as are paid for in 90 of 100 cases
-        training = dataclasses.replace(
-            training, steps=int(paid["steps"] * paid[f"{unit}_low"] / paid[unit]), epochs=None
-        )
+def print_table(advice, name, own, paid):
+    """Advice as a table of its own, and what its workload must say otherwise than its `own` training.
+
+    paid: see `advice_of.bought`. Its steps are taken where the data has enough for them, or where they are fewer than the training's own.
+    """
+    training, parts = advice.run.workload.training, None
+    enough = _enough(advice.run.workload)[0]
+    if paid and ((paid["passes"] or 0) <= enough or paid["steps_low"] < (advice.prediction.steps or 0)):
+        training = dataclasses.replace(training, steps=paid["steps_low"], epochs=None)
     keys = ("global_batch", "steps", "epochs")
     changed = {key: value for key in keys if (value := getattr(training, key)) != getattr(own, key)}
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
     needs = f"with `training: {{{said}}}` in its workload, " if said else ""
     print(f"\nNumber 1 as a run table, {needs}for --config runs=FILE:")
-    parts = training.accumulate if training.accumulate != own.accumulate else None
-    print(as_table(dataclasses.replace(run, run=name, accumulate=parts)))
+    if training.accumulate != own.accumulate:
+        parts = training.accumulate
+    print(as_table(dataclasses.replace(advice.run, run=name, accumulate=parts)))
 
 
 def _enough(workload):

@@ -56,10 +56,8 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    fastest = {}  # verdict on memory → seconds of a step
-    for _, each in pairs:
-        fastest[each.fits] = min(each.step_seconds or math.inf, fastest.get(each.fits, math.inf))
-    return [RankedLayout(run, each, reason(run, site, each, fastest[each.fits])) for run, each in pairs]
+    alike = [each.step_seconds or math.inf for _, each in pairs if each.fits == pairs[0][1].fits]
+    return [RankedLayout(run, each, reason(run, site, each, min(alike))) for run, each in pairs]
 
 
 def _as_seen(predicted, site, peak):
@@ -106,7 +104,7 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
     time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
-    next(layouts(workload, site, gpus), None)  # refuses more than the site has
+    next(layouts(workload, site, gpus), None)  # refuses a number of which the site has no layout
     for count in (2**power for power in range(gpus.bit_length())):
         if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:
             continue
@@ -138,8 +136,8 @@ def _time_by_cost(step):
 
 
 def bought(advice, core_hours, site, calibration=None, facts=None):
-    """What core-hours pay for in a RankedLayout, as plain values: steps, work with its range, passes over the data (None: of unknown size),
-    days; empty where prices are not known."""
+    """What core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
+    range, passes over the data (None: of unknown size), days; empty where prices are not known."""
     run, training = advice.run, advice.run.workload.training
     if not advice.prediction.core_hours:
         return {}
@@ -148,18 +146,23 @@ def bought(advice, core_hours, site, calibration=None, facts=None):
         more = replace(run, workload=replace(run.workload, training=replace(training, steps=steps, epochs=None)))
         return predict(more, site, calibration, facts, remedy=False)
 
-    steps = bisect.bisect(range(1, MOST_STEPS), core_hours, key=lambda steps: of(steps).core_hours)
-    unit, paid = run.workload.unit, of(max(1, steps))
+    def paid(wall):
+        def charged(steps):
+            said = of(steps)
+            return said.core_hours * getattr(said, wall) / said.wall_seconds
+
+        return bisect.bisect(range(1, MOST_STEPS), core_hours, key=charged)
+
+    steps, low, high = map(paid, ("wall_seconds", "wall_high", "wall_low"))
+    unit = run.workload.unit
     each = run.global_batch * model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes).targets
-    ends = {f"{unit}_low": paid.wall_high, f"{unit}_high": paid.wall_low}
-    ends = {name: steps * each * paid.wall_seconds / wall for name, wall in ends.items()}
     return {
         "core_hours": core_hours,
         "steps": steps,
-        unit: steps * each,
-        **ends,
+        "steps_low": low,
+        **{f"{unit}{end}": each * count for end, count in (("", steps), ("_low", low), ("_high", high))},
         "passes": facts.train_samples and steps * run.global_batch / facts.train_samples,
-        "days": steps and paid.wall_seconds / 86400,
+        "days": steps and of(steps).wall_seconds / 86400,
     }
 
 
@@ -169,7 +172,8 @@ def nouns(site):
 
 
 def reason(run, site, prediction, fastest=math.inf):
-    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds of the fastest's step."""
+    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds of a step
+    of the fastest that fits as the first does."""
     layout, words = run.layout, []
     gpu, gpus = nouns(site)
     if not layout.dimensions:

@@ -5,7 +5,7 @@ import graphlib
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from parascale import numerics
@@ -38,7 +38,7 @@ class Plan:
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
     changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
-    alone: runs among them whose parity is not compared.
+    alone: runs among them whose parity is not compared. needed_by: {run: those that name it as `baseline` or `init_from`}.
     """
 
     site: str
@@ -57,6 +57,7 @@ class Plan:
     targets: tuple = ()
     calibrating: str = ""
     alone: tuple = ()
+    needed_by: dict = field(default_factory=dict)
 
     @property
     def exceeds_cap(self):
@@ -119,8 +120,17 @@ def make_plan(
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
+        needed_by=_needed_by(planner.project.runs),
         alone=tuple(name for name in planner.project.alone if any(job.wildcards.get("run") == name for job in priced)),
     )
+
+
+def _needed_by(runs):
+    found = defaultdict(list)
+    for name, run in runs.items():
+        for other in {run.baseline, run.init_from} - {name, None}:
+            found[other].append(name)
+    return dict(found)
 
 
 def _calibrating(planner, jobs, totals):

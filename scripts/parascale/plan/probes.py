@@ -30,11 +30,12 @@ def probes(runs, site):
             scripts.setdefault(identity.speed_of(probe), probe)
     found = {probe.run: probe for probe in scripts.values()}
     for (workload, precision, compiled), family in families.items():
+        most_parts = max((run.workload for run in family), key=lambda each: each.training.accumulate)
         saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
             name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
-            found[name] = _probe(name, family[0].workload, precision, divisor, layout)
+            found[name] = _probe(name, most_parts, precision, divisor, layout)
     return found
 
 

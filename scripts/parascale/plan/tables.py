@@ -50,7 +50,7 @@ def remarks(plan):
     elif totals["core_hours_expected"]:
         said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
     if {*(sized := [job.fits for job in plan.jobs if job.fits])} == {"fits"}:
-        said.append(f"Memory: fits, in {len(sized)} of {len(sized)} trainings and parity runs")
+        said.append(f"Memory: all {len(sized)} jobs that train fit")
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
         said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")
@@ -101,11 +101,12 @@ def _shares_of(plan):
 
 
 def _needing(plan, name):
-    """A row, and the rows with a job that waits for one of its jobs, or of theirs."""
-    row_of, found, before = {job.id: job.run for job in plan.jobs}, {name}, set()
-    while found != before:
-        before = found
-        found = found | {job.run for job in plan.jobs if job.run and not found.isdisjoint(map(row_of.get, job.after))}
+    """A row, and those that need it, or one of these."""
+    found, left = {name}, [name]
+    while left:
+        more = {*plan.needed_by.get(left.pop(), ())} - found
+        found |= more
+        left += more
     return found
 
 
