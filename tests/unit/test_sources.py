@@ -65,7 +65,7 @@ def test_files_slices_and_globs(data, tmp_path, path, texts):
 
 
 @unhurried
-@given(rows=st.integers(1, 60), percent=st.integers(0, 100))
+@given(rows=st.integers(1, 60), percent=st.integers(0, 100) | st.decimals(0, 100, places=2))
 def test_two_slices_that_meet_share_no_line_and_miss_none(tmp_path, rows, percent):
     (tmp_path / "all.txt").write_text("".join(f"{row}\n" for row in range(rows)))
     files = {"train": f"all.txt[:{percent}%]", "test": f"all.txt[{percent}%:]"}

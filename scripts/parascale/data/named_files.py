@@ -37,7 +37,8 @@ FOREIGN = re.compile(
     r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.(md|txt|rst|html|pdf|cff|bib))?$",
     re.IGNORECASE,
 )
-SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
+BOUND = r"\d*|\d*(\.\d+)?%"
+SLICE = re.compile(rf"(?P<path>.*)\[(?P<first>{BOUND}):(?P<last>{BOUND})\]")
 
 
 def local_files(source, most=MOST_LISTED):

@@ -39,7 +39,7 @@ class Source:
     files: dict[Split, str | list] = option(
         {},
         "split → path, glob, folder of `save_to_disk`, or list of them, of texts or of tokens (`valid.txt[:50%]`: the first half of its lines, "
-        "`[:50]`: the first 50)",
+        "`[99.5%:]`: the last half percent, `[:50]`: the first 50)",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")

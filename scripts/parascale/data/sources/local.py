@@ -4,6 +4,7 @@ import glob
 import itertools
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
@@ -123,11 +124,11 @@ def _refuse_shared_rows(named):
 
 
 def _place(text, rows):
-    """The row at `text` (`1000` or `50%`). Percentages are cut down, so that `[:50%]` and `[50%:]` share no row and miss none."""
+    """The row at `text` (`1000` or `99.5%`). Percentages are cut down, so that `[:50%]` and `[50%:]` share no row and miss none."""
     if text.endswith("%"):
-        if text == "%" or int(text[:-1]) > 100:
+        if text == "%" or Fraction(text[:-1]) > 100:
             raise ConfigError(f"`data.source.files`: `{text}` must be a percentage from 0% to 100%")
-        return rows * int(text[:-1]) // 100
+        return rows * Fraction(text[:-1]) // 100
     return min(int(text), rows)
 
 
