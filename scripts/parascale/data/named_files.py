@@ -92,7 +92,7 @@ def _listed(folder):
 
 
 def missing_data(datasets):
-    """Yield, in words, what datasets (name → Data) take from this machine and is not there."""
+    """Yield, in words, what datasets (name → Data) take from this machine and is not there, or is no file of tokens that is read."""
     for name, data in datasets.items():
         yield from (f"dataset `{name}`: {said}" for said in _missing(data.source))
 
@@ -107,17 +107,22 @@ def _missing(source):
             return
         for split, entry in source.files.items():
             for path, *bounds in map(sliced, as_list(entry)):
-                if next(matches(folder, path), None) is None:
-                    if os.path.isdir(os.path.join(folder, path)):
-                        yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
-                        continue
-                    yield f"{os.path.join(folder, path)}: no such file (`data.source.files.{split}`)"
-                elif any(bound and bound.isdecimal() and 0 < int(bound) <= 100 for bound in bounds):
+                if (found := next(matches(folder, path), None)) is None:
+                    whole = os.path.join(folder, path)
+                    folders = f"a folder; name its files, such as `{path}/*.txt`"
+                    yield f"{whole}: {folders if os.path.isdir(whole) else 'no such file'} (`data.source.files.{split}`)"
+                    continue
+                if any(bound and bound.isdecimal() and 0 < int(bound) <= 100 for bound in bounds):
                     yield f"{path}[{':'.join(bounds)}] counts rows; a share is `80%` (`data.source.files.{split}`)"
+                stem, end = os.path.splitext(found)
+                if end.lower() in (".bin", ".npy") and not os.path.isfile(f"{stem}.idx"):  # an index may be long
+                    from parascale.data.sources.flat import flat  # slow to load, and most data needs none
+
+                    flat(found)
         lacking = [split for split in SPLIT_NAMES if split not in source.files] if source.files else []
         if lacking:
             yield f"`data.source.files` has no {' and no '.join(lacking)}; a part of a file will do: `all.txt[90%:95%]`"
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         yield str(error)
 
 
