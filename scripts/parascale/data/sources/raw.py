@@ -6,6 +6,7 @@ sha256. A path in it is relative to the raw folder, or absolute where data is re
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -24,8 +25,14 @@ def settings_of(source):
 
 def describe(path, name, part=None):
     """The manifest's entry for one file. name: the path that readers open. part: (first, last) lines or rows, or None."""
-    entry = {"path": str(name), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    there = path.stat()
+    entry = {"path": str(name), "bytes": there.st_size, "sha256": _digest(path, there.st_size, there.st_mtime_ns)}
     return entry if part is None else {**entry, "first": part[0], "last": part[1]}
+
+
+@functools.lru_cache(1)  # splits may be slices of one large file
+def _digest(path, _bytes, _changed):
+    return sha256(path)
 
 
 def write_manifest(folder, source, origin, splits, notes=()):
