@@ -18,7 +18,7 @@ from parascale.plan.time import gpu_kind, step_seconds
 
 # What is fitted together → (prices, belief, and belief where a data sheet, or `calibrate --machine`, says what the device does): the
 # standard deviation of the logarithm of the prior's error. That of computing: GPUs' published steps are off by 0.085, those of eight models on
-# CPUs that were measured by 0.11 (tests/benchmarks/RESULTS.md), where the same step may take half as long again an hour later.
+# CPUs that were measured by 0.13 (tests/benchmarks/RESULTS.md), where the same step may take half as long again an hour later.
 FITTED = {
     "compute": (("flops", "attention", "contended"), 1.0, 0.1),
     "memory": (("moved",), 1.0, 0.2),
