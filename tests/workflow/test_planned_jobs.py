@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from tests.command import call
+
 from .small_project import SmallProject
 
 PARITY = ("parity_run", "parity_verdict")
@@ -81,7 +83,7 @@ single	small	1	1	-	-
 """
 
 
-def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_proven(tmp_path):
+def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_proven(tmp_path, monkeypatch):
     """On several processes, each beside a row on one process, beside none, beside one that is named; and on one process."""
     project = SmallProject(tmp_path)
     for name in ("large", "larger", "small"):
@@ -94,7 +96,8 @@ def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_prove
     assert found == {"parity_run": rows - {"lone", "again"}, "parity_verdict": rows}
     assert plan["alone"] == ["lone", "again"]
     assert [line for line in text.splitlines() if "warning" in line and "lone, again" in line]
-    project.snakemake("results/parity/lone/verdict.json")
+    monkeypatch.chdir(tmp_path)
+    call("parity", "compare", "--run", "lone")
     verdict = json.loads((tmp_path / "results/parity/lone/verdict.json").read_text())
     assert (verdict["baseline"], verdict["verdict"], verdict["loss_difference"]) == ("lone", "not comparable", None)
 
