@@ -145,8 +145,10 @@ class Calibration:
     def measured(self, site):
         """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
         if "assumed" not in self._found:
-            self._found["assumed"] = dataclasses.replace(site.assumed, **self._constants(site))
-        site = dataclasses.replace(site, assumed=self._found["assumed"])
+            constants = self._constants(site)
+            self._found["assumed"] = constants and dataclasses.replace(site.assumed, **constants)
+        if self._found["assumed"]:
+            site = dataclasses.replace(site, assumed=self._found["assumed"])
         return as_measured(site, self.machine) if self.machine and site.device == "cpu" else site
 
     def _constants(self, site):
