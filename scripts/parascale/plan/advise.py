@@ -38,7 +38,7 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
     by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
     if not workload.of_images:  # whose batch norms see each accumulated part by itself
-        workload = replace(workload, training=replace(workload.training, accumulate=1))
+        workload = workload.in_parts(1)
     measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
@@ -77,8 +77,7 @@ def _measured(workload, site, gpus, precision, calibration):
     """
     for run in calibration.trained:
         if run.layout.world_size == gpus and not run.layout.idle_gpus:
-            training = replace(workload.training, accumulate=run.workload.training.accumulate)
-            plain = row_of(workload, run.layout, training, precision, site)
+            plain = row_of(workload.in_parts(run.workload.training.accumulate), run.layout, precision, site)
             if identity.speed_of(run) == identity.speed_of(plain):
                 yield plain
 

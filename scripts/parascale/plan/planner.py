@@ -123,10 +123,8 @@ class Planner:
             changed["parameters kept after forward"] = _with(run, reshard_after_forward=False)
         samples = run.global_batch // run.parts
         if samples > 1:
-            training = run.workload.training
-            smaller = dataclasses.replace(training, accumulate=training.accumulate * samples)
-            workload = dataclasses.replace(run.workload, training=smaller)
-            changed["micro-batches of one sample"] = dataclasses.replace(run, workload=workload)
+            smaller = run.workload.in_parts(run.workload.training.accumulate * samples)
+            changed["micro-batches of one sample"] = dataclasses.replace(run, workload=smaller)
         peak = self.site.peak_tflops[run.precision] * 1e12
         found = {}
         for words, each in changed.items():

@@ -36,7 +36,7 @@ def layouts(workload, site, gpus):
                 layout = Layout(
                     nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
                 )
-                if _is_valid(row_of(workload, layout, workload.training, "fp32", site)):
+                if _is_valid(row_of(workload, layout, "fp32", site)):
                     yield layout
 
 
@@ -135,18 +135,18 @@ def _counts(training, layout):
 
 def _cut(workload, layout, saving, precision, site, count):
     """The Run with so many parts: micro-batches of a pipeline, else accumulated ones."""
-    training, micro_batches = workload.training, layout.micro_batches
+    micro_batches = layout.micro_batches
     if layout.pp == 1:
-        training = replace(training, accumulate=count * training.accumulate)
+        workload = workload.in_parts(count * workload.training.accumulate)
     else:
         micro_batches = count
     layout = replace(layout, activation_checkpointing=saving, micro_batches=micro_batches)
-    return row_of(workload, layout, training, precision, site)
+    return row_of(workload, layout, precision, site)
 
 
-def row_of(workload, layout, training, precision, site):
+def row_of(workload, layout, precision, site):
     """The Run that a row of the table with this layout would be."""
-    return compiled_where_it_gains(Run("advice", replace(workload, training=training), layout, precision), site)
+    return compiled_where_it_gains(Run("advice", workload, layout, precision), site)
 
 
 def _is_valid(run):
@@ -186,14 +186,10 @@ def find_remedy(run, site, vocabulary, capacity):
 
 def _changes(run):
     """(words, changed run), the cheapest change first."""
-    layout, training = run.layout, run.workload.training
+    layout = run.layout
 
     def with_layout(**values):
         return replace(run, layout=replace(layout, **values))
-
-    def with_training(**values):
-        workload = replace(run.workload, training=replace(training, **values))
-        return replace(run, workload=workload)
 
     if layout.dp > 1:
         yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
@@ -203,15 +199,11 @@ def _changes(run):
         yield "reduce = part", with_layout(reduce="part")
     for factor in (2, 4, 8, 16, 32):
         if layout.pp > 1:
-            yield (
-                f"micro_batches = {layout.micro_batches * factor}",
-                with_layout(micro_batches=layout.micro_batches * factor),
-            )
+            count = layout.micro_batches * factor
+            yield f"micro_batches = {count}", with_layout(micro_batches=count)
         else:
-            yield (
-                f"accumulate = {training.accumulate * factor}",
-                with_training(accumulate=training.accumulate * factor),
-            )
+            count = run.workload.training.accumulate * factor
+            yield f"accumulate = {count}", replace(run, workload=run.workload.in_parts(count))
     for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
         yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     if run.precision in ("fp32", "tf32"):

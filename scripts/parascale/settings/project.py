@@ -258,17 +258,12 @@ def _with_own_parts(run):
     """`run` with the `accumulate` of its row in its workload, where everyone looks for it."""
     if run.accumulate is None or run.workload.is_script:
         return run
-    return dataclasses.replace(run, accumulate=None, workload=_in_parts(run.workload, run.accumulate))
-
-
-def _in_parts(workload, count):
-    """A workload whose ranks' shares of a step are cut into so many parts."""
-    return dataclasses.replace(workload, training=dataclasses.replace(workload.training, accumulate=count))
+    return dataclasses.replace(run, accumulate=None, workload=run.workload.in_parts(run.accumulate))
 
 
 def _method(workload):
     """What rows of a workload must share to be compared: all but parts, unless batch norm tells them apart."""
-    return workload if workload.is_script or workload.model.counts_batches else _in_parts(workload, 1)
+    return workload if workload.is_script or workload.model.counts_batches else workload.in_parts(1)
 
 
 def compiled_where_it_gains(run, site):

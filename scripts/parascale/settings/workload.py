@@ -227,6 +227,10 @@ class Learning(Workload):
         """Samples of training in so many tokens; None where that does not follow from them."""
         return None
 
+    def in_parts(self, count):
+        """The same training with a rank's share of a step in so many parts."""
+        return replace(self, training=replace(self.training, accumulate=count))
+
 
 @settings(RECIPE)
 class LanguageModelling(Learning):
