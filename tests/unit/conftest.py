@@ -1,11 +1,16 @@
-"""What tests of several files need: a report to read, a web server, and an executor of Slurm jobs."""
+"""What tests of several files need: a report to read, a web server, an executor of Slurm jobs, and a small project to plan."""
 
+import functools
+
+import click
 import pytest
 
+from parascale import cli
 from parascale.plan.planner import Planner
 from parascale.report import build_report, load_records, write_report
 from parascale.settings.project import load_project_file
-from tests.command import call
+from tests import command
+from tests.unit import planned_project
 from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_everything import build_report as build_everything
 from tests.unit.fake_everything import finished, write_everything
@@ -38,7 +43,7 @@ def whole(tmp_path_factory):
     results, _ = write_everything(root, finished())
     write_devices(results / "runs/ddp", gpu_lines(2))
     build_everything(root)
-    call("report", "--run", "ddp", "--root", root)
+    command.call("report", "--run", "ddp", "--root", root)
     return root
 
 
@@ -64,3 +69,30 @@ def jureca(tmp_path_factory):
     """The Planner of the shipped configuration, before anything has run."""
     root = str(tmp_path_factory.mktemp("root"))
     return Planner(load_project_file("config/config.yaml", "config/jureca.yaml", overrides={"root": root}))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a small project with the settings that it is given."""
+    return functools.partial(planned_project.write, tmp_path)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """A function: (exit code, both streams) of a verb in the small project."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        try:
+            code = cli.parascale.main(words, standalone_mode=False)
+        except click.UsageError as error:
+            return error.exit_code, error.format_message()
+        return code or 0, "".join(capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def printed(call):
+    """A function: what a verb prints in the small project."""
+    return lambda *words: call(*words)[1]
