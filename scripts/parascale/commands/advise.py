@@ -98,15 +98,16 @@ def advise(
     print(
         "Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > (site.gpus_charged_whole or 1) else ""
     )
-    for number, advice in enumerate(ranked[:top], 1):
+    offers = [(advice, paid(advice)) for advice in ranked[:top]]
+    for number, (advice, bought) in enumerate(offers, 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
-        if bought := paid(advice):
+        if bought:
             print(f"     {_in_words(bought, advice, site)}")
-    bought = paid(ranked[0])
+    first, bought = offers[0]
     if best.fits == "does not fit" or bought.get("steps_low") == 0:
         return
-    print_table(ranked[0], f"{workload.name}-{gpus}", own, bought)
-    proof = ranked[0].run.parity(project.config.parity.steps, project.config.parity.precision)
+    print_table(first, f"{workload.name}-{gpus}", own, bought)
+    proof = first.run.parity(project.config.parity.steps, project.config.parity.precision)
     proof = predict(proof, site, known, facts)
     if proof.fits in ("risky", "does not fit"):
         print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
@@ -117,8 +118,7 @@ def print_table(advice, name, own, paid):
 
     paid: see `advice_of.bought`. Its steps are taken where the data has enough for them, or where they are fewer than the training's own.
     """
-    training, parts = advice.run.workload.training, None
-    enough = _enough(advice.run.workload)[0]
+    training, (enough, _) = advice.run.workload.training, _enough(advice.run.workload)
     if paid and ((paid["passes"] or 0) <= enough or paid["steps_low"] < (advice.prediction.steps or 0)):
         training = dataclasses.replace(training, steps=paid["steps_low"], epochs=None)
     keys = ("global_batch", "steps", "epochs")
@@ -126,8 +126,7 @@ def print_table(advice, name, own, paid):
     said = ", ".join(f"{key}: {json.dumps(value)}" for key, value in changed.items())
     needs = f"with `training: {{{said}}}` in its workload, " if said else ""
     print(f"\nNumber 1 as a run table, {needs}for --config runs=FILE:")
-    if training.accumulate != own.accumulate:
-        parts = training.accumulate
+    parts = None if training.accumulate == own.accumulate else training.accumulate
     print(as_table(dataclasses.replace(advice.run, run=name, accumulate=parts)))
 
 
@@ -145,11 +144,9 @@ def _in_words(paid, advice, site):
     passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""
     enough, those = _enough(workload)
     passes += f", of which {those}" * ((paid["passes"] or 0) > enough)
-    lasts = (
-        f"{numbers.duration(3600 * hours)}{f', in jobs of up to {longest:g} h' if longest and hours > longest else ''}"
-    )
+    jobs = f", in jobs of up to {longest:g} h" if longest and hours > longest else ""
     work = f"{done} {workload.unit}{' of summaries' * workload.of_pairs} ({' to '.join(ends)}){passes}"
-    return f"{paid['core_hours']:,g} core-h pay for {work}: {paid['steps']:,} steps in {lasts}"
+    return f"{paid['core_hours']:,g} core-h pay for {work}: {paid['steps']:,} steps in {numbers.duration(3600 * hours)}{jobs}"
 
 
 def _refuse_options_of_a_list():
@@ -171,9 +168,8 @@ def scaling_lines(steps, site, paid):
         marks = ("the knee: time × cost of the steps is least",) * step.knee + ("costs least",) * (step is cheapest)
         beside = numbers.duration(said.wall_seconds - said.seconds)
         cells = f"{numbers.duration(said.seconds):>12}  {beside:>12}  {numbers.price(said):>32}  {numbers.percent(step.efficiency):>10}"
-        lines.append(
-            f"{step.gpus:9,}  {cells}  {line(step.advice, gpu).split(':')[0]}{'  <- ' * bool(marks)}{', '.join(marks)}"
-        )
+        mark = f"  <- {', '.join(marks)}" if marks else ""
+        lines.append(f"{step.gpus:9,}  {cells}  {line(step.advice, gpu).split(':')[0]}{mark}")
         if step.free_from:
             each = f"{step.gpus} {gpus} are charged for an hour as much as {step.free_from}, because whole nodes are"
             lines.append(f"{'':11}{each}: fewer save nothing")

@@ -47,11 +47,14 @@ def compare(project, name):
     run, folder = Planner(project).run(name, "parity"), project.paths.parity
     from parascale.train.parity import alone, compare_folders
 
-    for each in () if name in project.alone else (name, run.baseline):
-        if not (folder(each) / "summary.json").is_file():
-            remedy = f"`parascale launch --run {each} --kind parity` makes it"
-            raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
-    verdict = alone(run) if name in project.alone else compare_folders(folder(name), folder(run.baseline))
+    if name in project.alone:
+        verdict = alone(run)
+    else:
+        for each in (name, run.baseline):
+            if not (folder(each) / "summary.json").is_file():
+                remedy = f"`parascale launch --run {each} --kind parity` makes it"
+                raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
+        verdict = compare_folders(folder(name), folder(run.baseline))
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
 

@@ -95,6 +95,7 @@ def make_plan(
             kept.add(job.id)
     totals = _totals(priced)
     kwh = site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000
+    names = {job.run for job in priced}
     left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
     totals |= ranges(priced) | {
         "gpu_kwh_expected": kwh,
@@ -121,7 +122,7 @@ def make_plan(
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
         needed_by=_needed_by(planner.project.runs),
-        alone=tuple(name for name in planner.project.alone if any(job.wildcards.get("run") == name for job in priced)),
+        alone=tuple(name for name in planner.project.alone if name in names),
     )
 
 
@@ -241,15 +242,14 @@ def warnings(plan):
         )
     if edited := numerics.warning():
         said.append(edited)
-    longer = (
-        job for job in plan.jobs if job.limit_hours and (job.hours_expected or 0.0) > job.limit_hours and job.kind
-    )
-    said += [
-        f"{title(job.rule, job.wildcards)}: takes {job.hours_expected:,.1f} h: it will continue in several jobs, of up to {job.limit_hours:g} h"
-        for job in longer
-    ]
-    doubtful = (job for job in plan.jobs if job.fits in ("risky", "does not fit"))
-    return said + [of_memory(title(job.rule, job.wildcards), job) for job in doubtful]
+    for job in (job for job in plan.jobs if job.kind):
+        name = title(job.rule, job.wildcards)
+        if job.limit_hours and (job.hours_expected or 0.0) > job.limit_hours:
+            lasts = f"takes {job.hours_expected:,.1f} h"
+            said.append(f"{name}: {lasts}: it will continue in several jobs, of up to {job.limit_hours:g} h")
+        if job.fits in ("risky", "does not fit"):
+            said.append(of_memory(name, job))
+    return said
 
 
 def of_memory(name, predicted):

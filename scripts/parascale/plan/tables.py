@@ -90,14 +90,17 @@ def _shares_of(plan):
     for job in priced:
         if job.run and job.parts:
             by_row[job.run].append(job)
-    dearest, said = sorted(by_row, key=lambda name: -sum(job.core_hours_expected for job in by_row[name]))[:NAMED], []
-    for name in dearest:
-        needing, said = _needing(plan, name), [*said, f"{name} {_priced(by_row[name])}"]
-        if len(needing) > 1:
-            both = sum(job.core_hours_expected for each in needing for job in by_row.get(each, ()))
-            said[-1] += f", {both:,.2f} with the {len(needing) - 1} that need it"
-    if said:
-        yield f"Dearest rows, with all their jobs: {'; '.join(said)}; --config runs=COPY, of a run table without them, leaves them out"
+    dearest = sorted(by_row, key=lambda name: -_expected(by_row[name]))[:NAMED]
+    if said := "; ".join(_of_row(plan, name, by_row) for name in dearest):
+        yield f"Dearest rows, with all their jobs: {said}; --config runs=COPY, of a run table without them, leaves them out"
+
+
+def _of_row(plan, name, by_row):
+    """What a row costs, and what it costs together with the rows that need it. by_row: {row: its jobs}."""
+    needing = _needing(plan, name) - {name}
+    both = _expected(by_row[name]) + sum(_expected(by_row.get(each, ())) for each in needing)
+    more = f", {both:,.2f} with the {len(needing)} that need it" if needing else ""
+    return f"{name} {_priced(by_row[name])}{more}"
 
 
 def _needing(plan, name):
@@ -110,11 +113,15 @@ def _needing(plan, name):
     return found
 
 
+def _expected(jobs):
+    return sum(job.core_hours_expected or 0.0 for job in jobs)
+
+
 def _priced(jobs):
     """What jobs cost together, with the range; empty where they cost nothing or that is not known."""
     found = ranges(jobs)
     low, high = (found[f"core_hours_{end}"] for end in ("low", "high"))
-    return high and f"{sum(job.core_hours_expected or 0.0 for job in jobs):,.2f} ({low:,.2f} to {high:,.2f})"
+    return high and f"{_expected(jobs):,.2f} ({low:,.2f} to {high:,.2f})"
 
 
 def _share(quota, expected, worst):

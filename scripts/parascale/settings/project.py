@@ -98,10 +98,10 @@ class Project:
 
     @functools.cached_property
     def alone(self):
-        """Names of the runs on several processes that nothing is compared with, so that a parity run would prove nothing."""
+        """The runs by name that are on several processes and compared with none, so that a parity run would prove nothing."""
         others = {run.baseline for name, run in self.trained.items() if run.baseline != name}
-        several = [name for name, run in self.trained.items() if run.layout.world_size > 1 and run.baseline == name]
-        return [name for name in several if name not in others]
+        selves = {name: run for name, run in self.trained.items() if run.baseline == name and name not in others}
+        return {name: run for name, run in selves.items() if run.layout.world_size > 1}
 
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""
