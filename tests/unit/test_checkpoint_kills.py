@@ -53,6 +53,13 @@ def wait_for(found, seconds=60):
     return value
 
 
+def seconds_of(work):
+    """Seconds that a function takes."""
+    started = time.monotonic()
+    work()
+    return time.monotonic() - started
+
+
 def begun_in(folder):
     """The folders in which a conversion of `target` writes; pathlib's own glob fails where one goes while it looks."""
     return {os.path.dirname(path) for path in glob.glob(".target.*.partial/target/*", root_dir=folder)}
@@ -67,9 +74,7 @@ def test_a_conversion_killed_at_any_moment_leaves_no_half_target(kills, tmp_path
     target, forms = folder / "target", ["safetensors", "pt"]
     convert(checkpoint, older, Checkpoints(dtype="bfloat16"), forms)
     settings = Checkpoints(dtype="float32", memory_mb=1)
-    started = time.monotonic()
-    convert(checkpoint, target, settings, forms)
-    usual = time.monotonic() - started
+    usual = min(seconds_of(lambda: convert(checkpoint, target, settings, forms)) for _ in range(3))  # a disk may stall
     moments, met = random.Random(5), 0
     for number in range(kills):
         shutil.rmtree(target, ignore_errors=True)
