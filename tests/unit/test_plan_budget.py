@@ -51,8 +51,8 @@ def project(tmp_path, **limits):
         data=dataclasses.replace(WORKLOAD.data, expected=dataclasses.replace(WORKLOAD.data.expected, vocabulary=5000)),
     )
     runs = {
-        "single": Run("single", workload),
-        "ddp-8": Run("ddp-8", workload, Layout(nodes=2, gpus_per_node=4, dp=8)),
+        "single": Run("single", workload, baseline="single"),
+        "ddp-8": Run("ddp-8", workload, Layout(nodes=2, gpus_per_node=4, dp=8), baseline="single"),
     }
     return Project(Config(root=str(tmp_path), budget=Budget(**limits)), JURECA, runs)
 

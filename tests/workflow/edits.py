@@ -84,8 +84,10 @@ DECIDES_NOTHING = [
 
 EVERY = trainings("lm", "summary", "images")
 ALL_OF_IMAGES = trainings("images")
-NEW_ROW = {f"{rule} lm-2" for rule in ("train_single", "parity_run", "parity_verdict", "job_report")} | {
-    f"{rule} lm-2" for rule in ("convert_checkpoint", "verify_checkpoint")
+# Of another seed than its baseline's, it is not compared with that.
+NEW_ROW = {
+    f"{rule} lm-2"
+    for rule in ("train_single", "parity_verdict", "job_report", "convert_checkpoint", "verify_checkpoint")
 }
 
 
@@ -151,10 +153,10 @@ DECIDES = {
     "format that is trained on": (setting(IMAGES, "data.format", "arrow"), ALL_OF_IMAGES),
     "a user's text": (more("text/a.txt", "more words\n"), {"download words"}, trainings("lm") | LATER),
     # Rows of the run table.
-    "seed of a row": (cell(RUNS, "lm-ddp", "seed", "2"), {"train_ddp lm-ddp", "parity_run lm-ddp"}),
+    "seed of a row": (cell(RUNS, "lm-ddp", "seed", "2"), {"train_ddp lm-ddp", "parity_verdict lm-ddp"}),
     "seed of the row that another begins with": (
         cell(RUNS, "lm", "seed", "2"),
-        {"train_single lm", "parity_run lm"},
+        {"train_single lm", "parity_run lm", *(f"parity_verdict lm-{name}" for name in ("ddp", "lightning", "later"))},
         LATER,
     ),
     "switch of a row's layout": (

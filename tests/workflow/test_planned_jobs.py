@@ -72,19 +72,25 @@ def test_planned_jobs_are_the_executed_ones(tmp_path):
     assert finished(project) == before
 
 
-LAYOUTS = """run	workload	gpus_per_node	dp	baseline	seed
-one	tiny	1	1	-	-
-two	tiny	2	2	-	-
-lone	large	2	2	-	-
-again	large	2	2	again	2
-named	larger	2	2	-	-
-beside	larger	2	2	named	-
-single	small	1	1	-	-
+LAYOUTS = """run	workload	gpus_per_node	dp	baseline	seed	scaling	average_every
+one	tiny	1	1	-	-	-	-
+two	tiny	2	2	-	-	-	-
+repeated	tiny	2	2	-	3	-	-
+weak	tiny	2	2	-	-	weak	-
+apart	tiny	2	2	-	-	-	3
+lone	large	2	2	-	-	-	-
+again	large	2	2	again	2	-	-
+named	larger	2	2	-	-	-	-
+beside	larger	2	2	named	-	-	-
+other	larger	2	2	named	7	-	-
+single	small	1	1	-	-	-	-
 """
+UNPROVEN = {"lone": "no other run", "again": "no other run", "repeated": "seed 3 against", "weak": "global batch"}
+UNPROVEN |= {"apart": "ranks train apart", "other": "seed 7 against"}
 
 
-def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_proven(tmp_path, monkeypatch):
-    """On several processes, each beside a row on one process, beside none, beside one that is named; and on one process."""
+def test_what_a_parity_run_cannot_prove_has_none(tmp_path, monkeypatch):
+    """Another experiment than the baseline's, or several processes and no other row."""
     project = SmallProject(tmp_path)
     for name in ("large", "larger", "small"):
         (tmp_path / f"config/workloads/{name}.yaml").write_text("extends: tiny\n")
@@ -93,13 +99,16 @@ def test_what_is_compared_with_itself_alone_has_no_parity_run_and_is_never_prove
     plan = json.loads((tmp_path / "results/plan/plan.json").read_text())
     found = {rule: {job["wildcards"]["run"] for job in plan["jobs"] if job["rule"] == rule} for rule in PARITY}
     rows = {line.split("\t")[0] for line in LAYOUTS.splitlines()[1:]}
-    assert found == {"parity_run": rows - {"lone", "again"}, "parity_verdict": rows}
+    assert found == {"parity_run": rows - UNPROVEN.keys(), "parity_verdict": rows}
     assert plan["alone"] == ["lone", "again"]
     assert [line for line in text.splitlines() if "warning" in line and "lone, again" in line]
     monkeypatch.chdir(tmp_path)
-    call("parity", "compare", "--run", "lone")
-    verdict = json.loads((tmp_path / "results/parity/lone/verdict.json").read_text())
-    assert (verdict["baseline"], verdict["verdict"], verdict["loss_difference"]) == ("lone", "not comparable", None)
+    for name, reason in UNPROVEN.items():
+        call("parity", "compare", "--run", name)
+        verdict = json.loads((tmp_path / f"results/parity/{name}/verdict.json").read_text())
+        assert (verdict["verdict"], verdict["loss_difference"]) == ("not comparable", None)
+        assert verdict["reason"].startswith(reason)
+    assert verdict["baseline"] == "named"
 
 
 @pytest.mark.slow
@@ -140,8 +149,8 @@ def test_a_plan_of_many_runs_with_all_that_is_made_of_each_is_quick(tmp_path):
     project = SmallProject(tmp_path)
     expected = "data:\n  expected: {vocabulary: 60, train_tokens: 5000}\n"
     project.edit("config/workloads/tiny.yaml", "data:\n", expected)
-    rows = [f"ddp-{number}\ttiny\t2\t2\t{number}\n" for number in range(1, 1000)]
-    table = "".join(["run\tworkload\tgpus_per_node\tdp\tseed\n", "single\ttiny\t1\t1\t0\n", *rows])
+    rows = [f"ddp-{number}\ttiny\t2\t2\n" for number in range(1, 1000)]
+    table = "".join(["run\tworkload\tgpus_per_node\tdp\n", "single\ttiny\t1\t1\n", *rows])
     (tmp_path / "config/tiny.tsv").write_text(table)
     text, seconds = timed(project)
     assert re.search(r"train_ddp +ddp +999 ", text) and re.search(r"parity_run +several +1,000 ", text)

@@ -45,10 +45,10 @@ def compare(project, name):
     Example: parascale parity compare --run ddp
     """
     run, folder = Planner(project).run(name, "parity"), project.paths.parity
-    from parascale.train.parity import alone, compare_folders
+    from parascale.train.parity import compare_folders, unproven
 
-    if name in project.alone:
-        verdict = alone(run)
+    if name in project.unproven:
+        verdict = unproven(run, project.unproven[name])
     else:
         for each in (name, run.baseline):
             if not (folder(each) / "summary.json").is_file():

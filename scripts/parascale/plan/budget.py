@@ -16,6 +16,7 @@ from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
 from parascale.plan.predict import RANGE, quantile
 from parascale.plan.price import KEPT, price, title
 from parascale.plan.quota import Quota, quota_of
+from parascale.settings.project import ALONE
 
 NOTHING = Spent()
 # What a job is charged for each of its hours.
@@ -122,7 +123,7 @@ def make_plan(
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
         needed_by=_needed_by(planner.project.runs),
-        alone=tuple(name for name in planner.project.alone if name in names),
+        alone=tuple(name for name, reason in planner.project.unproven.items() if reason is ALONE and name in names),
     )
 
 
@@ -236,10 +237,7 @@ def warnings(plan):
             "record nor accounting tells"
         )
     if plan.alone:
-        said.append(
-            f"parity proves nothing of {few(plan.alone, NAMED)}: on several processes, and compared with no other row; add a row of the same "
-            "workload on one process, or name a `baseline`"
-        )
+        said.append(f"no parity run of {few(plan.alone, NAMED)}, on several processes: {ALONE}")
     if edited := numerics.warning():
         said.append(edited)
     for job in (job for job in plan.jobs if job.kind):

@@ -137,6 +137,26 @@ def difference(run, other):
     return in_words(changes(recipe(other), recipe(run), ignored, left_out(run)))
 
 
+def no_comparison(run, baseline):
+    """Why the parity runs of two runs prove nothing of a layout, or None: their work differs."""
+    if run.average_every:
+        return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
+    if run.compression != "none":
+        sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
+        return f"gradients are sent {sent}: ranks go on from others than those that they computed"
+    model = run.workload.model
+    if model.dropout and model.dropout_masks == "per-rank":
+        return "attention's dropout masks are each rank's own (dropout_masks = per-rank): they fall differently in every layout"
+    if model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
+        return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
+    if run.global_batch != baseline.global_batch:
+        return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
+    if run.seed != baseline.seed:
+        return f"seed {run.seed} against {baseline.seed}: another start"
+    changed = difference(run, baseline)
+    return f"another recipe: {changed}" if changed else None
+
+
 def conduct_difference(run, other):
     """How the conduct of two runs differs, in words; empty where it does not."""
     return in_words(

@@ -33,6 +33,8 @@ from parascale.settings.yaml_files import (
     with_name,
 )
 
+ALONE = "no other run to compare it with: add a row of its workload on one process, or name a `baseline`"
+
 
 @dataclass(frozen=True)
 class Project:
@@ -97,11 +99,15 @@ class Project:
         return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
     @functools.cached_property
-    def alone(self):
-        """The runs by name that are on several processes and compared with none, so that a parity run would prove nothing."""
-        others = {run.baseline for name, run in self.trained.items() if run.baseline != name}
-        selves = {name: run for name, run in self.trained.items() if run.baseline == name and name not in others}
-        return {name: run for name, run in selves.items() if run.layout.world_size > 1}
+    def unproven(self):
+        """{run: why} of those of which a parity run would prove nothing, so that none is made."""
+        parity = self.config.parity
+        runs = {name: run.parity(parity.steps, parity.precision) for name, run in self.trained.items()}
+        others = {name: run for name, run in runs.items() if run.baseline != name}
+        reasons = {name: identity.no_comparison(run, runs[run.baseline]) for name, run in others.items()}
+        compared = others.keys() | {run.baseline for name, run in others.items() if not reasons[name]}
+        lone = [name for name, run in runs.items() if run.layout.world_size > 1 and name not in compared]
+        return {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(lone, ALONE)
 
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""

@@ -52,21 +52,6 @@ class ParityError(ParascaleError):
     """Two parity runs cannot be compared."""
 
 
-def not_comparable(run):
-    """Why a run's mathematics is not the baseline's, or None."""
-    if run.average_every:
-        return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
-    if run.compression != "none":
-        sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
-        return f"gradients are sent {sent}: ranks go on from others than those that they computed"
-    model = run.workload.model
-    if model.dropout and model.dropout_masks == "per-rank":
-        return "attention's dropout masks are each rank's own (dropout_masks = per-rank): they fall differently in every layout"
-    if model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
-        return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
-    return None
-
-
 def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
@@ -90,7 +75,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
-    if reason := not_comparable(run) or _other_experiment(run, baseline) or _draws(run, folder, baseline_folder):
+    if reason := identity.no_comparison(run, baseline) or _draws(run, folder, baseline_folder):
         return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     checkpoints = [Path(place) / "checkpoint" for place in (folder, baseline_folder)]
@@ -125,26 +110,15 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     }
 
 
-def alone(run):
-    """The verdict on a run on several processes without another to compare with: it has no parity run."""
-    reason = "no other run to compare it with: add a row of its workload on one process, or name a `baseline`"
-    return {"schema_version": SCHEMA_VERSION, "run": run.run, "baseline": run.run} | _figures("not comparable", reason)
+def unproven(run, reason):
+    """The verdict on a run of which no parity run is made, and why."""
+    verdict = {"schema_version": SCHEMA_VERSION, "run": run.run, "baseline": run.baseline}
+    return verdict | _figures("not comparable", reason)
 
 
 def _figures(verdict, reason):
     differences = "loss_difference", "grad_norm_difference", "weight_difference", "worst_tensor", "first_step_outside"
     return {"verdict": verdict, "reason": reason, **dict.fromkeys(differences)}
-
-
-def _other_experiment(run, baseline):
-    """Why two runs are no comparison, or None: their work differs, not their layout."""
-    if run.global_batch != baseline.global_batch:
-        return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
-    if run.seed != baseline.seed:
-        return f"seed {run.seed} against {baseline.seed}: another start"
-    if other := identity.difference(run, baseline):
-        return f"another recipe: {other}"
-    return None
 
 
 def _draws(run, *folders):
