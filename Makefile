@@ -22,9 +22,9 @@ install: $(INSTALLED) ## make the environment in .venv
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local
 
-# Tests on Slurm and of launchers mostly wait, so four processes keep two cores busy. The longest tests start first.
+# Tests on Slurm and of launchers mostly wait, so five processes keep two cores busy. The longest tests start first.
 test: lint ## style and all quick tests; as root and with Slurm's packages also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 4 --no-loadscope-reorder $(ONCE) \
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 5 --no-loadscope-reorder $(ONCE) \
 		tests/slurm tests/workflow tests/distributed tests/unit
 
 lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
