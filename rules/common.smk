@@ -296,8 +296,8 @@ def resources_of(kind="run"):
 
 
 def compared(run):
-    """The parity runs that a verdict compares; none where they would prove nothing."""
-    return [PATHS.parity(each) / "summary.json" for each in (run.run, run.baseline) if run.run not in PROJECT.unproven]
+    """The parity runs that a verdict is found from."""
+    return [PATHS.parity(each) / "summary.json" for each in PROJECT.compared(run.run)]
 
 
 def verdict_of(run):

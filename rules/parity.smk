@@ -39,7 +39,7 @@ rule parity_verdict:
         nodes=0,
     params:
         baseline=shared(lambda run: run.baseline, PROJECT.runs),
-        unproven=shared(lambda run: PROJECT.unproven.get(run.run), PROJECT.runs),
+        incomparable=shared(lambda run: PROJECT.incomparable.get(run.run), PROJECT.runs),
         code=code_of("parity"),
     shell:
         "parascale parity compare --run {wildcards.run:q} > {log:q} 2>&1"

@@ -112,8 +112,9 @@ class LogHandler(JobEvents):
         if job and job.kind == "parity":
             return None
         run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
-        unproven = run and run.run in self.planner.project.unproven  # what is there is of an earlier table
-        path = self.planner.project.paths.parity(run.run) / "verdict.json" if run and not unproven else None
+        if run and run.run in self.planner.project.incomparable:
+            return "not comparable" if job.kind else ""
+        path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
         if path is None or not path.is_file():
             return ""
         parities = self._parities()

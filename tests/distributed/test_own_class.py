@@ -120,7 +120,7 @@ def test_a_class_needs_few_lines_for_tensor_parallelism_and_none_for_fsdp(
 @pytest.mark.parametrize("drops", but_slow(["function", "positions first"], {"function"}))
 def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settings, single, tmp_path):
     verdict = verdict_of({"dp": 2}, keys_of(file, drops), make_settings, single, tmp_path)
-    assert (verdict["verdict"], verdict["grad_norm_difference"]) == ("not comparable", None)
+    assert verdict["verdict"] == "not comparable" and "grad_norm_difference" not in verdict
     assert (
         verdict["reason"].startswith("the model draws random numbers of its own") and "nn.Dropout" in verdict["reason"]
     )

@@ -169,6 +169,12 @@ def test_the_baseline_is_the_one_named_else_the_first_on_one_process_else_the_ru
     }
 
 
+def test_what_has_a_way_of_its_own_is_no_baseline_of_another_way(project):
+    """Batch norm over all ranks, beside a named baseline whose ranks each have their own."""
+    table = "run workload gpus_per_node dp sync_batch_norm baseline\nown small 2 2 false -\nsync small 2 2 - own\n"
+    assert project(table, {"small": IMAGES}).incomparable.keys() == {"own", "sync"}
+
+
 # --- workloads and files
 
 

@@ -136,11 +136,11 @@ DECIDES = {
     "precision of parity runs": (setting(CONFIG, "parity.precision", "fp64"), {"parity_run"}),
     "cores of a process": (setting(SITE, "threads_per_process", 2), EVERY | {"measure_communication"}, LATER),
     # Workloads.
-    "precision of a workload's parity runs": (setting(IMAGES, "parity_precision", "fp64"), {"parity_run images"}),
+    "precision of a workload's parity runs": (setting(LM, "parity_precision", "fp64"), {"parity_run"}),
     "learning rate": (setting(LM, "optim.lr", 2e-3), trainings("lm"), LATER),
     "dropout": (
         setting(SUMMARY, "model.dropout", 0.1),
-        {"train_single summary", "parity_run summary"} | PROBES_OF["summary"],
+        {"train_single summary"} | PROBES_OF["summary"],
     ),
     "window": (setting(LM, "training.window", 16), trainings("lm") | {"benchmark_loaders words"}, LATER),
     "label smoothing": (setting(IMAGES, "training.label_smoothing", 0.1), trainings("images")),
@@ -156,7 +156,7 @@ DECIDES = {
     "seed of a row": (cell(RUNS, "lm-ddp", "seed", "2"), {"train_ddp lm-ddp", "parity_verdict lm-ddp"}),
     "seed of the row that another begins with": (
         cell(RUNS, "lm", "seed", "2"),
-        {"train_single lm", "parity_run lm", *(f"parity_verdict lm-{name}" for name in ("ddp", "lightning", "later"))},
+        {"train_single lm", *(f"parity_verdict lm-{name}" for name in ("ddp", "lightning", "later"))},
         LATER,
     ),
     "switch of a row's layout": (
@@ -174,7 +174,7 @@ DECIDES = {
     ),
     "baseline of a row": (cell(RUNS, "lm-ddp", "baseline", "lm-lightning"), {"parity_verdict lm-ddp"}),
     "new row": (row("lm-2", "2"), NEW_ROW | {"comparison_report"}),
-    "repeat of a row": (row("lm-2", "1"), NEW_ROW | {"comparison_report"}),
+    "repeat of a row": (row("lm-2", "1"), NEW_ROW | {"parity_run lm-2", "comparison_report"}),
     # Code.
     "numerics of all trainings": (version("training"), EVERY, LATER),
     "numerics of images": (version("families/images"), trainings("images")),

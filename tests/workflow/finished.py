@@ -76,8 +76,8 @@ PROBES_OF = {
 RUNS_OF = {
     "lm": {"train_single lm", "train_ddp lm-ddp", "train_lightning lm-lightning"}
     | {f"parity_run {run}" for run in ("lm", "lm-ddp", "lm-lightning", "lm-later")},
-    "summary": {"train_single summary", "parity_run summary"},
-    "images": {"train_single images", "parity_run images"},
+    "summary": {"train_single summary"},
+    "images": {"train_single images"},
 }
 LATER = {"train_single lm-later"}
 

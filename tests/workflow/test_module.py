@@ -151,7 +151,7 @@ def test_a_workflow_has_ours_as_a_part_under_names_of_its_own(checkout, tmp_path
     (folder / "config/mine.tsv").write_text(runs.format("lm-small"))  # whose size a plan knows before its data is there
     whole = run(checkout, elsewhere, *call, "-np", "--", "parascale_all")
     jobs = counted(whole)
-    assert [jobs[f"parascale_{name}"] for name in ("train_single", "parity_run", "comparison_report")] == [1, 1, 1]
+    assert [jobs[f"parascale_{name}"] for name in ("train_single", "parity_verdict", "comparison_report")] == [1, 1, 1]
     plan = dict(re.findall(r"^(\w+|local jobs)  +(.*)$", whole.partition("Plan for local")[2], re.MULTILINE))
     assert plan["parascale_train_single"].startswith("single ") and "?" not in plan["parascale_train_single"]
     assert plan["local jobs"].split()[0] == str(sum(jobs.get(f"parascale_{name}", 0) for name in LOCAL))

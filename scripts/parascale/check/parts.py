@@ -144,7 +144,8 @@ def parity(here):
         job = _job(here, run, "parity")
         try:
             launched(here, "training", run.layout.world_size, job=job)
-            verdict = compare(run, runs[0], job.output, job.output.with_name(STRATEGIES[0]))["verdict"]
+            folders = job.output, job.output.with_name(STRATEGIES[0])
+            verdict = "baseline" if run is runs[0] else compare(run, runs[0], *folders)["verdict"]
             yield row(run.run, verdict, right=verdict in ("baseline", "same"))
         except (TrainingError, OSError) as error:  # without the first there is nothing to compare with
             yield row(run.run, str(error), right=False)

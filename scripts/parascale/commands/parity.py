@@ -21,6 +21,7 @@ from parascale.files import make_folder, read_json, write_json
 from parascale.plan.planner import Planner
 from parascale.train.job import job_of
 
+SCHEMA_VERSION = 1  # of a verdict
 FEW = 3  # steps to record at most, unless more are asked for: each is large
 
 
@@ -34,7 +35,7 @@ def parity():
 
 
 @parity.command(hidden=True)
-@run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
+@run_option("A run. If it can be compared, its parity run is finished, as is that of its baseline.", required=True)
 @with_project
 def compare(project, name):
     """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
@@ -44,17 +45,20 @@ def compare(project, name):
     \b
     Example: parascale parity compare --run ddp
     """
-    run, folder = Planner(project).run(name, "parity"), project.paths.parity
-    from parascale.train.parity import compare_folders, unproven
+    run, folder, reason = Planner(project).run(name, "parity"), project.paths.parity, project.incomparable.get(name)
+    for each in project.compared(name):
+        if not (folder(each) / "summary.json").is_file():
+            remedy = f"`parascale launch --run {each} --kind parity` makes it"
+            raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
+    if project.compared(name):
+        from parascale.train.parity import compare_folders
 
-    if name in project.unproven:
-        verdict = unproven(run, project.unproven[name])
+        found = compare_folders(folder(name), folder(run.baseline))
+    elif reason:
+        found = {"verdict": "not comparable", "reason": reason}
     else:
-        for each in (name, run.baseline):
-            if not (folder(each) / "summary.json").is_file():
-                remedy = f"`parascale launch --run {each} --kind parity` makes it"
-                raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
-        verdict = compare_folders(folder(name), folder(run.baseline))
+        found = {"verdict": "baseline", "reason": "the run that others are compared with"}
+    verdict = {"schema_version": SCHEMA_VERSION, "run": name, "baseline": run.baseline, **found}
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
 
@@ -103,9 +107,11 @@ def explain(context, find, name, steps, every):
         raise ConfigError(
             f"run {name} has the baseline {baseline.run}: name a run whose baseline is another one, a single process"
         )
+    if reason := project.incomparable.get(name):
+        raise ConfigError(f"run {name} is not comparable with {baseline.run}: {reason}")
     require_windows(run.workload, project.paths.data_of(run))
     verdict = folder / "verdict.json"
-    steps = steps or min(FEW, (read_json(verdict)["first_step_outside"] if verdict.is_file() else None) or FEW)
+    steps = steps or min(FEW, (read_json(verdict).get("first_step_outside") if verdict.is_file() else None) or FEW)
     places = project.paths.under_way.absolute() / "explained"
     make_folder(places)
     with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=places) as place:  # it goes whatever happens

@@ -111,7 +111,9 @@ def _surplus(found, project, gigabytes):
 def _wanted(project):
     """Keys of the trainings that the run table asks for, of those whose data is there."""
     planner, paths, keys = Planner(project), project.paths, set()
-    asked = [(name, "run") for name in project.runs] + [(name, "parity") for name in project.trained]
+    asked = [(name, "run") for name in project.runs] + [
+        (each, "parity") for name in project.trained for each in project.compared(name)
+    ]
     for run in [planner.run(*each) for each in asked]:
         with suppress(FileNotFoundError):
             keys.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))

@@ -39,7 +39,7 @@ class Plan:
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
     changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
-    alone: runs among them whose parity is not compared. needed_by: {run: those that name it as `baseline` or `init_from`}.
+    alone: those of them on several processes without a row to compare with. needed_by: {run: those that name it as `baseline` or `init_from`}.
     """
 
     site: str
@@ -123,7 +123,7 @@ def make_plan(
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
         needed_by=_needed_by(planner.project.runs),
-        alone=tuple(name for name, reason in planner.project.unproven.items() if reason is ALONE and name in names),
+        alone=tuple(name for name, reason in planner.project.incomparable.items() if reason == ALONE and name in names),
     )
 
 

@@ -138,7 +138,19 @@ def difference(run, other):
 
 
 def no_comparison(run, baseline):
-    """Why the parity runs of two runs prove nothing of a layout, or None: their work differs."""
+    """Why the parity runs of two runs would prove nothing of a layout, or None: their work differs."""
+    if reason := _own_way(run) or _own_way(baseline):
+        return reason
+    if run.global_batch != baseline.global_batch:
+        return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
+    if run.seed != baseline.seed:
+        return f"seed {run.seed} against {baseline.seed}: another start"
+    changed = difference(run, baseline)
+    return f"another recipe: {changed}" if changed else None
+
+
+def _own_way(run):
+    """Why a run's mathematics is that of its layout alone, or None."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
     if run.compression != "none":
@@ -149,12 +161,7 @@ def no_comparison(run, baseline):
         return "attention's dropout masks are each rank's own (dropout_masks = per-rank): they fall differently in every layout"
     if model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
         return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
-    if run.global_batch != baseline.global_batch:
-        return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
-    if run.seed != baseline.seed:
-        return f"seed {run.seed} against {baseline.seed}: another start"
-    changed = difference(run, baseline)
-    return f"another recipe: {changed}" if changed else None
+    return None
 
 
 def conduct_difference(run, other):

@@ -99,8 +99,8 @@ class Project:
         return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
     @functools.cached_property
-    def unproven(self):
-        """{run: why} of those of which a parity run would prove nothing, so that none is made."""
+    def incomparable(self):
+        """{run: why} of those of whose layout a parity run would prove nothing."""
         parity = self.config.parity
         runs = {name: run.parity(parity.steps, parity.precision) for name, run in self.trained.items()}
         others = {name: run for name, run in runs.items() if run.baseline != name}
@@ -108,6 +108,11 @@ class Project:
         compared = others.keys() | {run.baseline for name, run in others.items() if not reasons[name]}
         lone = [name for name, run in runs.items() if run.layout.world_size > 1 and name not in compared]
         return {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(lone, ALONE)
+
+    def compared(self, name):
+        """Names of the two runs whose parity runs the verdict on a run is found from; none of a baseline, and where they prove nothing."""
+        baseline = self.runs[name].baseline
+        return () if name == baseline or name in self.incomparable else (name, baseline)
 
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""

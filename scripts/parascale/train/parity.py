@@ -23,7 +23,6 @@ from parascale.files import read_json, read_json_lines
 from parascale.settings import identity, run_from_dict
 from parascale.train.graph import OWN_DRAWS, narrowest_type
 
-SCHEMA_VERSION = 1
 GROUP_BYTES = 256 << 20  # of weights compared at once
 NOISE = 64  # roundings of a mean element's gradient: below, a gradient is nothing else
 MOST_UNJUDGED = 0.05  # of all elements; where there are more, all are judged
@@ -61,7 +60,6 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     rounded = _rounded_to(run, baseline_folder)
     tolerance = tolerance or TOLERANCES[rounded]
     verdict = {
-        "schema_version": SCHEMA_VERSION,
         "run": run.run,
         "baseline": baseline.run,
         "steps": run.workload.training.steps,
@@ -69,14 +67,12 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         "narrowest_type": rounded,
         "tolerances": asdict(tolerance),
     }
-    if run.run == baseline.run:
-        return verdict | _figures("baseline", "the run that others are compared with")
     steps, expected = (read_json_lines(Path(place) / "steps.jsonl") for place in (folder, baseline_folder))
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
     if reason := identity.no_comparison(run, baseline) or _draws(run, folder, baseline_folder):
-        return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
+        return verdict | {"verdict": "not comparable", "reason": reason, "loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     checkpoints = [Path(place) / "checkpoint" for place in (folder, baseline_folder)]
     smallest = smallest_gradient(run, expected, checkpoints[1], rounded)
@@ -108,17 +104,6 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         "worst_tensor": worst,
         "first_step_outside": outside[0] if outside else None,
     }
-
-
-def unproven(run, reason):
-    """The verdict on a run of which no parity run is made, and why."""
-    verdict = {"schema_version": SCHEMA_VERSION, "run": run.run, "baseline": run.baseline}
-    return verdict | _figures("not comparable", reason)
-
-
-def _figures(verdict, reason):
-    differences = "loss_difference", "grad_norm_difference", "weight_difference", "worst_tensor", "first_step_outside"
-    return {"verdict": verdict, "reason": reason, **dict.fromkeys(differences)}
 
 
 def _draws(run, *folders):
