@@ -180,7 +180,7 @@ class Reader:
     def types(self, words):
         """(exit code, what was printed) of a command; each is run once."""
         if words[0] == "snakemake":  # always a dry run
-            words = (*(word for word in words if word != "-n"), "-n")
+            words = words if "-n" in words else (*words, "-n")
         words = tuple(word.replace("/tmp/try", str(self.planned / "try")) for word in words)
         if words not in self.known:
             self.known[words] = getattr(self, words[0], self.others)(words)
@@ -261,6 +261,8 @@ def documented():
 @pytest.mark.parametrize("words", documented())
 def test_a_command_of_the_documents_does_what_it_says(words, reader):
     code, printed = reader.types(words)
+    if "of this machine busy meanwhile" in printed:
+        pytest.skip("other tests compute beside this one")
     refused = REFUSED.get(" ".join(words), "")
     assert code == bool(refused) and refused in printed, printed
     assert printed.strip() or words in SILENT
