@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -73,9 +73,7 @@ def train_and_look(settings):
             self.steps += 1
             if self.steps != LOOKED_AT:
                 return super().step(*arguments)
-            counter = Collectives()
-            # Where something looks at each operation, torch compiles nothing.
-            with nullcontext() if self.run.layout.compile else counter:
+            with Collectives() as counter:
                 result = super().step(*arguments)
             facts.update(
                 held(self.model, self.optimizers),
@@ -139,9 +137,16 @@ def size(tensor):
 class Collectives(TorchDispatchMode):
     """Counts collective operations by name, whichever interface of torch calls them; and of them those that batch norms call."""
 
+    supports_higher_order_operators = True  # compiled code saves the states of random numbers by them
+
     def __init__(self):
         super().__init__()
         self.calls, self.of_norms, self.moved = Counter(), Counter(), {kind: [0, 0] for kind in MOVING}
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        """Else torch runs what was compiled as it was written, or refuses to."""
+        return True
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):

@@ -48,7 +48,7 @@ class Expected:
             assert (facts["graphs"] > 0) == bool(self.layout.compile)
             if not self.layout.compile:  # there nobody notes them
                 self._check_heads(facts)
-                self._check_calls(facts["collectives"], facts["sharded_units"], stages)
+            self._check_calls(facts["collectives"], facts["sharded_units"], stages)
 
     def _check_names(self, facts, stages):
         """A rank holds the blocks of its stages, the embedding with the first and the output layer with the last."""
