@@ -112,10 +112,12 @@ class LogHandler(JobEvents):
         if job and job.kind == "parity":
             return None
         run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
-        if run and run.run in self.planner.project.incomparable:
+        if run is None:
+            return ""
+        if run.run in self.planner.project.incomparable:
             return "not comparable" if job.kind else ""
-        path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
-        if path is None or not path.is_file():
+        path = self.planner.project.paths.parity(run.run) / "verdict.json"
+        if not path.is_file():
             return ""
         parities = self._parities()
         if job.kind is None:

@@ -152,11 +152,8 @@ def handler_of(tmp_path, baseline):
     [
         ((8, 9, 4), "single", ["parity_verdict · T · 0 s · same", "T · 0 s · same"]),
         ((4, 8, 9), "single", ["T · 0 s", "parity_verdict · T · 0 s · same"]),
-        (
-            (8, 9, 4),
-            "ddp-8",
-            ["T · 0 s · not comparable"],
-        ),  # with itself alone: the verdict there is of an earlier table
+        # With itself alone: the verdict that lies there is of an earlier table.
+        ((8, 9, 4), "ddp-8", ["T · 0 s · not comparable"]),
     ],
 )
 def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, baseline, said, tmp_path, capsys):

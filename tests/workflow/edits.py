@@ -138,10 +138,7 @@ DECIDES = {
     # Workloads.
     "precision of a workload's parity runs": (setting(LM, "parity_precision", "fp64"), {"parity_run"}),
     "learning rate": (setting(LM, "optim.lr", 2e-3), trainings("lm"), LATER),
-    "dropout": (
-        setting(SUMMARY, "model.dropout", 0.1),
-        {"train_single summary"} | PROBES_OF["summary"],
-    ),
+    "dropout": (setting(SUMMARY, "model.dropout", 0.1), trainings("summary")),
     "window": (setting(LM, "training.window", 16), trainings("lm") | {"benchmark_loaders words"}, LATER),
     "label smoothing": (setting(IMAGES, "training.label_smoothing", 0.1), trainings("images")),
     "size of images": (setting(IMAGES, "training.image_size", 20), trainings("images") | {"benchmark_loaders shapes"}),

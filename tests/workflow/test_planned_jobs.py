@@ -88,14 +88,8 @@ single	small	1	1	-	-	-	-
 first	largest	2	2	-	-	-	-
 second	largest	2	2	first	5	-	-
 """
-COMPARED = {
-    "one",
-    "two",
-    "weak",
-    "like-weak",
-    "named",
-    "beside",
-}  # also what is not compared itself, but others with it
+# Also what is not compared itself, but others with it.
+COMPARED = {"one", "two", "weak", "like-weak", "named", "beside"}
 REASONS = {
     **dict.fromkeys(("one", "named", "single"), "the run that others are compared with"),
     **dict.fromkeys(("lone", "again", "first"), "no other run to compare it with"),

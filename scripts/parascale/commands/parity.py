@@ -45,22 +45,22 @@ def compare(project, name):
     \b
     Example: parascale parity compare --run ddp
     """
-    run, folder, reason = Planner(project).run(name, "parity"), project.paths.parity, project.incomparable.get(name)
-    for each in project.compared(name):
+    run, folder, pair = Planner(project).run(name, "parity"), project.paths.parity, project.compared(name)
+    for each in pair:
         if not (folder(each) / "summary.json").is_file():
             remedy = f"`parascale launch --run {each} --kind parity` makes it"
             raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
-    if project.compared(name):
+    if pair:
         from parascale.train.parity import compare_folders
 
-        found = compare_folders(folder(name), folder(run.baseline))
-    elif reason:
-        found = {"verdict": "not comparable", "reason": reason}
+        found = compare_folders(*map(folder, pair))
+    elif name in project.incomparable:
+        found = {"verdict": "not comparable", "reason": project.incomparable[name]}
     else:
         found = {"verdict": "baseline", "reason": "the run that others are compared with"}
     verdict = {"schema_version": SCHEMA_VERSION, "run": name, "baseline": run.baseline, **found}
     write_json(folder(name) / "verdict.json", verdict)
-    print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
+    print(f"{name} against {run.baseline}: {found['verdict']} ({found['reason']})")
 
 
 @parity.command(hidden=True)

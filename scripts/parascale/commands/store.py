@@ -111,9 +111,8 @@ def _surplus(found, project, gigabytes):
 def _wanted(project):
     """Keys of the trainings that the run table asks for, of those whose data is there."""
     planner, paths, keys = Planner(project), project.paths, set()
-    asked = [(name, "run") for name in project.runs] + [
-        (each, "parity") for name in project.trained for each in project.compared(name)
-    ]
+    asked = {(each, "parity") for name in project.trained for each in project.compared(name)}
+    asked |= {(name, "run") for name in project.runs}
     for run in [planner.run(*each) for each in asked]:
         with suppress(FileNotFoundError):
             keys.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))

@@ -48,8 +48,8 @@ PARITY = (
     *columns(compared="Compared over", baseline="Baseline"),
 )
 SAME = (
-    "Each layout that can be compared trained a few steps of its own, as its baseline did, from the same start. `same` is about these short exact runs: layouts "
-    "add sums in other orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
+    "Each layout that can be compared trained a few steps of its own, as its baseline did, from the same start. `same` is about these "
+    "short exact runs: layouts add sums in other orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
     "largest over the steps.",
 )
 ALLOWED = {"loss": "in a loss", "grad_norm": "in a gradient norm", "weights": "in a tensor of weights"}

@@ -60,8 +60,6 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     rounded = _rounded_to(run, baseline_folder)
     tolerance = tolerance or TOLERANCES[rounded]
     verdict = {
-        "run": run.run,
-        "baseline": baseline.run,
         "steps": run.workload.training.steps,
         "precision": run.precision,
         "narrowest_type": rounded,
