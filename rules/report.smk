@@ -18,13 +18,7 @@ rule job_report:
             PATHS.report / "jobs/{run}.html",
             caption="captions/job.rst",
             category="Jobs",
-            labels={"run": "{run}", "form": "page"},
-        ),
-        document=report(
-            PATHS.report / "jobs/{run}.pdf",
-            caption="captions/job.rst",
-            category="Jobs",
-            labels={"run": "{run}", "form": "PDF"},
+            labels={"run": "{run}"},
         ),
     log:
         LOGS / "job_report/{run}.log",

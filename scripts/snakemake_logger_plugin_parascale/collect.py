@@ -1,6 +1,7 @@
 """The jobs that still have to run, as Snakemake knows them (9.27)."""
 
 import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from snakemake.logging import logger
 
 from parascale.plan.price import PlannedJob
 from parascale.store.folders import lacking
-from snakemake_logger_plugin_budget import is_local, requested
 
 INVENTORY = IOCache.mtime_inventory  # of what is there, which Snakemake makes once, before it decides what has to run
 
@@ -27,6 +27,30 @@ def look_into(results):
         await INVENTORY(cache, jobs, **options)
 
     IOCache.mtime_inventory = inventory
+
+
+def requested(resources, threads):
+    """(nodes, cores on all nodes, GPUs on each node, hours at worst or None) that a job requests of the Slurm plugin.
+
+    A resource that is known only when its input is there (`<TBD>`) counts as not given.
+    """
+
+    def number(*names, default):
+        found = (resources.get(name) for name in names)
+        return next((int(each) for each in found if isinstance(each, int | float)), default)
+
+    nodes = number("nodes", default=1)
+    cores = number("tasks", default=nodes) * number("cpus_per_task", default=threads) if nodes else 0
+    typed = re.search(r"gpu:(?:[^:,]+:)?(\d+)", str(resources.get("gres", "")))
+    gpus = int(typed[1]) if typed else number("gpus_per_node", "gpu", default=0)
+    minutes = number("runtime", default=None)
+    return nodes, cores, gpus, None if minutes is None else minutes / 60
+
+
+def is_local(workflow, rule):
+    """Whether a rule runs where the workflow runs, or has no command. Where nothing is submitted, Snakemake's own `is_local` says so of
+    every rule; in a dry run, of none."""
+    return rule.norun or rule.name in workflow._localrules
 
 
 def pending_jobs(workflow):

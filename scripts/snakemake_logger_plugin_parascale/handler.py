@@ -9,18 +9,48 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import Quietness
+from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, ledger, limits, tables
-from snakemake_logger_plugin_budget import JobEvents
 from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
 LOOK_SECONDS = 60  # between two looks at what trainings will cost
+
+
+class JobEvents(LogHandlerBase):
+    """A logger that is told when jobs start and end (`started`, `ended`), and once when the workflow ends (`finish`)."""
+
+    writes_to_stream = writes_to_file = needs_rulegraph = closed = False
+    has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
+
+    def emit(self, record):
+        """Take a record. Called in a thread of its own, which must not die of an error."""
+        try:
+            self.take(record, getattr(record, "event", None))
+        except Exception:
+            self.handleError(record)
+
+    def take(self, record, event):
+        """Hand on what a record says of jobs."""
+        if event == LogEvent.JOB_STARTED:
+            self.started(record.jobs)
+        elif event == LogEvent.JOB_FINISHED:
+            self.ended(record.job_id, True)
+        elif event == LogEvent.JOB_ERROR:
+            self.ended(record.jobid, False)
+
+    def close(self):
+        """The end of a workflow. Snakemake calls it twice."""
+        if not self.closed:
+            self.closed = True
+            self.finish()
+        super().close()
 
 
 class LogHandler(JobEvents):

@@ -11,7 +11,7 @@ import pytest
 
 from parascale.errors import ParascaleError
 from parascale.report import numbers
-from parascale.report.job import load_job, render_job, write_pdf
+from parascale.report.job import load_job, render_job
 from parascale.report.usage import PARTS, over_time, usage_table
 from parascale.telemetry import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
@@ -183,18 +183,13 @@ def test_means_over_time_cut_out_the_pause_between_attempts(tmp_path):
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "running"])
-def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
+def test_a_page_is_there_for_every_kind_of_run(tmp_path, status):
     job = job_of(tmp_path, WELL, status=status, steps=None if status == "done" else 12)
     page = render_job(job)
     assert f'data-figure="status_value">{status}<' in page
     drawn = ["attempts", *(["phases"] if status == "done" else []), "loss", "usage"]
     assert re.findall('<figure id="figure-(.*?)"', page) == drawn
     assert not re.search(r"(src=|url\([^#]|@import|<link rel=.stylesheet)", page)
-    for name in ("one.pdf", "two.pdf"):
-        write_pdf(job, tmp_path / name)
-    document = (tmp_path / "one.pdf").read_bytes()
-    assert document.startswith(b"%PDF") and document.count(b"/Type /Page ") == 1
-    assert (tmp_path / "two.pdf").read_bytes() == document, "the same records make the same bytes"
 
 
 def test_a_run_without_samples_has_a_report(tmp_path):

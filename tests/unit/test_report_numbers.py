@@ -90,8 +90,7 @@ def test_parts_stand_in_order_and_the_footer_links_what_lies_beside(pages):
 
 
 def test_every_csv_that_a_page_names_is_linked_once_and_there(pages):
-    """From where the page is: the report's tables, what benchmarks measured, and the samples of a job, whose page is also a PDF."""
-    assert pages[1].with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    """From where the page is: the report's tables, what benchmarks measured, and the samples of a job."""
     for page, linked in zip(pages, (8, 3), strict=True):
         text = page.read_text()
         targets = [(page.parent / link).resolve() for link in re.findall(r'href="([^"]+\.csv)"', text)]

@@ -16,7 +16,7 @@ WIDTH = 200  # of a table that is written into a file or a pipe
 
 
 @click.command()
-@run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
+@run_option("The report of this run alone, finished or not: NAME.html.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Everything with results, not only what the run table names.")
 @click.option(
@@ -50,12 +50,11 @@ def report(project, name, only, everything, output):
 
 
 def write_job_report(project, name, output):
-    """Write the report of one run as a page and as PDF, and say where."""
-    from parascale.report.job import load_job, render_job, write_pdf  # loads slowly
+    """Write the report of one run as a page, and say where."""
+    from parascale.report.job import load_job, render_job  # loads slowly
 
     job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.runs.values()))
     page = output / f"{name}.html"
-    write_pdf(job, page.with_suffix(".pdf"))
     write_text(page, render_job(job, output))
     print(f"{page}: {job.record.status}", flush=True)
 

@@ -1,4 +1,4 @@
-"""A picture in words: what plain matplotlib draws becomes an SVG that follows the page's theme, a file, or a page of a PDF.
+"""A picture in words: what plain matplotlib draws becomes an SVG that follows the page's theme, or a file.
 
 `style.mplstyle` has the light theme; `templates/chart.css` has both, as CSS variables that take its colours' place in an SVG.
 """

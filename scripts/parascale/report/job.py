@@ -1,7 +1,6 @@
-"""The report of one job, of the kind that LLview gives, as a page and as PDF: what it was, what stands out, and four figures."""
+"""The report of one job, of the kind that LLview gives, as a page: what it was, what stands out, and four figures."""
 
 import os
-import textwrap
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import figures, numbers, parts
-from parascale.report.chart import FOLDER, settle
 from parascale.report.comparing import Report, build_report, compare
 from parascale.report.findings import findings, time_used
 from parascale.report.layouts import hardware_text
@@ -51,7 +49,6 @@ OPERATORS = (
 OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
 LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
 TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
-A4 = (8.27, 11.69)  # inches
 
 
 @dataclass(frozen=True)
@@ -144,25 +141,3 @@ def _known(job):
         if used := time_used(record.attempts[-1]):
             known |= {"limit": used[1], "limit_used": used[0] / used[1]}
     return known
-
-
-def write_pdf(job, target):
-    """Write the figures below what stands out as one page, for those who hand it in: login nodes have no browser that prints."""
-    import matplotlib.figure  # loads slowly
-
-    words = "\n".join(textwrap.fill(finding.text, 95) for finding in job.findings)
-    drawn = [(chart.height + 0.4, chart.title, chart.draw) for chart in job.charts]
-    drawn = [(0.2 * words.count("\n") + 0.6, "", lambda space: space.text(0.02, 0.9, words, va="top", size=9)), *drawn]
-    # Without a date, the same records make the same bytes.
-    told = {"CreationDate": None, "Title": job.report.title}
-    with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")), files.atomic_path(target) as partial:
-        page = matplotlib.figure.Figure(figsize=A4)
-        page.get_layout_engine().set(rect=(0.06, 0.03, 0.88, 0.93))
-        page.suptitle(job.report.title, weight="bold", size=18)
-        heights, titles, draws = zip(*drawn, strict=True)
-        spaces = page.subfigures(len(drawn), squeeze=False, height_ratios=heights, frameon=False)[:, 0]
-        for space, title, draw in zip(spaces, titles, draws, strict=True):
-            space.suptitle(title, weight="bold")
-            draw(space)
-        settle(page)
-        page.savefig(partial, format="pdf", metadata=told)
