@@ -27,9 +27,10 @@ test: lint ## style and all quick tests; as root and with Slurm's packages also 
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 5 --no-loadscope-reorder $(ONCE) \
 		tests/slurm tests/workflow tests/distributed tests/unit
 
-lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
+lint: $(INSTALLED) ## check style and types of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 

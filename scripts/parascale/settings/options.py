@@ -61,23 +61,6 @@ class Setting:
     info: OptionInfo
 
 
-def settings(decides, *, expert=False):
-    """A class of settings. decides, expert: for those of its settings that do not say so themselves."""
-
-    def declare(declared):
-        declared.__annotations__ = {name: _strict(hint) for name, hint in inspect.get_annotations(declared).items()}
-        for name in declared.__annotations__:
-            field = vars(declared).get(name)
-            if isinstance(field, FieldInfo):
-                own = _info(field)
-                field.metadata.remove(own)
-                field.metadata.append(OptionInfo(own.decides or decides, own.before, own.path, own.expert or expert))
-        declared.check_keys = model_validator(mode="before")(_check_keys)
-        return dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(declared)
-
-    return declare
-
-
 def _check_keys(cls, values):
     """Refuse a key that a class of settings does not know, and a missing one that it needs."""
     if isinstance(values, dict):
@@ -122,6 +105,24 @@ def required(doc, decides=None, *, path=False):
 def section(kind, doc):
     """A group of settings, which is read from `kind()` if it is left out."""
     return _field(OptionInfo(), doc, default_factory=kind, validate_default=True)
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(option, required, section))
+def settings(decides, *, expert=False):
+    """A class of settings. decides, expert: for those of its settings that do not say so themselves."""
+
+    def declare(declared):
+        declared.__annotations__ = {name: _strict(hint) for name, hint in inspect.get_annotations(declared).items()}
+        for name in declared.__annotations__:
+            field = vars(declared).get(name)
+            if isinstance(field, FieldInfo):
+                own = _info(field)
+                field.metadata.remove(own)
+                field.metadata.append(OptionInfo(own.decides or decides, own.before, own.path, own.expert or expert))
+        declared.check_keys = model_validator(mode="before")(_check_keys)
+        return dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(declared)
+
+    return declare
 
 
 def _field(info, doc, **given):

@@ -2,8 +2,11 @@
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
 from parascale.checkpoint.manifest import check_files, read_manifest
@@ -17,7 +20,7 @@ MANIFESTS = ("manifest.json", "record.json", CHECKPOINT)  # of data, of a shard 
 READERS = 4  # files of a checkpoint that are read at once
 
 
-def record_in(folder):
+def record_in(folder: Path) -> dict[str, Any]:
     """The `run.json` of a folder; empty where there is none, or it is not whole."""
     try:
         record = read_json(folder / "run.json")
@@ -26,12 +29,12 @@ def record_in(folder):
     return record if isinstance(record, dict) else {}
 
 
-def is_whole(folder):
+def is_whole(folder: Path) -> bool:
     """Whether a folder shows a finished training and all its files. Of weights the sizes are compared."""
     return all(path.is_file() and not lacking(path) for path in map(folder.joinpath, NEEDED))
 
 
-def lacking(path):
+def lacking(path: Path) -> Path | None:
     """The first file that a result stands for and that is not there in full size; None if all are.
 
     A manifest stands for what it names, a proof for the manifest beside it, the folder `checkpoint` for its manifest, and the summary
@@ -48,7 +51,7 @@ def lacking(path):
     return None
 
 
-def _stands_for(path):
+def _stands_for(path: Path) -> list[tuple[Path, int | None]]:
     """(file, bytes or None) of each file that one stands for. One that cannot be read stands for none: who needs it says so."""
     folder, name, held = path.parent, path.name, None
     if name == TREES[0] and path.is_dir():
@@ -64,7 +67,7 @@ def _stands_for(path):
     return [(folder / str(each), size) for each, size in [*_described(held), *((name, None) for name in beside)]]
 
 
-def _described(value, name=None):
+def _described(value: Any, name: Any = None) -> Iterator[tuple[Any, int]]:
     """(name, bytes) of the files in a manifest of whatever kind: each entry with a size and a checksum."""
     if isinstance(value, dict) and "bytes" in value and not value.keys().isdisjoint(("sha256", "xxh3")):
         yield value.get("file", value.get("path", name)), value["bytes"]
@@ -73,15 +76,15 @@ def _described(value, name=None):
             yield from _described(entry, key)
 
 
-def _tables(held):
+def _tables(held: dict[str, Any]) -> list[str]:
     """Names of the tables beside a manifest of images, which does not name them."""
-    ends = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
+    ends: tuple[str, ...] = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
     ends += ("packed",) if held.get("root", "") is None else ()
     of_images = "shard" in held or held.get("kind") == "images"
     return [f"{split}.{end}" for split in held.get("splits", ()) for end in ends if of_images]
 
 
-def described(folder, key, place):
+def described(folder: Path, key: str, place: str) -> dict[str, Any]:
     """What the manifest of a training holds. A checkpoint's own manifest has the checksums of its other files."""
     inside = _checkpoints(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -99,27 +102,27 @@ def described(folder, key, place):
     }
 
 
-def copy_tree(source, target, copy_file=link_or_copy):
+def copy_tree(source: Path, target: Path, copy_file: Callable[..., object] = link_or_copy) -> None:
     """Copy a folder, its files as hard links where the filesystem has them. Of symbolic links those stay that are relative and lead to
     what is in the folder: W&B's package leaves some to files elsewhere, which others change and remove. copy_file: function (source,
     target)."""
     root = os.path.realpath(source)
 
-    def leaves(path):
+    def leaves(path: str) -> bool:
         inside = os.path.exists(path) and os.path.realpath(path).startswith(f"{root}{os.sep}")
         return os.path.islink(path) and (os.path.isabs(os.readlink(path)) or not inside)
 
-    def links(folder, names):
+    def links(folder: str, names: list[str]) -> set[str]:
         return {name for name in names if leaves(os.path.join(folder, name))}
 
     shutil.copytree(source, target, symlinks=True, copy_function=copy_file, ignore=links)
 
 
-def _checkpoints(folder):
+def _checkpoints(folder: Path) -> list[Path]:
     return [path.parent for path in folder.glob(f"*/{CHECKPOINT}")]
 
 
-def check_trees(folder, shown=None):
+def check_trees(folder: Path, shown: Path | None = None) -> None:
     """Raise CheckpointError unless the checkpoints in a folder are whole. Of files that are also those in `shown`, sizes are checked."""
     for tree in _checkpoints(folder):
         files = read_manifest(tree)["files"]
@@ -127,13 +130,13 @@ def check_trees(folder, shown=None):
         check_files(tree, files, READERS, common)
 
 
-def _are_one(path, other):
+def _are_one(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
     except FileNotFoundError:
         return False
 
 
-def files_in(folder):
+def files_in(folder: Path) -> list[Path]:
     """The files of a folder itself, by name."""
     return [path for path in sorted(folder.iterdir()) if path.is_file()]

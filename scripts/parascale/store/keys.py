@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from parascale.checkpoint.manifest import read_manifest
 from parascale.errors import ConfigError
@@ -9,19 +10,19 @@ from parascale.families import families as all_families
 from parascale.families import families_of
 from parascale.numerics import training_modules
 from parascale.provenance import digest_of_modules, modules_of
-from parascale.settings import identity
+from parascale.settings import Run, Site, identity
 from parascale.settings.pretrained import Pretrained
 
 FIRST = ("images", "language", "summaries")  # the families when keys of a class of the user's own began to hold them
 
 
-def key_of_run(run, site, known=None):
+def key_of_run(run: Run, site: Site, known: list[Any] | None = None) -> str:
     """The key of a run's finished training. known: what `data_known` gave; None before its data is there: by that key a workflow knows
     whether a finished training is still true."""
     return identity.key_of(run, site, code_of_run(run), known)
 
 
-def data_known(folder, start=None):
+def data_known(folder: Path | None, start: Path | None = None) -> list[Any]:
     """What is known of prepared data in `folder`, and of the checkpoint that a training starts from. FileNotFoundError without them;
     nothing of a script's own data (folder: None)."""
     if folder is None:
@@ -32,12 +33,12 @@ def data_known(folder, start=None):
     return known if start is None else [*known, read_manifest(start)["files"]]
 
 
-def code_of_run(run):
+def code_of_run(run: Run) -> str:
     """Digest of the code that decides a run's numbers (see `modules_of_run`)."""
     return digest_of_modules(modules_of_run(run))
 
 
-def modules_of_run(run):
+def modules_of_run(run: Run) -> dict[str, str]:
     """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, the user's class or
     the files of the folder that describes the model."""
     if run.workload.is_script:

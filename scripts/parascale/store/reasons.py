@@ -3,15 +3,18 @@
 import functools
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from parascale.checkpoint.manifest import step_of, whole_checkpoints
 from parascale.errors import ParascaleError, few
 from parascale.files import read_json
-from parascale.settings import Site, identity, run_from_dict, strict
+from parascale.settings import Run, Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
+from parascale.settings.project import Project
 from parascale.store.folders import is_whole, record_in
 from parascale.store.keys import data_known, key_of_run, modules_of_run
-from parascale.store.trainings import Store
+from parascale.store.trainings import Kept, Store
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,12 @@ KEPT = Reason("kept in the store: published in seconds", kept=True)
 class Reasons:
     """Answers for the runs of a project, from its results and its store as they are when first asked."""
 
-    def __init__(self, project):
+    def __init__(self, project: Project) -> None:
         self.paths, self.site = project.paths, project.site
         self.store = Store(self.paths.trainings)
         self.known = functools.cache(data_known)  # runs share few data
 
-    def of(self, run, kind, ready=True):
+    def of(self, run: Run, kind: str, ready: bool = True) -> Reason:
         """The Reason for a Run of a kind (`run`, `parity` or `probe`).
 
         ready: whether its data, and the checkpoint that it begins from, are there and stay as they are.
@@ -62,21 +65,21 @@ class Reasons:
         shown = ready and not changes and is_whole(output)
         return Reason(changes or missing, repeats=hours, shown=shown)
 
-    def _finished(self, output):
+    def _finished(self, output: Path) -> tuple[dict[str, Any], float]:
         """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
         kept = self._last.get(f"{output.parent.name}/{output.name}")
-        for folder in (output, kept and kept.folder):
+        for folder in (output, *([kept.folder] if kept else [])):
             # There is none, or it is not whole.
-            with suppress(TypeError, FileNotFoundError, ValueError, AttributeError):
+            with suppress(FileNotFoundError, ValueError, AttributeError):
                 return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
         return {}, 0.0
 
     @functools.cached_property
-    def _last(self):
+    def _last(self) -> dict[str, Kept]:
         """Place → the Kept that was last used there."""
         return {kept.place: kept for kept in self.store.all()}
 
-    def _changes(self, record, run, known, resharded=False):
+    def _changes(self, record: dict[str, Any], run: Run, known: list[Any] | None, resharded: bool = False) -> str:
         """What changed since a record (`run.json`) was written, in words; empty where nothing did.
 
         known: of the data; None compares none. resharded: another layout is no change.

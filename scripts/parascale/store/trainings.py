@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from parascale.files import (
     tree_bytes,
     write_json,
 )
-from parascale.settings import identity, run_from_dict
+from parascale.settings import Run, identity, run_from_dict
 from parascale.store.folders import (
     MANIFEST,
     TREES,
@@ -68,7 +69,7 @@ class Kept:
     bytes: int
     used: float = 0.0
 
-    def remove(self):
+    def remove(self) -> None:
         """Free it; results that show it stay."""
         with _aside(self.folder.parent, self.key) as gone:  # so that no start finds half of it
             self.folder.rename(gone)
@@ -77,25 +78,25 @@ class Kept:
 class Store:
     """The finished trainings in `folder`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
-    def finished(self, key):
+    def finished(self, key: str) -> Kept | None:
         """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
             values = read_json(manifest := self.folder / key / MANIFEST)
-            told = [values[name] for name in ("place", "finished", "core_hours", "bytes")]
-            return Kept(manifest.parent, key, *told, manifest.stat().st_mtime)
+            told = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
+            return Kept(manifest.parent, key, used=manifest.stat().st_mtime, **told)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def all(self):
+    def all(self) -> list[Kept]:
         """Every Kept, the one that was used longest ago first."""
         keys = [path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
         return sorted(filter(None, map(self.finished, keys)), key=lambda kept: kept.used)
 
     @contextmanager
-    def keeping(self, key, place):
+    def keeping(self, key: str, place: str) -> Iterator[Path]:
         """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
         with full_disk_is_an_error(self.folder / key), _aside(self.folder, key) as partial:
             partial.mkdir()
@@ -112,7 +113,7 @@ class Store:
                         raise
             sync_path(self.folder)
 
-    def adopt(self, shown):
+    def adopt(self, shown: Path) -> bool:
         """Keep a finished training that is whole only in a folder of results; returns whether there was one.
 
         Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again.
@@ -138,7 +139,7 @@ class Store:
                 copy_tree(shown / name, folder / name)
         return True
 
-    def check(self, kept, shown=None):
+    def check(self, kept: Kept, shown: Path | None = None) -> None:
         """Raise StoreError, which names the file, unless every file of a training is what it was.
 
         shown: a folder that shows it. The weights that both have in common are not read.
@@ -152,7 +153,7 @@ class Store:
         except CheckpointError as error:
             raise StoreError(str(error)) from None
 
-    def set_aside(self, key, reason):
+    def set_aside(self, key: str, reason: str) -> None:
         """Take a damaged training out of its key's place, and say so."""
         aside = self.folder / f"{key}{DAMAGED}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -161,7 +162,7 @@ class Store:
             os.utime(aside)
         print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
 
-    def show(self, key, output, run):
+    def show(self, key: str, output: Path, run: Run) -> None:
         """Make a training the result of `run` in the folder `output`: every file, summary.json last.
 
         Names and labels are those of `run`, its conduct is as it was when it was trained.
@@ -188,7 +189,7 @@ class Store:
         write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
-    def leftovers(self):
+    def leftovers(self) -> Iterator[Kept]:
         """What no key leads to, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
         left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
@@ -201,7 +202,7 @@ class Store:
 
 
 @contextmanager
-def _aside(store, key):
+def _aside(store: Path, key: str) -> Iterator[Path]:
     """Yield a path in the folder of a store that nobody else uses. What lies there at the end is removed."""
     make_folder(store)
     holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=store))
@@ -211,7 +212,7 @@ def _aside(store, key):
         shutil.rmtree(holder, ignore_errors=True)
 
 
-def shown_places(results):
+def shown_places(results: Path) -> dict[str | None, list[str]]:
     """Key → places (`runs/ddp`) of the trainings that the folder `results/` shows. Probes are not among them: their results are
     prices, and are kept without them."""
     found = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.lease import Lease
@@ -15,24 +16,24 @@ class Unfinished(Kept):
     people. core_hours: of its attempts that ended, None where its record does not say."""
 
     @property
-    def aside(self):
+    def aside(self) -> bool:
         """Whether it stepped aside, and comes back only with the settings that it was begun with."""
         return ASIDE in self.place
 
-    def remove(self):
+    def remove(self) -> None:
         """Free it; TrainingError where a job writes it."""
         lease = Lease(self.folder, "Wait for it, or cancel that job.")
         lease.acquire()
         lease.give_up()
 
 
-def unfinished(under_way):
+def unfinished(under_way: Path) -> list[Unfinished]:
     """Every Unfinished below the folder `work/`."""
     folders = [path for kind in ("runs", "parity", "probes") for path in sorted(under_way.glob(f"{kind}/*"))]
     return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
 
 
-def _read(folder):
+def _read(folder: Path) -> Unfinished:
     began, hours = "?", None
     with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
         attempts, record = read_json_lines(folder / "attempts.jsonl"), read_json(folder / "run.json")
