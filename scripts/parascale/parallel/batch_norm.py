@@ -6,6 +6,7 @@ Dimensions: R ranks, B batch, C channels, H height, W width.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,17 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def prepare(model, group):
+def prepare(model: Any, group: dist.ProcessGroup | None) -> None:
     """Make every batch norm of `model` count the samples of all ranks of `group`, or of its own rank if that is None.
 
     Replacing the method, not the module, keeps the names of parameters and buffers.
     """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.forward = partial(_forward, module, group)
+            module.forward = partial(_forward, module, group)  # type: ignore[method-assign]  # of this module alone
 
 
-def _forward(norm, group, images_BCHW):
+def _forward(norm: Any, group: dist.ProcessGroup | None, images_BCHW: torch.Tensor) -> torch.Tensor:
     if norm.training:
         norm.num_batches_tracked += 1
     # In half precision weights are rounded, but no statistics, and on CPUs torch refuses one without the other.
@@ -38,7 +39,17 @@ class _OverRanks(torch.autograd.Function):
     """torch's batch norm with given statistics, which are those of all ranks; its backward pass adds what depends on them."""
 
     @staticmethod
-    def forward(context, images_BCHW, weight_C, bias_C, running_mean_C, running_variance_C, momentum, eps, group):
+    def forward(
+        context: Any,
+        images_BCHW: torch.Tensor,
+        weight_C: torch.Tensor,
+        bias_C: torch.Tensor,
+        running_mean_C: torch.Tensor,
+        running_variance_C: torch.Tensor,
+        momentum: float,
+        eps: float,
+        group: dist.ProcessGroup,
+    ) -> Any:
         mean_C, variance_C, count = _gathered(images_BCHW, running_mean_C.dtype, group)
         running_mean_C.lerp_(mean_C, momentum)
         running_variance_C.lerp_(variance_C * (count / (count - 1)), momentum)
@@ -47,7 +58,7 @@ class _OverRanks(torch.autograd.Function):
         return F.batch_norm(images_BCHW, mean_C, variance_C, weight_C, bias_C, eps=eps)
 
     @staticmethod
-    def backward(context, gradient_BCHW):
+    def backward(context: Any, gradient_BCHW: torch.Tensor) -> tuple[Any, ...]:
         images_BCHW, weight_C, mean_C, variance_C, count = context.saved_tensors
         gradient_BCHW, weight_gradient_C, bias_gradient_C = torch.ops.aten.native_batch_norm_backward(
             gradient_BCHW, images_BCHW, weight_C, mean_C, variance_C, None, None, False, context.eps, [True] * 3
@@ -65,7 +76,9 @@ class _OverRanks(torch.autograd.Function):
         return gradient_BCHW, weight_gradient_C, bias_gradient_C, *[None] * 5
 
 
-def _gathered(images_BCHW, kind, group):
+def _gathered(
+    images_BCHW: torch.Tensor, kind: torch.dtype, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(mean, variance, count) of all ranks' samples by channel, from each rank's own (Chan et al. 1979, STAN-CS-79-773)."""
     channels, count = images_BCHW.shape[1], images_BCHW.numel() // images_BCHW.shape[1]
     own = torch.zeros(2 * channels + 1, dtype=kind, device=images_BCHW.device)
@@ -81,7 +94,7 @@ def _gathered(images_BCHW, kind, group):
     return mean_C, variance_C, count
 
 
-def _statistics(images_BCHW, kind):
+def _statistics(images_BCHW: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean, variance) of this rank's samples, in one pass and without a copy in higher precision.
 
     A compiler sees to that itself, and has no rule for torch's operator where sizes are symbols: under FSDP its graph would break.

@@ -13,33 +13,36 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
 from parascale.parallel.mesh import make_mesh, open_store, set_timeout
+from parascale.settings import Layout
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive", "host_to_device")
-COLUMNS = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
+COLUMNS: tuple[str, ...] = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
 COLUMNS += ("algorithm_gigabytes_per_second", "bus_gigabytes_per_second")
 WARM_UPS = 2  # the first calls open connections
 PROBE_ELEMENTS = 1 << 16  # what a link is tried with
 
 
-def bus_factor(operation, ranks):
+def bus_factor(operation: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth for `ranks` ranks (nccl-tests, PERFORMANCE.md)."""
     others = (ranks - 1) / ranks
     return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others}.get(operation, 1.0)
 
 
-def sizes_between(smallest, largest):
+def sizes_between(smallest: int, largest: int) -> list[int]:
     """Sizes in bytes, each four times the one before."""
     return [smallest, *sizes_between(4 * smallest, largest)] if smallest <= largest else []
 
 
-def groups_of(layout, device, timeout_seconds):
+def groups_of(layout: Layout, device: torch.device, timeout_seconds: float) -> dict[str, Any]:
     """Name → this process's group: `all`, and one for each dimension of a layout that has several. Called by every rank."""
     groups = {"all": dist.group.WORLD}
     if len(layout.dimensions) > 1:
@@ -48,7 +51,13 @@ def groups_of(layout, device, timeout_seconds):
     return groups
 
 
-def measure(groups, sizes, repeats, device, processes_per_node):
+def measure(
+    groups: dict[str, Any],
+    sizes: Sequence[int],
+    repeats: int,
+    device: torch.device,
+    processes_per_node: int,
+) -> list[dict[str, Any]]:
     """Time every operation in every group (of `groups_of`) at every size (bytes, fp32 elements); returns rows of COLUMNS.
 
     A repeat takes as long as the slowest of all ranks; `seconds` is the median of the repeats. Every rank gets the same
@@ -70,7 +79,9 @@ def measure(groups, sizes, repeats, device, processes_per_node):
     return rows
 
 
-def operation(name, elements, device, group, filled=1.0):
+def operation(
+    name: str, elements: int, device: torch.device, group: dist.ProcessGroup, filled: float = 1.0
+) -> tuple[Callable[[], object], torch.Tensor]:
     """(function that does the operation once, tensor with what this rank gets) on `elements` fp32 elements, each `filled`."""
     members = dist.get_process_group_ranks(group)
     rank, ranks = dist.get_rank(group), len(members)
@@ -80,7 +91,7 @@ def operation(name, elements, device, group, filled=1.0):
         # A ring, as nccl-tests has it: every rank sends to the next and receives from the one before.
         received = torch.empty_like(whole)
 
-        def ring():
+        def ring() -> None:
             requests = [
                 dist.P2POp(dist.isend, whole, members[(rank + 1) % ranks], group),
                 dist.P2POp(dist.irecv, received, members[(rank - 1) % ranks], group),
@@ -101,7 +112,7 @@ def operation(name, elements, device, group, filled=1.0):
     }[name]
 
 
-def _timed(call, repeats, device):
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
     """Seconds of each repeat on its slowest rank."""
     for _ in range(WARM_UPS):
         call()
@@ -118,12 +129,12 @@ def _timed(call, repeats, device):
     return slowest.tolist()
 
 
-def _wait_for(device):
+def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def meet(timeout_seconds):
+def meet(timeout_seconds: float) -> dist.TCPStore:
     """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # The others wait longer: rank 0 knows who is missing, so it should speak first.
@@ -142,7 +153,7 @@ def meet(timeout_seconds):
     return store
 
 
-def preflight(store, device, timeout_seconds, processes_per_node):
+def preflight(store: dist.Store, device: torch.device, timeout_seconds: float, processes_per_node: int) -> None:
     """Try the links of `links`; raises RequirementError that names the one that does not work. store: of `meet`."""
     rank = dist.get_rank()
     set_timeout(dist.group.WORLD, timeout_seconds)
@@ -152,7 +163,7 @@ def preflight(store, device, timeout_seconds, processes_per_node):
             _try_link(rank, partner, store, device, timeout_seconds)
 
 
-def links(nodes, ranks):
+def links(nodes: int, ranks: int) -> Iterator[list[tuple[int, ...]]]:
     """Rounds of disjoint pairs: all of a node's ranks, and each rank with that of its number on the next node, which make rings.
 
     Every rank, and every network card, is tried, with at most `ranks` + 1 connections each, however many nodes there are.
@@ -165,7 +176,7 @@ def links(nodes, ranks):
         yield [(one * ranks + rank, other * ranks + rank) for one, other in joined for rank in range(ranks)]
 
 
-def rounds(ranks):
+def rounds(ranks: int) -> Iterator[list[tuple[int, ...]]]:
     """Rounds of disjoint pairs in which every two ranks meet exactly once (the circle method of tournaments)."""
     players = list(range(ranks + ranks % 2))  # with an odd number one sits out each round
     for _ in range(len(players) - 1):
@@ -175,7 +186,7 @@ def rounds(ranks):
         players = [players[0], players[-1], *players[1:-1]]
 
 
-def _try_link(rank, partner, store, device, timeout_seconds):
+def _try_link(rank: int, partner: int, store: dist.Store, device: torch.device, timeout_seconds: float) -> None:
     """Send a tensor there and back, and compare what arrives."""
     link = f"the link between {_named(min(rank, partner), store)} and {_named(max(rank, partner), store)}"
     mine = torch.full((PROBE_ELEMENTS,), float(rank), device=device)
@@ -191,9 +202,9 @@ def _try_link(rank, partner, store, device, timeout_seconds):
         raise RequirementError(f"{link} delivers other numbers than were sent")
 
 
-def _named(rank, store):
+def _named(rank: int, store: dist.Store) -> str:
     return f"rank {rank} on {store.get(_key(rank)).decode()}"
 
 
-def _key(rank):
+def _key(rank: int) -> str:
     return f"preflight/host of rank {rank}"

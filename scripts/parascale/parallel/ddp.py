@@ -3,16 +3,19 @@
 The loss is divided by the global count of targets, so gradients must be summed: `train.step` undoes DDP's average.
 """
 
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from parascale.parallel.mesh import Mesh
 
 # Of the matrices that PowerSGD sends instead of a gradient; Vogels et al. 2019 train language models with 4.
 POWER_RANK = 4
 EXACT_STEPS = 10  # before PowerSGD begins: first gradients are large, and DDP rebuilds its buckets after the first
 
 
-def replicate(model, mesh, compression="none"):
+def replicate(model: nn.Module, mesh: Mesh, compression: str = "none") -> DistributedDataParallel:
     """Wrap `model`; gradients live in the buckets that are reduced, which saves a copy. compression: how they are sent."""
     device_ids = [mesh.device.index] if mesh.device.type == "cuda" else None
     replicas = DistributedDataParallel(

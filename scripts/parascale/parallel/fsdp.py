@@ -5,14 +5,21 @@ are replicated over `dp` (HSDP); with `dp` alone, whole parameters are, by the s
 al. 2020 (ZeRO-3), arXiv:1910.02054.
 """
 
+from typing import Any
+
 import torch
+from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from parascale.parallel.precision import HALF
+from parascale.settings import Layout
 
 
-def shard(model, blocks, mesh, layout, precision, own):
+def shard(
+    model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, layout: Layout, precision: str, own: bool
+) -> None:
     """Shard `model` in place: each of its blocks, its two ends, then the root, which takes what is left.
 
     mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
@@ -25,7 +32,8 @@ def shard(model, blocks, mesh, layout, precision, own):
     )
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1
-    for module in [*blocks, *([] if own else _ends(model, layout)), model]:
+    units: list[Any] = [*blocks, *([] if own else _ends(model, layout)), model]
+    for module in units:
         # The backward pass begins with the last end and what is left: to free them before it would gather them twice. The first needs
         # none of its numbers again.
         freed = reshard and module in blocks
@@ -43,7 +51,7 @@ def shard(model, blocks, mesh, layout, precision, own):
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _ends(model, layout):
+def _ends(model: nn.Module, layout: Layout) -> list[list[nn.Module]]:
     """What stands before the blocks, and what after them, as units: else the root holds both, gathered before anything computes and
     reduced after everything. Nothing where they share a parameter, or a pipeline has split them."""
     plan = getattr(model, "pipeline_plan", None)
@@ -54,7 +62,7 @@ def _ends(model, layout):
     return [] if first & last else [end for end in ends if end]
 
 
-def defer(root, layout, last, own):
+def defer(root: Any, layout: Layout, last: bool, own: bool) -> None:
     """Say whether the backward passes from now on are of the `last` part of a step: replicas sum gradients in that one alone, shards
     are scattered before where the layout reduces each part, and what stays gathered stays for the step. Units of the user's `own` class
     may be left out of the last part, with which the sums that they hold would be lost: unless the layout says `step`, they are done
@@ -65,7 +73,7 @@ def defer(root, layout, last, own):
     root.set_requires_all_reduce(last or (each and own))
 
 
-def sum_up(root):
+def sum_up(root: nn.Module) -> None:
     """Add the gradients that a pass for weights alone has left in half precision to the sums in fp32: hooks do that in passes for inputs,
     between which several may follow."""
     for module in root.modules():
@@ -75,6 +83,6 @@ def sum_up(root):
                 parameter.to_accumulated_grad_if_needed()
 
 
-def _free(unit, *_):
+def _free(unit: FSDPModule, *_: object) -> None:
     """Free what a unit computed with, which `replicate` would keep until its backward pass, beside the parameters."""
     unit.reshard()

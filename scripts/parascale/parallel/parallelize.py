@@ -19,8 +19,11 @@ Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP's without i
 DTensors, and reduce at the wrong time in a pipeline.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +33,10 @@ from parascale.errors import ConfigError
 from parascale.families.build import initialise
 from parascale.families.head import Head
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
+from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import HALF, Copies
 from parascale.parallel.recompute import recomputed
+from parascale.settings import Layout, Run
 from parascale.settings.layout import DATA_AXES
 from parascale.settings.stages import held_stages
 
@@ -50,42 +55,42 @@ class ParallelModel:
     kept: name → tensor that a rank which trains apart keeps besides, also in checkpoints.
     """
 
-    mesh: object
-    whole: object
+    mesh: Mesh
+    whole: Callable[[], nn.Module]
     parts: list
     forward_module: nn.Module | None
-    pipeline: object | None = None
+    pipeline: Any = None
     tied: dict = field(default_factory=dict)
     split_ties: list = field(default_factory=list)
-    ties_group: object | None = None
+    ties_group: dist.ProcessGroup | None = None
     ranks_differ: bool = False
     copies: Copies | None = None
     kept: dict = field(default_factory=dict)
 
     @property
-    def head(self):
+    def head(self) -> Any:
         """The output layer that this rank's loss computes, or None where the model itself makes the logits."""
         return next((head for part in self.parts for head in heads(part) if head.deferred), None)
 
-    def named_parameters(self):
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) over all parts; found once, because a step asks for them several times."""
         return self._named_parameters
 
     @cached_property
-    def _named_parameters(self):
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [entry for part in self.parts for entry in part.named_parameters()]
 
-    def outputs(self, *inputs):
+    def outputs(self, *inputs: Any) -> Any:
         """What the loss takes of a batch, without a backward pass, on ranks that have the last stage; None on others."""
         return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
 
-    def initialise(self, seed, restored, alive):
+    def initialise(self, seed: int, restored: Any, alive: Callable[[], object]) -> None:
         """Fill in the weights of the seed; only what no checkpoint holds, if one is `restored`. alive: called after each tensor."""
         for part in self.parts:
             initialise(part, self.whole, seed, self.tied, restored, alive)
 
     @torch.no_grad()
-    def share_buffers(self):
+    def share_buffers(self) -> None:
         """Every data-parallel rank takes those of the first: running statistics differ where batch norm is each rank's own."""
         if self.mesh.layout.data_parallel > 1:
             group = self.mesh.data_devices.get_group()
@@ -93,7 +98,7 @@ class ParallelModel:
                 for buffer in part.buffers():
                     dist.broadcast(tying.local(buffer), group=group, group_src=0)
 
-    def count_parameters(self):
+    def count_parameters(self) -> int:
         """Parameters of the whole model, tied ones once. Every rank of a pipeline must call this."""
         held = sum(p.numel() for part in self.parts for p in part.parameters())
         held -= sum(second.numel() for _, second in self.split_ties if second is not None)
@@ -102,12 +107,14 @@ class ParallelModel:
             dist.all_reduce(held, group=self.pipeline.group)
         return int(held)
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> None:
         for part in self.parts:
             part.train(mode)
 
 
-def parallelize(build, run, mesh, loss, clock, timeout_seconds):
+def parallelize(
+    build: Callable[[], nn.Module], run: Run, mesh: Mesh, loss: Any, clock: Any, timeout_seconds: float
+) -> ParallelModel:
     """Make the ParallelModel of a run on this rank, its weights still to be filled in.
 
     build: function that makes the whole module (called under the meta device). loss: the GlobalLoss, which learns of the `head`.
@@ -115,14 +122,14 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
     """
     layout = run.layout
 
-    def whole():
+    def whole() -> nn.Module:
         model = build()
         return model.double() if run.precision == "fp64" else model
 
     with torch.device("meta"):
-        model = whole()
-    check_plans(model, layout)
-    tied = tying.tied_names(model)
+        single = whole()
+    check_plans(single, layout)
+    tied = tying.tied_names(single)
     indices = held_stages(layout, mesh.coordinate("pp"))
     copies = Copies(HALF[run.precision], layout.pp == 1) if run.precision in HALF and not layout.uses_fsdp else None
     parts = [_make_part(whole, run, mesh, tied, index, copies) for index in indices]
@@ -143,7 +150,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
     return model
 
 
-def uses_ddp(run):
+def uses_ddp(run: Run) -> bool:
     """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication, and Lightning
     wraps the model on its own."""
     layout = run.layout
@@ -151,7 +158,7 @@ def uses_ddp(run):
     return only_dp and not run.average_every and run.engine == "native"
 
 
-def check_plans(model, layout):
+def check_plans(model: nn.Module, layout: Layout) -> None:
     """Raise ConfigError where a layout needs a plan that the model does not offer, and would do nothing or fail."""
     name = type(model).__name__
     for axis, plan in PLANS.items():
@@ -168,17 +175,19 @@ def check_plans(model, layout):
             )
 
 
-def offered(model):
+def offered(model: nn.Module) -> list[str]:
     """The layouts that a model has what they need for."""
     return ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model, plan)]
 
 
-def why_not(model, axis):
+def why_not(model: nn.Module, axis: str) -> str:
     """Why a model does not offer an axis."""
     return getattr(model, "refusals", {}).get(axis, f"it offers no `{PLANS[axis]}`")
 
 
-def _make_part(whole, run, mesh, tied, stage, copies):
+def _make_part(
+    whole: Callable[[], nn.Module], run: Run, mesh: Mesh, tied: dict[str, str], stage: int, copies: Copies | None
+) -> nn.Module:
     """One stage on the meta device, split and wrapped (steps 1 to 6)."""
     layout = run.layout
     with torch.device("meta"):
@@ -216,7 +225,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
     return part
 
 
-def _refuse_eager(blocks):
+def _refuse_eager(blocks: int) -> None:
     """More graphs of one function than dynamo keeps are an error, not code that runs as if it were not compiled.
 
     So many blocks may all differ; each has graphs of training and of evaluation, in two sizes where its batches have two.
@@ -228,12 +237,12 @@ def _refuse_eager(blocks):
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * blocks)
 
 
-def heads(part):
+def heads(part: nn.Module) -> list[Any]:
     """The output layers of a model whose loss needs no logits: one, or none."""
     return [module for module in part.modules() if isinstance(module, Head)]
 
 
-def _pipeline():
+def _pipeline() -> ModuleType:
     """The module of pipelines. torch's takes a second to load, which only runs with stages spend."""
     from parascale.parallel import pipeline
 

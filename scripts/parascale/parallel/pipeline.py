@@ -4,23 +4,26 @@ Schedules come from `torch.distributed.pipelining`. Layers keep their names in e
 same whatever the cut.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import RESHARD, PipelineScheduleMulti, get_schedule_class
 
 from parascale.errors import RequirementError
 from parascale.families.foreign import Passed
 from parascale.parallel import fsdp
-from parascale.parallel.mesh import set_timeout
+from parascale.parallel.mesh import Mesh, set_timeout
 from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 
 
-def cut(model, stage, stages):
+def cut(model: Any, stage: int, stages: int) -> Any:
     """Take away, in place, what stage number `stage` of `stages` does not hold."""
     plan = model.pipeline_plan
     blocks = model.get_submodule(plan.blocks)
@@ -49,93 +52,96 @@ class TimedStage(PipelineStage):
     received, and let go when it was read: what is needed beyond, autograd holds.
     """
 
-    draws, last = None, True
+    draws: Any = None
+    last = True
 
-    def __init__(self, *args, clock, **kwargs):
+    def __init__(self, *args: Any, clock: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.clock = clock
 
-    def _prepare_forward_infra(self, *args, **kwargs):
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         """torch sends tensors without data through the stages, one after the other: compiled, each would wait for the graphs of all
         before it, and those are for these tensors alone."""
         with torch.compiler.set_stance("force_eager"):
             return super()._prepare_forward_infra(*args, **kwargs)
 
-    def _prepare_backward_infra(self, *args, **kwargs):
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
         with torch.compiler.set_stance("force_eager"):
             return super()._prepare_backward_infra(*args, **kwargs)
 
     @contextmanager
-    def _without_memory(self):
+    def _without_memory(self) -> Iterator[None]:
         device, self.device = self.device, torch.device("meta")
         yield
         self.device = device
 
-    def _setup_forward_recv_info(self, *args, **kwargs):
+    def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
         with self._without_memory():
             super()._setup_forward_recv_info(*args, **kwargs)
 
-    def _create_grad_recv_info(self, *args, **kwargs):
+    def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
         with self._without_memory():
             return super()._create_grad_recv_info(*args, **kwargs)
 
-    def get_fwd_recv_ops(self, fwd_chunk_id):
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         _place(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
-    def get_bwd_recv_ops(self, bwd_chunk_id):
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         _place(self.grad_recv_info[bwd_chunk_id], self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.draws.begin_micro_batch(fwd_chunk_id)
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         _place(self.args_recv_info[fwd_chunk_id], "meta")
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, **kwargs):
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
         self.draws.begin_micro_batch(bwd_chunk_id)
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         _place(self.grad_recv_info[bwd_chunk_id], "meta")
         if loss is not None and full_backward:
             loss.detach_()  # the schedule keeps it, and by its graph what this stage received
 
-    def backward_weight_one_chunk(self, bwd_chunk_id, last_backward=False):
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         fsdp.sum_up(self.submod)
 
-    def perform_reduce_grad(self, grad_scale_factor):
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         if self.last:
             super().perform_reduce_grad(grad_scale_factor)
 
-    def forward_maybe_with_nosync(self, *args, **kwargs):
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with self.clock.phase("forward"):
             return super().forward_maybe_with_nosync(*args, **kwargs)
 
-    def backward_maybe_with_nosync(self, *args, **kwargs):
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with self.clock.phase("backward"):
             return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
-def _place(received, device):
+def _place(received: Any, device: torch.device | str) -> None:
     """Give what a stage receives a new place on `device`: with `meta`, none."""
     for each in received:
         if each.buffer is not None:
             each.buffer = torch.empty_like(each.buffer, device=device, requires_grad=False)
 
 
-def _stay_gathered(action, context):
+def _stay_gathered(action: Any, context: Any) -> None:
     context.schedule_ref.unsharded_stages.discard(action.stage_index)
 
 
 class Pipeline:
     """The stages of this rank and their schedule."""
 
-    def __init__(self, parts, mesh, loss, clock):
+    def __init__(self, parts: Sequence[nn.Module], mesh: Mesh, loss: Callable[..., torch.Tensor], clock: Any) -> None:
         """parts: modules of this rank's stages, in ascending order. loss: (outputs, labels) → summed, already divided."""
         layout = mesh.layout
         # These forget nodes of an `autograd.Function`, as the loss is one, between the two passes.
-        if layout.splits_backward and (2, 11) <= torch.__version__ < (2, 13):
+        if layout.splits_backward and (2, 11) <= torch.__version__ < (2, 13):  # type: ignore[operator]  # it compares with tuples
             raise RequirementError(
                 f"torch {torch.__version__} forgets what the second backward pass of zero-bubble and V schedules starts from: install "
                 "torch 2.13 or newer, or choose another `schedule`, such as Interleaved1F1B"
@@ -159,9 +165,9 @@ class Pipeline:
             # torch would free after each part what FSDP gathered; its reduction does so once the step ends.
             self.schedule.register_custom_function(RESHARD, _stay_gathered)
 
-    def train_step(self, inputs, labels, last=True):
+    def train_step(self, inputs: torch.Tensor, labels: torch.Tensor, last: bool = True) -> torch.Tensor | None:
         """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step."""
-        losses = []
+        losses: list[torch.Tensor] = []
         for stage in self.stages:
             stage.last = last
         self.schedule.step(
@@ -173,7 +179,7 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if self.last else None
 
     @torch.no_grad()
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """A plain forward pass from stage to stage: what the loss takes on the rank of the last stage, else None.
 
         Schedules cannot evaluate everywhere (the V-shaped ones crash), and have nothing to gain without a backward pass.
@@ -189,14 +195,14 @@ class Pipeline:
                 self._send(hidden, stage_rank(self.layout, stage + 1))
         return hidden if self.last else None
 
-    def _send(self, tensor, rank):
+    def _send(self, tensor: torch.Tensor, rank: int) -> None:
         """Shape and type first, then the tensor: batches of an evaluation differ in size."""
         header = torch.tensor([DTYPES.index(tensor.dtype), *tensor.shape], device=self.device)
         dist.send(torch.tensor([len(header)], device=self.device), group_dst=rank, group=self.group)
         dist.send(header, group_dst=rank, group=self.group)
         dist.send(tensor.contiguous(), group_dst=rank, group=self.group)
 
-    def _receive(self, rank):
+    def _receive(self, rank: int) -> torch.Tensor:
         length = torch.empty(1, dtype=torch.int64, device=self.device)
         dist.recv(length, group_src=rank, group=self.group)
         header = torch.empty(int(length), dtype=torch.int64, device=self.device)
@@ -207,7 +213,7 @@ class Pipeline:
         return tensor
 
 
-def ends_group(mesh, timeout_seconds):
+def ends_group(mesh: Mesh, timeout_seconds: float) -> dist.ProcessGroup | None:
     """The group of the ranks that hold first and last stage of this rank's pipeline; None on ranks in between or
     where one rank holds both. Every process must call this, because making a group is a collective operation."""
     layout = mesh.layout

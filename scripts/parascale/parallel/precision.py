@@ -15,20 +15,24 @@ Layouts round once more than one process: each rank's own gradient before it is 
 partial sum of a product and each sum. The tolerances of tests (`tests/distributed/rounding.py`) follow from that.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
+from parascale.settings import Run
+
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def number_type(precision):
+def number_type(precision: str) -> torch.dtype:
     """The type of the numbers that a run of this precision computes with."""
     return HALF.get(precision, torch.float64 if precision == "fp64" else torch.float32)
 
 
-def set_arithmetic(run):
+def set_arithmetic(run: Run) -> None:
     """Choose the kernels of a run's process: deterministic ones if it asks for them, and TF32 if it names it.
 
     TF32 rounds what convolutions and matrix products of fp32 get to 10 bits. torch's default is on for convolutions and off for products.
@@ -44,12 +48,12 @@ class _Copy(torch.autograd.Function):
     """A copy whose gradient meets the sum of earlier ones without a copy of its own in fp32: the same bits, 10 bytes instead of 18."""
 
     @staticmethod
-    def forward(context, parameter, kind):
+    def forward(context: Any, parameter: nn.Parameter, kind: torch.dtype) -> Any:
         context.parameter = parameter
         return parameter.to(kind)
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         parameter = context.parameter
         if parameter.grad is None:
             return gradient.to(parameter.dtype), None
@@ -64,11 +68,12 @@ class Copies:
     sums: whether a gradient is added to that of earlier parts as it arrives, in one kernel; a pipeline takes gradients itself.
     """
 
-    def __init__(self, kind, sums=True):
-        self.kind, self.kept, self.sums = kind, None, sums
+    def __init__(self, kind: torch.dtype, sums: bool = True) -> None:
+        self.kind, self.sums = kind, sums
+        self.kept: dict[Any, torch.Tensor] | None = None
 
     @contextmanager
-    def keep(self):
+    def keep(self) -> Iterator[None]:
         """Within, each copy is made once: the parts and micro-batches of a step, or the batches of an evaluation, share it."""
         self.kept = {}
         try:
@@ -76,11 +81,11 @@ class Copies:
         finally:
             self.kept = None
 
-    def around(self, module):
+    def around(self, module: nn.Module) -> Callable[..., Any]:
         """The forward pass of a module with copies in the places of its parameters, and with inputs of their kind."""
         forward = module.forward
 
-        def computed(*inputs, **keywords):
+        def computed(*inputs: Any, **keywords: Any) -> Any:
             with self.placed(module):
                 return forward(
                     *map(self._cast, inputs), **{name: self._cast(value) for name, value in keywords.items()}
@@ -89,10 +94,10 @@ class Copies:
         return computed
 
     @contextmanager
-    def placed(self, module):
+    def placed(self, module: nn.Module) -> Iterator[None]:
         """Within, copies stand in the places of a module's parameters: in a forward pass alone, for a pipeline asks for the parameters
         in the backward pass."""
-        places = [
+        places: list[tuple[dict[str, Any], str, nn.Parameter]] = [
             (owner._parameters, name, parameter)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
@@ -107,7 +112,7 @@ class Copies:
             for held, name, parameter in places:
                 held[name] = parameter
 
-    def of(self, parameter, copies=None):
+    def of(self, parameter: nn.Parameter, copies: dict[Any, torch.Tensor] | None = None) -> torch.Tensor:
         """The copy of a parameter, made now unless it is among `copies`, default: those that are kept."""
         copies = ({} if self.kept is None else self.kept) if copies is None else copies
         # A pipeline's first pass asks for shapes alone, and its copies have no gradient.
@@ -116,5 +121,5 @@ class Copies:
             copies[key] = _Copy.apply(parameter, self.kind) if self.sums else parameter.to(self.kind)
         return copies[key]
 
-    def _cast(self, value):
+    def _cast(self, value: Any) -> Any:
         return value.to(self.kind) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

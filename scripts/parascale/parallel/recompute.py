@@ -10,12 +10,16 @@ The result of its last product, and what follows, is not kept: only a norm behin
 """
 
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from parascale.parallel.precision import Copies
 
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.convolution.default)
@@ -29,7 +33,7 @@ DEAR = (
 )
 
 
-def recomputed(block, selective, copies=None):
+def recomputed(block: nn.Module, selective: bool, copies: Copies | None = None) -> Callable[..., Any]:
     """The forward pass of `block`, to take its place. copies: the `Copies` that the block computes with, if any.
 
     A function of ours: a partial of torch's own is skipped by `torch.compile`, silently.
@@ -37,7 +41,7 @@ def recomputed(block, selective, copies=None):
     forward = block.forward
     products = sum(isinstance(module, MATRICES) for module in block.modules()) if selective else 0
 
-    def contexts():
+    def contexts() -> tuple[Any, Any]:
         traced = get_proxy_mode() is not None
         first, again = nullcontext(), nullcontext()
         if selective or traced:  # the modes tell a graph what to keep; without a product there is nothing to tell
@@ -45,19 +49,21 @@ def recomputed(block, selective, copies=None):
         # A graph holds the copies that it was given; where Python computes again, those of the part are gone.
         return first, again if copies is None or traced else _WithCopies(copies, block, again)
 
-    contexts.cache_hash = f"{__name__} {products}"  # or nothing that `torch.compile` made is found again in its cache
+    vars(contexts)["cache_hash"] = (
+        f"{__name__} {products}"  # or nothing that `torch.compile` made is found again in its cache
+    )
 
-    def recomputing(*inputs, **keywords):
+    def recomputing(*inputs: Any, **keywords: Any) -> Any:
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **keywords)
 
     return recomputing
 
 
-def _keeping(products):
+def _keeping(products: int) -> Callable[..., CheckpointPolicy]:
     """The policy of a block with so many products."""
-    seen = Counter()
+    seen: Counter[bool] = Counter()
 
-    def policy(context, operation, *arguments, **keywords):
+    def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
         """It is asked in the forward pass, and by some versions of torch when that is computed again."""
         seen[context.is_recompute] += operation in PRODUCTS
         number = seen[context.is_recompute]
@@ -70,12 +76,12 @@ def _keeping(products):
 class _WithCopies:
     """Copies in the places of a block's parameters, and within that another context; as often as it is entered."""
 
-    def __init__(self, copies, block, inner):
+    def __init__(self, copies: Copies, block: nn.Module, inner: AbstractContextManager[Any]) -> None:
         self.copies, self.block, self.inner, self.stack = copies, block, inner, ExitStack()
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.stack.enter_context(self.copies.placed(self.block))
         self.stack.enter_context(self.inner)
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> bool | None:
         return self.stack.__exit__(*error)

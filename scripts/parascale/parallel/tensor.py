@@ -24,10 +24,12 @@ The sequence is split only by a plan that says where.
 """
 
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -42,7 +44,7 @@ from parascale.families.foreign import Passed
 from parascale.families.kind import matches
 
 
-def split_tensors(model, mesh, sequence_parallel):
+def split_tensors(model: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Split `model` in place by its `tensor_plan` over the 1-D `mesh`."""
     styles = _styles(sequence_parallel and "split_sequence_after" in model.tensor_plan.values())
     plan = {}
@@ -55,7 +57,7 @@ def split_tensors(model, mesh, sequence_parallel):
     parallelize_module(model, mesh, plan)
 
 
-def _styles(sequence_parallel):
+def _styles(sequence_parallel: bool) -> dict[str, Any]:
     """Role → maker of a torch style, or None where the role has nothing to do."""
     between = Shard(1) if sequence_parallel else Replicate()
     return {
@@ -87,21 +89,22 @@ def _styles(sequence_parallel):
 class Whole(ParallelStyle):
     """Every rank holds the parameters whole, as replicated DTensors, so that optimizer and clipping meet one kind of tensor."""
 
-    def _apply(self, module, device_mesh):
-        return distribute_module(module, device_mesh, _replicate, _enter, _leave)
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        enter: Any = _enter  # torch takes what it returns, and its stub says that it returns nothing
+        return distribute_module(module, device_mesh, _replicate, enter, _leave)
 
 
 class Alike(ParallelStyle):
     """Likewise, but it computes with plain tensors. gradient: what a rank has of it, the whole (Replicate) or its part of a sum (Partial)."""
 
-    def __init__(self, gradient):
+    def __init__(self, gradient: Placement) -> None:
         self.gradient = gradient
 
-    def _apply(self, module, device_mesh):
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         forward = distribute_module(module, device_mesh, _replicate).forward
 
-        def local(*inputs, **keywords):
-            held = module._parameters.copy()
+        def local(*inputs: Any, **keywords: Any) -> Any:
+            held: dict[str, Any] = module._parameters.copy()
             try:
                 module._parameters.update(
                     (name, each.to_local(grad_placements=[self.gradient]))
@@ -120,7 +123,9 @@ class SplitHead(ColwiseParallel):
     """A deferred `Head` hands the whole sequence to the loss; any other output layer gives whole logits."""
 
     @staticmethod
-    def _prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh):
+    def _prepare_output_fn(
+        output_layouts: Any, use_local_output: bool, module: nn.Module, outputs: Any, mesh: DeviceMesh
+    ) -> Any:
         if getattr(module, "deferred", False):
             return outputs
         return ColwiseParallel._prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh)
@@ -129,7 +134,7 @@ class SplitHead(ColwiseParallel):
 class Arrived(ParallelStyle):
     """Its result has arrived when the next module takes it: a compiled block loses the gradient of one that is still on its way."""
 
-    def _apply(self, module, device_mesh):
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.register_forward_hook(
             lambda module, inputs, output: output.clone() if isinstance(output, AsyncCollectiveTensor) else output
         )
@@ -139,21 +144,21 @@ class Arrived(ParallelStyle):
 class Sliced(ParallelStyle):
     """A dropout that sees this rank's part of a sample."""
 
-    def _apply(self, module, device_mesh):
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         module.part = device_mesh.get_local_rank()
         return module
 
 
-def _replicate(name, module, mesh):
+def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
     for key, parameter in module.named_parameters(recurse=False):
         module.register_parameter(
             key, nn.Parameter(distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None))
         )
 
 
-def _enter(module, inputs, mesh):
+def _enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[Any, ...]:
     return tuple(x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()]) for x in inputs)
 
 
-def _leave(module, outputs, mesh):
+def _leave(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
     return outputs.redistribute(placements=[Replicate()]).to_local()
