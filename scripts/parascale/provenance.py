@@ -37,7 +37,7 @@ DISTRIBUTIONS = (
 # Fields that say nothing about what code does: a name is read or written where its place says so, and u"" is "".
 SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 # Which argument of parascale.settings.options explains a setting to readers.
-EXPLANATIONS = {"option": 1, "required": 0, "section": 1}
+EXPLANATIONS = {"option": 0, "required": 0, "section": 0}
 
 # Kind of result → patterns of the modules below this folder that decide it.
 CODE = {

@@ -38,9 +38,9 @@ from parascale.settings.workload import Model
 
 @settings(RECIPE)
 class Bigram(Model):
-    kind: str = option("bigram", "a bigram model")
-    dim: int = option(8, "width", low=1)
-    layers: int = option(1, "matrices", low=1)
+    kind: str = option("a bigram model", default="bigram")
+    dim: int = option("width", default=8, low=1)
+    layers: int = option("matrices", default=1, low=1)
 """,
     "modules.py": """
 from torch import nn

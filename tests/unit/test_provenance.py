@@ -27,8 +27,8 @@ LIMIT = 3  # of something
 class Box:
     """A box."""
 
-    size: int = option(3, "how large")
-    lid: object = section(object, "its lid")
+    size: int = option("how large", default=3)
+    lid: object = section("its lid", default_factory=object)
 
     def arguments(self, parser):
         parser.add_argument("--unit", help="what to measure in")
@@ -88,7 +88,7 @@ def test_words_for_readers_do_not_move_the_digest(digest, old, new):
         ("LIMIT = 3", "LIMIT = 3.0"),
         ("LIMIT = 3", 'LIMIT = "3"'),
         ("LIMIT", "LIMITS"),
-        ("option(3,", "option(4,"),
+        ("default=3", "default=4"),
         ('unit="m"', 'unit="cm"'),
         ('unit="m"', "unit"),
         (".2f", ".3f"),

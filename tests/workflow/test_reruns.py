@@ -145,7 +145,7 @@ def test_a_new_setting_that_says_what_was_before_it_makes_nothing_stale(project)
     )
     with contextlib.ExitStack() as edits:
         for file, place in NEW_SETTINGS:
-            line = '    novelty: int = option(0, "what was not there", before=0)\n'
+            line = '    novelty: int = option("what was not there", default=0, before=0)\n'
             edits.enter_context(text(f"{CODE}/settings/{file}.py", place, line + place).in_place(project))
         done = subprocess.run(
             [sys.executable, "-c", program, project.folder],

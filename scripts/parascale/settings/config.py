@@ -16,35 +16,39 @@ class Checkpoints:
     """Conversion of checkpoints: which one, into what, and within which memory."""
 
     report: Literal["none", "one", "all"] = option(
-        "one",
         "checkpoints to convert and verify for the report: of `all` runs, or of `one`, the first with spread weights, else the first",
+        default="one",
     )
     which: Literal["best", "last"] = option(
-        "best",
         "weights of the `best` validation loss (without evaluation: the last), or the `last` ones with the optimizer's state",
+        default="best",
     )
     forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
-        ["safetensors", "pt"], "formats to write; `transformers` for models that this library has too"
+        "formats to write; `transformers` for models that this library has too", default=["safetensors", "pt"]
     )
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
-        None, "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype", expert=True
+        "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype",
+        default=None,
+        expert=True,
     )
-    optimizer: bool = option(True, "include the optimizer's state, if the checkpoint holds it", expert=True)
-    memory_mb: int = option(256, "limit for the tensors in memory at once, in MiB", low=1, expert=True)
-    threads: int = option(2, "parts of tensors read at once", low=1, high=64, expert=True)
-    file_mb: int = option(5000, "largest `.safetensors` file in MB; a larger model is split", low=1, expert=True)
+    optimizer: bool = option("include the optimizer's state, if the checkpoint holds it", default=True, expert=True)
+    memory_mb: int = option("limit for the tensors in memory at once, in MiB", default=256, low=1, expert=True)
+    threads: int = option("parts of tensors read at once", default=2, low=1, high=64, expert=True)
+    file_mb: int = option(
+        "largest `.safetensors` file in MB; a larger model is split", default=5000, low=1, expert=True
+    )
 
 
 @settings(CONDUCT)
 class Summaries:
     """How summaries are written and judged, once a run has finished."""
 
-    documents: int | None = option(None, "documents of the test split to summarise; default: all", low=1)
-    beams: int = option(4, "beams of the beam search; the report also shows greedy search", low=2)
+    documents: int | None = option("documents of the test split to summarise; default: all", default=None, low=1)
+    beams: int = option("beams of the beam search; the report also shows greedy search", default=4, low=2)
     length_penalty: Number = option(
-        1.0, "a summary's log probability is divided by length to this power", low=0.0, expert=True
+        "a summary's log probability is divided by length to this power", default=1.0, low=0.0, expert=True
     )
-    examples: int = option(5, "summaries in the report, of models that beat the documents' first words", low=0)
+    examples: int = option("summaries in the report, of models that beat the documents' first words", default=5, low=0)
 
 
 @settings(CONDUCT)
@@ -52,22 +56,22 @@ class Monitor:
     """Samples of the devices beside every training: `device.csv`."""
 
     interval_seconds: Number = option(
-        2.0, "seconds between samples of GPUs, cores, memory, network and disk", low=0.1, expert=True
+        "seconds between samples of GPUs, cores, memory, network and disk", default=2.0, low=0.1, expert=True
     )
     wandb: Literal["none", "offline", "live"] = option(
-        "none",
         "write curves for Weights & Biases (`pip install wandb`): `offline` into the run's folder, for `wandb sync`, or `live` "
         "where nodes reach the internet. Its failures do not end a training",
+        default="none",
     )
-    wandb_project: str = option("parascale", "the project at Weights & Biases")
+    wandb_project: str = option("the project at Weights & Biases", default="parascale")
 
 
 @settings(RECIPE)
 class Parity:
     """The short runs that prove each layout right."""
 
-    steps: int = option(20, "optimizer steps to compare", low=2)
-    precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is stricter")
+    steps: int = option("optimizer steps to compare", default=20, low=2)
+    precision: Literal["fp32", "fp64"] = option("precision of the comparison; fp64 is stricter", default="fp32")
 
 
 @settings(CONDUCT)
@@ -75,8 +79,8 @@ class Keeping:
     """The store of finished trainings."""
 
     gigabytes: Number | None = option(
-        100.0,
         "GB of finished trainings to keep that neither results show nor the table asks for; those used longest ago go first. `null`: all stay",
+        default=100.0,
         low=0.0,
     )
 
@@ -86,14 +90,18 @@ class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
     core_hours: Number | None = option(
-        None, "most that this root may spend; a workflow that is expected to exceed it does not start", above=0.0
+        "most that this root may spend; a workflow that is expected to exceed it does not start",
+        default=None,
+        above=0.0,
     )
     repeated_core_hours: Number | None = option(
-        1000.0,
         "most that a workflow may repeat of finished trainings because settings, code or data changed; `null`: no limit",
+        default=1000.0,
         low=0.0,
     )
-    quota: Number | None = option(None, "the project's core-hours: plans show their share and warn above it", above=0.0)
+    quota: Number | None = option(
+        "the project's core-hours: plans show their share and warn above it", default=None, above=0.0
+    )
 
 
 @settings(SITE)
@@ -101,35 +109,37 @@ class Config:
     """`config/config.yaml`: what to run, and where results go."""
 
     root: str = option(
-        ".",
         "folder of `results/`, `work/` and `store/`, with `$VARIABLES` and `${NAME:-other}`; default: the working directory",
+        default=".",
         path=True,
     )
-    site: str = option("local", "the machine: a file in `sites`")
-    runs: str = option("runs.tsv", "the run table", path=True)
-    workloads: str = option("workloads", "folder of workloads", path=True)
-    sites: str = option("sites", "folder of sites", path=True)
-    title: str = option("Scaling report", "heading of the report")
-    account: str | None = option(None, "account that Slurm charges; also `--config account=NAME`")
-    partition: str | None = option(None, "partition of the site; default: its first")
-    data_partition: str | None = option(None, "partition for jobs without GPU; default: the site's; `none`: the runs'")
-    parity: Parity = section(Parity, "the short runs that prove each layout right")
-    checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
-    formats: Formats = section(Formats, "how data is converted")
-    loaders: Loaders = section(Loaders, "the benchmark of readers")
-    summaries: Summaries = section(Summaries, "how summaries are written and judged")
-    store: Keeping = section(Keeping, "the store of finished trainings")
-    budget: Budget = section(Budget, "what the project may spend")
-    monitor: Monitor = section(Monitor, "how a running training is watched")
+    site: str = option("the machine: a file in `sites`", default="local")
+    runs: str = option("the run table", default="runs.tsv", path=True)
+    workloads: str = option("folder of workloads", default="workloads", path=True)
+    sites: str = option("folder of sites", default="sites", path=True)
+    title: str = option("heading of the report", default="Scaling report")
+    account: str | None = option("account that Slurm charges; also `--config account=NAME`", default=None)
+    partition: str | None = option("partition of the site; default: its first", default=None)
+    data_partition: str | None = option(
+        "partition for jobs without GPU; default: the site's; `none`: the runs'", default=None
+    )
+    parity: Parity = section("the short runs that prove each layout right", default_factory=Parity)
+    checkpoints: Checkpoints = section("what a run's checkpoint is converted into", default_factory=Checkpoints)
+    formats: Formats = section("how data is converted", default_factory=Formats)
+    loaders: Loaders = section("the benchmark of readers", default_factory=Loaders)
+    summaries: Summaries = section("how summaries are written and judged", default_factory=Summaries)
+    store: Keeping = section("the store of finished trainings", default_factory=Keeping)
+    budget: Budget = section("what the project may spend", default_factory=Budget)
+    monitor: Monitor = section("how a running training is watched", default_factory=Monitor)
     continue_with_other_code: bool = option(
-        False,
         "continue an unfinished run although its code (your class, or the declared numerics) changed, and note it; otherwise it starts again",
         CONDUCT,
+        default=False,
     )
     timeout_seconds: Number = option(
-        300.0,
         "a run ends if a collective operation takes longer, or a step 1.5 times as long (while suspended, no time counts); the log's last "
         "line names the rank that hangs",
         CONDUCT,
+        default=300.0,
         above=0.0,
     )

@@ -21,34 +21,39 @@ class Source:
     """Where raw data comes from."""
 
     kind: Literal["builtin", "hub", "files", "url"] = option(
-        "builtin",
         "installed packages (no network), a Hugging Face dataset, your own files, or addresses of files and archives",
+        default="builtin",
     )
     name: str | None = option(
-        None, "`hub`: id (`Salesforce/wikitext`); `builtin`: `documentation`, `docstrings` or `shapes`, drawn images"
+        "`hub`: id (`Salesforce/wikitext`); `builtin`: `documentation`, `docstrings` or `shapes`, drawn images",
+        default=None,
     )
-    config: str | None = option(None, "`hub`: configuration of the dataset (`wikitext-2-v1`)")
-    revision: str | None = option(None, "`hub`: commit to download; required, because branches and tags move")
+    config: str | None = option("`hub`: configuration of the dataset (`wikitext-2-v1`)", default=None)
+    revision: str | None = option("`hub`: commit to download; required, because branches and tags move", default=None)
     endpoint: str | None = option(
-        None, "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, expert=True
+        "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, default=None, expert=True
     )
     columns: dict[str, str] = option(
-        {},
         "role → name of the column, if they differ (`{text: content}`, `{input_ids: tokens}`, `{document: article, summary: highlights}`)",
+        default={},
     )
     files: dict[Split, str | list] = option(
-        {},
         "split → path, glob, folder of `save_to_disk`, or list of them, of texts or of tokens (`valid.txt[:50%]`: the first half of its lines, "
         "`[99.5%:]`: the last half percent, `[:50]`: the first 50)",
+        default={},
         path=True,
     )
-    urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
+    urls: list = option(
+        "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked", default=[]
+    )
     content: Literal["files", "xsum"] = option(
-        "files",
         "`url`: `files` are read as they are; `xsum`, an archive of articles and a list of its splits, becomes Parquet",
+        default="files",
     )
     location: str | None = option(
-        None, "folder that already holds the data (`$DATA/...`), read in place; `files` are relative to it", path=True
+        "folder that already holds the data (`$DATA/...`), read in place; `files` are relative to it",
+        default=None,
+        path=True,
     )
 
     def check(self, where, of_images=False):
@@ -102,23 +107,23 @@ class Text:
     """How text becomes tokens."""
 
     tokenizer: Literal["word", "subword", "pretrained"] = option(
-        "word",
         "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: that of `pretrained`, with "
         "its own numbers and end of text (for summaries renumbered)",
+        default="word",
     )
-    lowercase: bool = option(False, "lower-case the text first")
-    min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
+    lowercase: bool = option("lower-case the text first", default=False)
+    min_count: int = option("words that the train split has less often become `<unk>`", default=1, low=1)
     max_vocabulary: int | None = option(
-        None,
         "keep this many entries: the special ones and the most frequent; of a source of tokens: the entries of their tokenizer",
+        default=None,
         low=3,
     )
     pretrained: str | None = option(
-        None,
         "folder with a `tokenizer.json`, such as a model's from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
+        default=None,
         path=True,
     )
-    prefix: str = option("", "text before each document (T5: `'summarize: '`)")
+    prefix: str = option("text before each document (T5: `'summarize: '`)", default="")
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
@@ -142,17 +147,23 @@ class Text:
 class Expected:
     """What a plan may assume before the data is there; exact figures are checked against the data once that is."""
 
-    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
-    train_samples: int | None = option(None, "rows of the train split (documents, images), excluded ones too", low=1)
-    approximate: bool = option(False, "these figures are estimates: the data may have others")
+    vocabulary: int | None = option(
+        "entries of the vocabulary, special ones included; of images, classes", default=None, low=2
+    )
+    train_samples: int | None = option(
+        "rows of the train split (documents, images), excluded ones too", default=None, low=1
+    )
+    approximate: bool = option("these figures are estimates: the data may have others", default=False)
 
 
 @settings(CONDUCT)
 class ExpectedText(Expected):
     """What a plan may assume of text."""
 
-    train_tokens: int | None = option(None, "tokens of the train split", low=1)
-    validation_tokens: int | None = option(None, "tokens of the validation split; default: `train_tokens` / 10", low=1)
+    train_tokens: int | None = option("tokens of the train split", default=None, low=1)
+    validation_tokens: int | None = option(
+        "tokens of the validation split; default: `train_tokens` / 10", default=None, low=1
+    )
 
 
 @settings(CONDUCT)
@@ -160,13 +171,14 @@ class Data:
     """The dataset of a workload."""
 
     dataset: str = option(
-        "",
         "folder below `results/data/`, which workloads with the same data may share; default: the workload's name",
         SITE,
+        default="",
     )
-    source: Source = section(Source, "where raw data comes from")
+    source: Source = section("where raw data comes from", default_factory=Source)
     stage: Literal["none", "ram"] = option(
-        "none", "`ram`: each node first copies the dataset into its memory (`/dev/shm`); `none`: it is read in place"
+        "`ram`: each node first copies the dataset into its memory (`/dev/shm`); `none`: it is read in place",
+        default="none",
     )
 
     pretrained: ClassVar = None  # folder of the model whose tokenizer the data is made with
@@ -194,10 +206,12 @@ class Data:
 class TextData(Data):
     """Text, as one row of tokens a split."""
 
-    text: Text = section(Text, "how text becomes tokens")
-    expected: ExpectedText = section(ExpectedText, "what a plan may assume before the data is there")
-    format: Literal["flat"] = option("flat", "format that the training reads")
-    shards: int = option(1, "jobs that encode the text, a part each; more than 1 need a `pretrained` tokenizer", low=1)
+    text: Text = section("how text becomes tokens", default_factory=Text)
+    expected: ExpectedText = section("what a plan may assume before the data is there", default_factory=ExpectedText)
+    format: Literal["flat"] = option("format that the training reads", default="flat")
+    shards: int = option(
+        "jobs that encode the text, a part each; more than 1 need a `pretrained` tokenizer", default=1, low=1
+    )
     shard = Formats.shard
 
     @property
@@ -228,19 +242,19 @@ class TextData(Data):
 class PairData(TextData):
     """Pairs of a document and its summary."""
 
-    format: Literal["pairs"] = option("pairs", "format that the training reads")
+    format: Literal["pairs"] = option("format that the training reads", default="pairs")
 
 
 @settings(CONDUCT)
 class ImageData(Data):
     """Images with a class each."""
 
-    images: Images = section(Images, "how images are found or drawn")
-    expected: Expected = section(Expected, "what a plan may assume before the data is there")
-    format: ImageFormat = option("files", "format that the training reads")
+    images: Images = section("how images are found or drawn", default_factory=Images)
+    expected: Expected = section("what a plan may assume before the data is there", default_factory=Expected)
+    format: ImageFormat = option("format that the training reads", default="files")
     io: ReadCalls = option(
-        "auto",
         "how images are read from shards; `auto`: `mmap` for local data of at most half the memory, else `pread`",
+        default="auto",
     )
 
     def check(self, where):

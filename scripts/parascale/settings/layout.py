@@ -40,38 +40,39 @@ DATA_AXES = tuple(name for name in MESH_AXES if AXES[DEGREES.index(name)].splits
 class Layout:
     """Degrees of parallelism. Their product is the world size."""
 
-    nodes: int = option(1, "machines", low=1)
-    gpus_per_node: int = option(1, "GPUs to request on each node (processes, on a site without GPUs)", low=1)
-    idle_gpus: int = option(0, "requested GPUs per node that stay unused, to show what waste costs", low=0)
-    dp: int = option(1, "data-parallel replicas (DDP)", low=1)
-    fsdp: int = option(1, "ranks that share parameters, gradients and optimizer state (FSDP2)", low=1)
-    tp: int = option(1, "ranks that share each matrix (tensor parallelism)", low=1)
-    pp: int = option(1, "ranks in a row that hold the pipeline's stages", low=1)
-    micro_batches: int = option(1, "micro-batches per rank and step in the pipeline", low=1)
-    schedule: Schedule = option("1F1B", "pipeline schedule")
-    sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence, between the matrices")
-    loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
+    nodes: int = option("machines", default=1, low=1)
+    gpus_per_node: int = option("GPUs to request on each node (processes, on a site without GPUs)", default=1, low=1)
+    idle_gpus: int = option("requested GPUs per node that stay unused, to show what waste costs", default=0, low=0)
+    dp: int = option("data-parallel replicas (DDP)", default=1, low=1)
+    fsdp: int = option("ranks that share parameters, gradients and optimizer state (FSDP2)", default=1, low=1)
+    tp: int = option("ranks that share each matrix (tensor parallelism)", default=1, low=1)
+    pp: int = option("ranks in a row that hold the pipeline's stages", default=1, low=1)
+    micro_batches: int = option("micro-batches per rank and step in the pipeline", default=1, low=1)
+    schedule: Schedule = option("pipeline schedule", default="1F1B")
+    sequence_parallel: bool = option("tensor parallelism also splits the sequence, between the matrices", default=True)
+    loss_parallel: bool = option("tensor parallelism computes the loss on split logits", default=True)
     reshard_after_forward: bool = option(
-        True,
         "FSDP frees gathered parameters after the forward pass and gathers them again (ZeRO-3): less memory, more communication; otherwise "
         "it gathers once a step",
+        default=True,
     )
     reduce: Literal["part", "step"] = option(
-        "part",
         "FSDP scatters gradients after each accumulated `part`, or keeps whole ones and scatters them once a `step`: more memory, less "
         "communication; `step` with `reshard_after_forward: false` is ZeRO-1, as FSDP beside `pp` always is; replicas sum once a step anyway",
+        default="part",
         before="part",
     )
     activation_checkpointing: Recomputation = option(
-        False,
         "recompute activations in the backward pass; `selective` keeps attention, sums of `tp` and every second matrix product",
+        default=False,
     )
     sync_batch_norm: bool = option(
-        True,
         "batch norm uses the samples of all ranks; otherwise each rank uses its own, and every layout is another training",
+        default=True,
     )
     compile: bool | None = option(
-        None, "compile blocks and loss with `torch.compile`; default: on GPUs, if the model's family gains by it"
+        "compile blocks and loss with `torch.compile`; default: on GPUs, if the model's family gains by it",
+        default=None,
     )
 
     @property

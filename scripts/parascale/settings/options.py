@@ -84,7 +84,7 @@ def _strict(hint):
     return hint
 
 
-def option(default, doc, decides=None, *, low=None, above=None, high=None, before=NOT_SET, path=False, expert=False):
+def option(doc, decides=None, *, default, low=None, above=None, high=None, before=NOT_SET, path=False, expert=False):
     """A setting with its default.
 
     low, high: inclusive bounds. above: an exclusive one. decides: where it differs from its class. before: the value that
@@ -102,9 +102,9 @@ def required(doc, decides=None, *, path=False):
     return _field(OptionInfo(decides, path=path), doc)
 
 
-def section(kind, doc):
-    """A group of settings, which is read from `kind()` if it is left out."""
-    return _field(OptionInfo(), doc, default_factory=kind, validate_default=True)
+def section(doc, *, default_factory):
+    """A group of settings, which is read from `default_factory()` if it is left out."""
+    return _field(OptionInfo(), doc, default_factory=default_factory, validate_default=True)
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(option, required, section))

@@ -24,47 +24,53 @@ class Run:
 
     run: str = required("name of the run: letters, digits, `-`, `_` and `.`", SITE)
     workload: chosen(Workload) = required("name of a workload")
-    layout: Layout = section(Layout, "how the run is spread")
+    layout: Layout = section("how the run is spread", default_factory=Layout)
     precision: Precision = option(
-        "fp32",
         "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss",
+        default="fp32",
     )
     accumulate: int | None = option(
-        None,
         "gradient accumulation: parts of a rank's share of a step; default: the workload's",
         LAYOUT,
+        default=None,
         low=1,
         before=None,
     )
-    engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
+    engine: Literal["native", "lightning"] = option(
+        "training loop: ours or PyTorch Lightning's", LAYOUT, default="native"
+    )
     scaling: Literal["strong", "weak"] = option(
-        "strong", "what stays fixed: the global batch (`strong`) or a rank's (`weak`)"
+        "what stays fixed: the global batch (`strong`) or a rank's (`weak`)", default="strong"
     )
-    seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
+    seed: int = option("seed of initial weights, sample order and dropout", default=1, low=0, high=2**63)
     baseline: str | None = option(
-        None, "run of the same workload to compare with; default: the first one on one process, else none", CONDUCT
+        "run of the same workload to compare with; default: the first one on one process, else none",
+        CONDUCT,
+        default=None,
     )
-    repeat: int = option(1, "number of the repeat, for otherwise equal rows; counted by default", SITE, low=1)
-    deterministic: bool = option(False, "use only deterministic kernels: a repeated run gives the same bits")
-    average_every: int | None = option(None, "local SGD: ranks train apart and average every so many steps", low=1)
+    repeat: int = option("number of the repeat, for otherwise equal rows; counted by default", SITE, default=1, low=1)
+    deterministic: bool = option("use only deterministic kernels: a repeated run gives the same bits", default=False)
+    average_every: int | None = option(
+        "local SGD: ranks train apart and average every so many steps", default=None, low=1
+    )
     averaging: Literal["all", "neighbour", "server"] = option(
-        "all",
         "with whom ranks that train apart average: `all`, a `neighbour` on a ring (gossip), or a parameter `server` that they visit in turn",
+        default="all",
         before="all",
     )
     compression: Literal["none", "fp16", "powersgd"] = option(
-        "none",
         "how DDP sends gradients: in full, in fp16, or as thin matrices (`powersgd`, arXiv:1905.13727), whose error joins the next gradient and is lost at a restart",
+        default="none",
         before="none",
     )
-    init_from: str | None = option(None, "start from the last checkpoint of this run, in any layout")
+    init_from: str | None = option("start from the last checkpoint of this run, in any layout", default=None)
     profile: str | None = option(
-        None, "first and last step to profile (`5-7`); such a run is not compared with others", CONDUCT
+        "first and last step to profile (`5-7`); such a run is not compared with others", CONDUCT, default=None
     )
     profiler: Literal["torch", "nsight"] = option(
-        "torch",
         "`torch` on the first rank, for the report of the job; `nsight` (needs GPUs and `nsys`) on every rank",
         CONDUCT,
+        default="torch",
     )
 
     @property

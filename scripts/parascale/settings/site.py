@@ -12,8 +12,8 @@ from parascale.settings.run import Precision
 class Link:
     """A network between processes, in the alpha-beta model."""
 
-    gigabytes_per_second: Number = option(5.0, "bandwidth in one direction, per GPU", above=0.0)
-    microseconds: Number = option(10.0, "latency of a message", above=0.0)
+    gigabytes_per_second: Number = option("bandwidth in one direction, per GPU", default=5.0, above=0.0)
+    microseconds: Number = option("latency of a message", default=10.0, above=0.0)
 
 
 @settings(SITE)
@@ -21,55 +21,71 @@ class Partition:
     """A partition (queue) of the machine."""
 
     name: str = required("its name in Slurm")
-    max_hours: Number = option(24.0, "hours of the longest job", above=0.0)
-    max_nodes: int | None = option(None, "nodes of the largest job; unknown: not checked", low=1)
-    cores_per_node: int | None = option(None, "cores of its nodes; default: the site's", low=1)
+    max_hours: Number = option("hours of the longest job", default=24.0, above=0.0)
+    max_nodes: int | None = option("nodes of the largest job; unknown: not checked", default=None, low=1)
+    cores_per_node: int | None = option("cores of its nodes; default: the site's", default=None, low=1)
 
 
 @settings(SITE)
 class Network:
     """How the processes of one run find each other."""
 
-    interface: str | None = option(None, "network interface for NCCL and gloo (`ib0`); default: the libraries choose")
-    host_suffix: str = option("", "suffix of a node's name on that network (JSC: `i`)")
-    host_template: str = option("{host}{suffix}", "address of a node there (`{host}-interconnect-1.jupiter.internal`)")
+    interface: str | None = option(
+        "network interface for NCCL and gloo (`ib0`); default: the libraries choose", default=None
+    )
+    host_suffix: str = option("suffix of a node's name on that network (JSC: `i`)", default="")
+    host_template: str = option(
+        "address of a node there (`{host}-interconnect-1.jupiter.internal`)", default="{host}{suffix}"
+    )
 
 
 @settings(SITE)
 class QuotaCommand:
     """How this machine tells what an account has left: a command that prints JSON, a record or a list of records that add up."""
 
-    command: str = option("", "the command, with `{account}`; plans without `budget.quota` show its answer")
-    granted: str = option("quota", "field of a record: core-hours granted")
-    used: str = option("used", "field of a record: core-hours used")
+    command: str = option("the command, with `{account}`; plans without `budget.quota` show its answer", default="")
+    granted: str = option("field of a record: core-hours granted", default="quota")
+    used: str = option("field of a record: core-hours used", default="used")
 
 
 @settings(SITE, expert=True)
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    core_gigaflops: Number = option(90.0, "rate of one core, in runs on CPUs", above=0.0)
-    core_gigabytes_per_second: Number = option(22.0, "memory bandwidth of one core", above=0.0)
-    kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
+    core_gigaflops: Number = option("rate of one core, in runs on CPUs", default=90.0, above=0.0)
+    core_gigabytes_per_second: Number = option("memory bandwidth of one core", default=22.0, above=0.0)
+    kernel_microseconds: Number = option("time to start an operation, in runs on CPUs", default=12.0, above=0.0)
     split_pass_microseconds: Number = option(
-        7000.0, "additional time of a pass through a block with tensor parallelism, on CPUs", above=0.0
+        "additional time of a pass through a block with tensor parallelism, on CPUs", default=7000.0, above=0.0
     )
-    shard_pass_microseconds: Number = option(4000.0, "additional time of a block's pass with FSDP, on CPUs", above=0.0)
-    contention: Number = option(0.1, "slowdown of a core while all cores of its CPU node compute", above=0.0)
-    sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
-    decode_megabytes_per_second: Number = option(32.0, "rate at which a core decodes and resizes JPEGs", above=0.0)
+    shard_pass_microseconds: Number = option(
+        "additional time of a block's pass with FSDP, on CPUs", default=4000.0, above=0.0
+    )
+    contention: Number = option("slowdown of a core while all cores of its CPU node compute", default=0.1, above=0.0)
+    sample_microseconds: Number = option("time to read and hand over a sample", default=20.0, above=0.0)
+    decode_megabytes_per_second: Number = option(
+        "rate at which a core decodes and resizes JPEGs", default=32.0, above=0.0
+    )
     data_megabytes_per_second: Number = option(
-        5.0, "rate of preparing texts, and of preparing, converting or checking images", above=0.0
+        "rate of preparing texts, and of preparing, converting or checking images", default=5.0, above=0.0
     )
-    failures_per_node_day: Number = option(0.01, "failures of a node in a day, for a plan's worst case", low=0.0)
-    step_milliseconds: Number = option(3.0, "time of a step beside its phases, in runs on CPUs", above=0.0)
-    startup_seconds: Number = option(30.0, "time from the start of a job to its first step", above=0.0)
+    failures_per_node_day: Number = option(
+        "failures of a node in a day, for a plan's worst case", default=0.01, low=0.0
+    )
+    step_milliseconds: Number = option("time of a step beside its phases, in runs on CPUs", default=3.0, above=0.0)
+    startup_seconds: Number = option("time from the start of a job to its first step", default=30.0, above=0.0)
     save_gigabytes_per_second: Number = option(
-        0.5, "rate of saving and of checking a checkpoint, and of copying tokens", above=0.0
+        "rate of saving and of checking a checkpoint, and of copying tokens", default=0.5, above=0.0
     )
-    library_gigabytes: Number = option(0.5, "memory of a process's libraries; probes measure it on CPUs", above=0.0)
-    communicator_gigabytes: Number = option(0.3, "memory of a process group on GPUs; no probe measures it", above=0.0)
-    unknown_hours: Number = option(4.0, "time limit of a job of unknown length, if no partition limits it", above=0.0)
+    library_gigabytes: Number = option(
+        "memory of a process's libraries; probes measure it on CPUs", default=0.5, above=0.0
+    )
+    communicator_gigabytes: Number = option(
+        "memory of a process group on GPUs; no probe measures it", default=0.3, above=0.0
+    )
+    unknown_hours: Number = option(
+        "time limit of a job of unknown length, if no partition limits it", default=4.0, above=0.0
+    )
 
 
 @settings(SITE)
@@ -77,51 +93,58 @@ class Site:
     """One machine: `config/sites/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader")
-    title: str = option("", "title in reports")
-    device: Literal["cpu", "cuda"] = option("cpu", "device that computes")
-    cores_per_node: int | None = option(None, "cores of a node, as charged; default: those of this machine", low=1)
+    title: str = option("title in reports", default="")
+    device: Literal["cpu", "cuda"] = option("device that computes", default="cpu")
+    cores_per_node: int | None = option(
+        "cores of a node, as charged; default: those of this machine", default=None, low=1
+    )
     plays_nodes: bool | None = option(
-        None,
         "on CPUs, the nodes of a run share this machine's cores; default: true if neither `cores_per_node` nor `partitions` are given",
+        default=None,
     )
-    threads_per_process: int | None = option(None, "cores per process; default: an even share", LAYOUT, low=1)
+    threads_per_process: int | None = option("cores per process; default: an even share", LAYOUT, default=None, low=1)
     threads_per_core: int = option(
-        1, "hardware threads of a core that Slurm counts; jobs ask for one of each core", low=1
+        "hardware threads of a core that Slurm counts; jobs ask for one of each core", default=1, low=1
     )
-    gpus_per_node: int | None = option(None, "GPUs per node; default: no limit (processes on CPUs)", low=1)
-    gpu: str = option("", "name of the GPU")
-    gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
-    gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
+    gpus_per_node: int | None = option("GPUs per node; default: no limit (processes on CPUs)", default=None, low=1)
+    gpu: str = option("name of the GPU", default="")
+    gpu_memory_gb: Number | None = option("memory of one GPU, in 10⁹ bytes", default=None, above=0.0)
+    gpu_watts: Number | None = option("power of one GPU at work, for the energy of a plan", default=None, above=0.0)
     co2_grams_per_kwh: Number | None = option(
-        None, "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", low=0.0
+        "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", default=None, low=0.0
     )
     host_memory_gb: Number | None = option(
-        None, "memory of a node, 10⁹ bytes; without `cores_per_node`: this machine's", above=0.0
+        "memory of a node, 10⁹ bytes; without `cores_per_node`: this machine's", default=None, above=0.0
     )
-    peak_tflops: dict[Precision, Number] = option({}, "precision → dense peak rate of a GPU, 10¹² operations a second")
-    memory_gigabytes_per_second: Number | None = option(None, "memory bandwidth of one GPU", above=0.0)
-    node_link: Link = section(Link, "between the GPUs of a node")
-    network_link: Link = section(Link, "between nodes")
-    network: Network = section(Network, "how processes find each other")
+    peak_tflops: dict[Precision, Number] = option(
+        "precision → dense peak rate of a GPU, 10¹² operations a second", default={}
+    )
+    memory_gigabytes_per_second: Number | None = option("memory bandwidth of one GPU", default=None, above=0.0)
+    node_link: Link = section("between the GPUs of a node", default_factory=Link)
+    network_link: Link = section("between nodes", default_factory=Link)
+    network: Network = section("how processes find each other", default_factory=Network)
     environment: dict[str, object] = option(
-        {}, "environment variables for each process (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT
+        "environment variables for each process (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT, default={}
     )
-    assumed: Assumed = section(Assumed, "what a plan assumes until a calibration has measured it")
+    assumed: Assumed = section("what a plan assumes until a calibration has measured it", default_factory=Assumed)
     charges: Literal["whole_nodes", "cores"] = option(
-        "whole_nodes", "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests"
+        "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests",
+        default="whole_nodes",
     )
-    partitions: list[Partition] = option([], "partitions; the first is the default")
-    data_partition: str | None = option(None, "partition for jobs without GPU; default: that of the runs")
-    demands_gpus: bool = option(False, "partitions refuse jobs without GPUs: jobs that need none ask for one")
-    needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
-    max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
-    quota: QuotaCommand = section(QuotaCommand, "how the machine tells what an account has left")
-    job_page: str = option("", "address of the site's own page of a job, such as LLview's, with `{job}` for its number")
+    partitions: list[Partition] = option("partitions; the first is the default", default=[])
+    data_partition: str | None = option("partition for jobs without GPU; default: that of the runs", default=None)
+    demands_gpus: bool = option("partitions refuse jobs without GPUs: jobs that need none ask for one", default=False)
+    needs_account: bool = option("Slurm accepts only jobs that name an account", default=False)
+    max_hours: Number | None = option("hours of the longest job, if there are no partitions", default=None, above=0.0)
+    quota: QuotaCommand = section("how the machine tells what an account has left", default_factory=QuotaCommand)
+    job_page: str = option(
+        "address of the site's own page of a job, such as LLview's, with `{job}` for its number", default=""
+    )
     purge_days: int | None = option(
-        None, "days after which the filesystem deletes unused files; the workflow warns before", low=1
+        "days after which the filesystem deletes unused files; the workflow warns before", default=None, low=1
     )
     inode_limit: int | None = option(
-        None, "files and folders that a project may have; the workflow warns before", low=1
+        "files and folders that a project may have; the workflow warns before", default=None, low=1
     )
 
     @property

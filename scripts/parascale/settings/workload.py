@@ -45,7 +45,7 @@ class Model:
         "a kind of model, or the path of your own class (`small.py:SmallModel`); default: the task's usual kind",
         path=True,
     )
-    options: dict[str, object] = option({}, "settings for your own class")
+    options: dict[str, object] = option("settings for your own class", default={})
 
     dropout: ClassVar = 0.0
     dropout_masks: ClassVar = "same"
@@ -100,24 +100,32 @@ class Model:
 class Training:
     """How much is trained, and what happens on the way."""
 
-    global_batch: int = option(64, "samples per optimizer step, over all ranks", low=1)
-    accumulate: int = option(1, "gradient accumulation: parts of a rank's share of a step", LAYOUT, low=1)
-    steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1, high=10**9)
-    epochs: Number | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
-    evaluate: bool = option(True, "evaluate on validation and test splits, and keep the best weights")
-    evaluate_every: int | None = option(None, "steps between evaluations; default: only at the end", low=1)
+    global_batch: int = option("samples per optimizer step, over all ranks", default=64, low=1)
+    accumulate: int = option("gradient accumulation: parts of a rank's share of a step", LAYOUT, default=1, low=1)
+    steps: int | None = option("optimizer steps; give this or `epochs`", default=None, low=1, high=10**9)
+    epochs: Number | None = option("passes over the train split; give this or `steps`", default=None, above=0.0)
+    evaluate: bool = option("evaluate on validation and test splits, and keep the best weights", default=True)
+    evaluate_every: int | None = option("steps between evaluations; default: only at the end", default=None, low=1)
     evaluation_batch: int | None = option(
-        None, "samples that a rank evaluates at once; default: as many as it trains on", CONDUCT, low=1, expert=True
-    )
-    checkpoint_every: int | None = option(None, "steps between checkpoints; default: only at the end", CONDUCT, low=1)
-    checkpoint_minutes: Number | None = option(30.0, "minutes between saves; `null`: never by time", CONDUCT, above=0.0)
-    checkpoint_async: bool = option(
-        False,
-        "write checkpoints in the background, from a copy in host memory (as large as the state)",
+        "samples that a rank evaluates at once; default: as many as it trains on",
         CONDUCT,
+        default=None,
+        low=1,
         expert=True,
     )
-    keep: int = option(2, "number of resumable checkpoints to keep", CONDUCT, low=1)
+    checkpoint_every: int | None = option(
+        "steps between checkpoints; default: only at the end", CONDUCT, default=None, low=1
+    )
+    checkpoint_minutes: Number | None = option(
+        "minutes between saves; `null`: never by time", CONDUCT, default=30.0, above=0.0
+    )
+    checkpoint_async: bool = option(
+        "write checkpoints in the background, from a copy in host memory (as large as the state)",
+        CONDUCT,
+        default=False,
+        expert=True,
+    )
+    keep: int = option("number of resumable checkpoints to keep", CONDUCT, default=2, low=1)
 
     label_smoothing: ClassVar = 0.0
 
@@ -131,10 +139,10 @@ class Training:
 class LanguageTraining(Training):
     """Training on windows of text."""
 
-    window: int = option(64, "tokens per sample", low=2, high=10**7)
+    window: int = option("tokens per sample", default=64, low=2, high=10**7)
     stride: int | None = option(
-        None,
         "tokens from one window's start to the next; default: `window`. 1, as published for WikiText, uses each token `window` times",
+        default=None,
         low=1,
     )
 
@@ -143,10 +151,13 @@ class LanguageTraining(Training):
 class SummaryTraining(Training):
     """Training on pairs of a document and its summary."""
 
-    window: int = option(64, "tokens of a document", low=2, high=10**7)
-    summary_window: int = option(32, "most tokens of a summary with its end; pairs with more are left out", low=2)
+    window: int = option("tokens of a document", default=64, low=2, high=10**7)
+    summary_window: int = option(
+        "most tokens of a summary with its end; pairs with more are left out", default=32, low=2
+    )
     over_long: Literal["cut", "leave_out"] = option(
-        "cut", "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves the pair out"
+        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves the pair out",
+        default="cut",
     )
 
 
@@ -154,27 +165,29 @@ class SummaryTraining(Training):
 class ImageTraining(Training):
     """Training on images with a class each."""
 
-    image_size: int = option(160, "side in pixels to which images are cropped and resized", low=16)
-    smallest_crop: Number = option(0.35, "smallest fraction of an image's area in a random crop", above=0.0, high=1.0)
+    image_size: int = option("side in pixels to which images are cropped and resized", default=160, low=16)
+    smallest_crop: Number = option(
+        "smallest fraction of an image's area in a random crop", default=0.35, above=0.0, high=1.0
+    )
     crops: Literal["square", "fastai"] = option(
-        "square",
         "`square`: images are evaluated at the undistorted square in their middle, and a random crop that does not fit after ten tries is that "
         "of the whole height or width; `fastai`, as its `RandomResizedCrop`: they are squished to a side 14 % longer and evaluated at the "
         "middle of that, and such a crop is the largest one in the middle within the ratios 3:4 and 4:3",
+        default="square",
         before="square",
     )
     decoder: Decoder = option(
-        "scaled",
         "`full`: Pillow, the whole image; `scaled`: libjpeg-turbo, as small as the crop allows (pixels of photographs differ by 1 of "
         "255 on average and by 62 at most, of drawings with hard coloured edges by 2 to 12 and up to 190: take `full` for those); "
         "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one. None "
         "applies a camera's orientation (EXIF), as torchvision does not; the index counts such images",
+        default="scaled",
         before="full",
     )
-    workers: int = option(0, "threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, low=0)
+    workers: int = option("threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, default=0, low=0)
     label_smoothing: Number = option(
-        0.0,
         "fraction of a target that all classes share in training (Szegedy et al. 2016, arXiv:1512.00567)",
+        default=0.0,
         low=0.0,
         high=0.99,
     )
@@ -185,9 +198,9 @@ class Workload:
     """One training problem: `config/workloads/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader", SITE)
-    title: str = option("", "title in reports", SITE)
+    title: str = option("title in reports", SITE, default="")
     task: Literal["language_model", "summarisation", "classification", "script"] = option(
-        LANGUAGE_MODEL, "what the model learns; `script`: a training script of your own runs as it is"
+        "what the model learns; `script`: a training script of your own runs as it is", default=LANGUAGE_MODEL
     )
 
     unit: ClassVar = "samples"  # what the work is counted in
@@ -211,14 +224,14 @@ class Workload:
 class Learning(Workload):
     """A training of ours: data, a model, an optimizer."""
 
-    data: Data = section(Data, "the dataset")
-    model: chosen(Model) = section(dict, "the model")
-    optim: Optim = section(Optim, "the optimizer")
-    training: Training = section(Training, "how much is trained")
+    data: Data = section("the dataset", default_factory=Data)
+    model: chosen(Model) = section("the model", default_factory=dict)
+    optim: Optim = section("the optimizer", default_factory=Optim)
+    training: Training = section("how much is trained", default_factory=Training)
     parity_precision: Literal["fp32", "fp64"] | None = option(
-        None,
         "precision of its parity runs; default: the configuration's. fp64 where fp32 rounds too much, as in batch norm",
         CONDUCT,
+        default=None,
     )
 
     unit: ClassVar = "tokens"  # each label that enters the loss is one
@@ -236,9 +249,9 @@ class Learning(Workload):
 class LanguageModelling(Learning):
     """A language model, on windows of text."""
 
-    task: Literal["language_model"] = option(LANGUAGE_MODEL, "what the model learns")
-    data: TextData = section(TextData, "the dataset")
-    training: LanguageTraining = section(LanguageTraining, "how much is trained")
+    task: Literal["language_model"] = option("what the model learns", default=LANGUAGE_MODEL)
+    data: TextData = section("the dataset", default_factory=TextData)
+    training: LanguageTraining = section("how much is trained", default_factory=LanguageTraining)
 
     @property
     def sizes(self):
@@ -255,9 +268,9 @@ class LanguageModelling(Learning):
 class Summarisation(Learning):
     """A summariser, on pairs of a document and its summary."""
 
-    task: Literal["summarisation"] = option("summarisation", "what the model learns")
-    data: PairData = section(PairData, "the dataset")
-    training: SummaryTraining = section(SummaryTraining, "how much is trained")
+    task: Literal["summarisation"] = option("what the model learns", default="summarisation")
+    data: PairData = section("the dataset", default_factory=PairData)
+    training: SummaryTraining = section("how much is trained", default_factory=SummaryTraining)
     of_pairs: ClassVar = True
 
     @property
@@ -270,9 +283,9 @@ class Summarisation(Learning):
 class Classification(Learning):
     """A classifier, on images with a class each."""
 
-    task: Literal["classification"] = option("classification", "what the model learns")
-    data: ImageData = section(ImageData, "the dataset")
-    training: ImageTraining = section(ImageTraining, "how much is trained")
+    task: Literal["classification"] = option("what the model learns", default="classification")
+    data: ImageData = section("the dataset", default_factory=ImageData)
+    training: ImageTraining = section("how much is trained", default_factory=ImageTraining)
     unit: ClassVar = "images"
     of_images: ClassVar = True
 
@@ -286,19 +299,21 @@ class Classification(Learning):
 class Script(Workload):
     """A training script of the user's own: `parascale.settings.script` says how it is called."""
 
-    task: Literal["script"] = option("script", "what the model learns")
+    task: Literal["script"] = option("what the model learns", default="script")
     command: str = required("the script, a Python program (`train.py`)", CONDUCT, path=True)
     arguments: dict[str, object] = option(
-        {},
         'its options, name → value: `{lr: 0.1, data: "{folder}/data", amp: true}` is `--lr 0.1 --data … --amp`. Braces are filled in: '
         "columns of the row (`{dp}`, `{seed}`), `{world_size}`, `{strategy}`, `{steps}`; `{work}`: folder for its checkpoints; `{folder}`: where "
         "the script lies",
+        default={},
     )
     inputs: list[str] = option(
-        [], "more files that decide its numbers, such as its settings: an edit trains again", CONDUCT, path=True
+        "more files that decide its numbers, such as its settings: an edit trains again", CONDUCT, default=[], path=True
     )
     steps: int | None = option(
-        None, "steps that it makes, for `{steps}` in its arguments: then short probes say what a run costs", low=1
+        "steps that it makes, for `{steps}` in its arguments: then short probes say what a run costs",
+        default=None,
+        low=1,
     )
 
     is_script: ClassVar = True

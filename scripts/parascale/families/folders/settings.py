@@ -10,13 +10,13 @@ from parascale.settings.workload import Model
 class Folder(Model):
     """A causal language model of `transformers`: its folder decides class and sizes. It trains without dropout."""
 
-    kind: str = option("transformers", "`transformers`")
+    kind: str = option("`transformers`", default="transformers")
     folder: str | None = option(
-        None,
         "folder of the model as `save_pretrained` writes it: `config.json`, perhaps weights and tokenizer",
+        default=None,
         path=True,
     )
-    weights: bool = option(False, "begin with the folder's weights, not with random ones")
+    weights: bool = option("begin with the folder's weights, not with random ones", default=False)
 
     @property
     def is_own(self):

@@ -11,11 +11,11 @@ from parascale.settings.workload import Model
 class XResNet(Model):
     """A residual network; the defaults are xresnet50's."""
 
-    kind: str = option("xresnet", "`xresnet`, or your own class by its path (`small.py:SmallModel`)", path=True)
-    dim: int = option(64, "channels at the end of the stem (64 in xresnet50)", low=1, high=10**5)
-    depths: list[int] = option([3, 4, 6, 3], "blocks of each stage; the default is xresnet50's")
-    norm: Literal["batch", "group"] = option("batch", "`batch`: BatchNorm; `group`: GroupNorm")
-    norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)
+    kind: str = option("`xresnet`, or your own class by its path (`small.py:SmallModel`)", default="xresnet", path=True)
+    dim: int = option("channels at the end of the stem (64 in xresnet50)", default=64, low=1, high=10**5)
+    depths: list[int] = option("blocks of each stage; the default is xresnet50's", default=[3, 4, 6, 3])
+    norm: Literal["batch", "group"] = option("`batch`: BatchNorm; `group`: GroupNorm", default="batch")
+    norm_eps: Number = option("epsilon of the norms", default=1e-5, above=0.0)
 
     @property
     def counts_batches(self):

@@ -11,32 +11,36 @@ from parascale.settings.workload import Model
 class Transformer(Model):
     """Sizes and switches of a Transformer."""
 
-    dim: int = option(128, "width of the hidden states", low=1, high=10**6)
-    heads: int = option(4, "attention heads; must divide `dim`", low=1)
-    kv_heads: int | None = option(None, "key and value heads (grouped-query attention); default: `heads`", low=1)
-    layers: int = option(2, "Transformer blocks; in an encoder-decoder, blocks of each half", low=1, high=10**4)
-    hidden: int | None = option(None, "width of the feed-forward layer; default: 4 × `dim`", low=1)
+    dim: int = option("width of the hidden states", default=128, low=1, high=10**6)
+    heads: int = option("attention heads; must divide `dim`", default=4, low=1)
+    kv_heads: int | None = option(
+        "key and value heads (grouped-query attention); default: `heads`", default=None, low=1
+    )
+    layers: int = option("Transformer blocks; in an encoder-decoder, blocks of each half", default=2, low=1, high=10**4)
+    hidden: int | None = option("width of the feed-forward layer; default: 4 × `dim`", default=None, low=1)
     dropout: Number = option(
-        0.0,
         "dropout probability",
+        default=0.0,
         low=0.0,
         high=0.99,
     )
     dropout_masks: Literal["same", "per-rank"] = option(
-        "same",
         "`same`: dropout's masks are the same in every layout, for which attention is not fused in training; `per-rank`: each rank draws "
         "those of attention within torch's kernels, fused on GPUs, and layouts cannot be compared",
+        default="same",
         before="same",
     )
-    tied: bool = option(False, "input embedding and output layer share one matrix")
-    norm: Literal["layer", "rms"] = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm")
-    norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)
-    pre_norm: bool = option(True, "normalise before each sublayer (otherwise after it, as in the original Transformer)")
-    position: Literal["learned", "sinusoidal", "rotary"] = option("learned", "encoding of positions")
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu"] = option(
-        "gelu", "activation of the feed-forward layer; `swiglu` adds a gate matrix, `gelu_tanh` is GPT-2's"
+    tied: bool = option("input embedding and output layer share one matrix", default=False)
+    norm: Literal["layer", "rms"] = option("`layer`: LayerNorm; `rms`: RMSNorm", default="layer")
+    norm_eps: Number = option("epsilon of the norms", default=1e-5, above=0.0)
+    pre_norm: bool = option(
+        "normalise before each sublayer (otherwise after it, as in the original Transformer)", default=True
     )
-    bias: bool = option(True, "linear layers and norms have biases")
+    position: Literal["learned", "sinusoidal", "rotary"] = option("encoding of positions", default="learned")
+    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu"] = option(
+        "activation of the feed-forward layer; `swiglu` adds a gate matrix, `gelu_tanh` is GPT-2's", default="gelu"
+    )
+    bias: bool = option("linear layers and norms have biases", default=True)
 
     @property
     def head_width(self):
@@ -75,5 +79,5 @@ class TransformerLM(Transformer):
     """A decoder: GPT-2, Llama and the original by settings."""
 
     kind: str = option(
-        "transformer_lm", "`transformer_lm`, or your own class by its path (`small.py:SmallModel`)", path=True
+        "`transformer_lm`, or your own class by its path (`small.py:SmallModel`)", default="transformer_lm", path=True
     )

@@ -11,8 +11,8 @@ class EncoderDecoder(Transformer):
     """An encoder-decoder Transformer."""
 
     kind: str = option(
-        "encoder_decoder",
         "`encoder_decoder`, `pretrained`, or your own class by its path (`small.py:SmallModel`)",
+        default="encoder_decoder",
         path=True,
     )
 
@@ -21,11 +21,11 @@ class EncoderDecoder(Transformer):
 class Pretrained(Model):
     """T5 or BART from a folder in Hugging Face's form, which decides all sizes."""
 
-    kind: str = option("pretrained", "`pretrained`")
-    dropout: Number = option(0.0, "dropout probability", low=0.0, high=0.99)
+    kind: str = option("`pretrained`", default="pretrained")
+    dropout: Number = option("dropout probability", default=0.0, low=0.0, high=0.99)
     pretrained: str | None = option(
-        None,
         "folder of the model, T5 or BART; it must be that of `data.text.pretrained`, the default",
+        default=None,
         path=True,
     )
 
