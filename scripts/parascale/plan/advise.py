@@ -2,14 +2,17 @@
 
 import bisect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
+from parascale.plan.calibrate import Calibration
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
-from parascale.plan.predict import Prediction, predict
+from parascale.plan.predict import DataFacts, Prediction, predict
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
-from parascale.settings import Layout, Run, identity
+from parascale.settings import Layout, Run, Site, identity
 
 GIGA = 1e9
 MOST_STEPS = 10**9  # of a training
@@ -25,12 +28,20 @@ class RankedLayout:
     reason: str
 
     @property
-    def layout(self):
+    def layout(self) -> Layout:
         """Its Layout."""
         return self.run.layout
 
 
-def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
+def advise(
+    workload: Any,
+    site: Site,
+    gpus: int,
+    precision: Any = "fp32",
+    calibration: Calibration | None = None,
+    facts: DataFacts | None = None,
+    by: str = "time",
+) -> list[RankedLayout]:
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
     Each is tried with what it may be cut into (micro-batches, accumulation, whatever the workload has), with recomputation and with
@@ -42,7 +53,7 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
     measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
-    def estimate(run):
+    def estimate(run: Run) -> Prediction:
         predicted = predict(run, site, calibration, facts, remedy=False)
         return _as_seen(predicted, site, calibration.peak(run)) if calibration else predicted
 
@@ -60,7 +71,7 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
     return [RankedLayout(run, each, reason(run, site, each, min(alike))) for run, each in pairs]
 
 
-def _as_seen(predicted, site, peak):
+def _as_seen(predicted: Prediction, site: Site, peak: Any) -> Prediction:
     """A Prediction with the memory that a rank of such a run was seen to need, if it was; of a GPU that is torch's part alone."""
     if peak is None or predicted.memory is None:
         return predicted
@@ -69,7 +80,7 @@ def _as_seen(predicted, site, peak):
     return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
 
-def _measured(workload, site, gpus, precision, calibration):
+def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:
     """Finished runs of a workload, one for each way in which it was spread over so many GPUs and cut.
 
     Only those that differ from the workload's plain training in nothing else: rare averages, weak scaling, another loop or a profile are
@@ -94,7 +105,14 @@ class Step:
     knee: bool = False
 
 
-def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
+def scaling(
+    workload: Any,
+    site: Site,
+    gpus: int,
+    precision: Any = "fp32",
+    calibration: Calibration | None = None,
+    facts: DataFacts | None = None,
+) -> list[Step]:
     """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked, unless it is the last. Raises
     ConfigError as `advise` does.
 
@@ -128,25 +146,31 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
     return [replace(step, knee=step is knee is not steps[-1]) for step in steps]  # at the last, more may be better yet
 
 
-def _time_by_cost(step):
+def _time_by_cost(step: Any) -> float:
     said = step.advice.prediction
     charged = step.gpus if said.core_hours is None else said.core_hours / said.wall_seconds
     return said.seconds**2 * charged
 
 
-def bought(advice, core_hours, site, calibration=None, facts=None):
+def bought(
+    advice: RankedLayout,
+    core_hours: float,
+    site: Site,
+    calibration: Calibration | None = None,
+    facts: DataFacts | None = None,
+) -> dict[str, Any]:
     """What core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
     range, passes over the data (None: of unknown size), days; empty where prices are not known."""
     run, training = advice.run, advice.run.workload.training
     if not advice.prediction.core_hours:
         return {}
 
-    def of(steps):
+    def of(steps: int) -> Prediction:
         more = replace(run, workload=replace(run.workload, training=replace(training, steps=steps, epochs=None)))
         return predict(more, site, calibration, facts, remedy=False)
 
-    def paid(wall):
-        def charged(steps):
+    def paid(wall: str) -> int:
+        def charged(steps: int) -> float:
             said = of(steps)
             return said.core_hours * getattr(said, wall) / said.wall_seconds
 
@@ -165,12 +189,12 @@ def bought(advice, core_hours, site, calibration=None, facts=None):
     }
 
 
-def nouns(site):
+def nouns(site: Site) -> tuple[str, str]:
     """(one, several) of what a rank computes on, in words."""
     return ("GPU", "GPUs") if site.device == "cuda" else ("process", "processes")
 
 
-def reason(run, site, prediction, fastest=math.inf):
+def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.inf) -> str:
     """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds of a step
     of the fastest that fits as the first does."""
     layout, words = run.layout, []
@@ -218,7 +242,9 @@ def reason(run, site, prediction, fastest=math.inf):
     return "; ".join(words)
 
 
-def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
+def rule_of_thumb(
+    workload: Any, site: Site, gpus: int, precision: Any = "fp32", vocabulary: int | None = None
+) -> str | None:
     """The JSC course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
     capacity, (gpu, several) = capacity_bytes(run, site), nouns(site)
@@ -228,7 +254,7 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     held = STATE_BYTES * sizes.count
     states = f"{held / GIGA:.1f} GB" if held > 0.1 * GIGA else f"{held / 1e6:.0f} MB"
 
-    def fits(layout):
+    def fits(layout: Layout) -> bool:
         one_sample = replace(workload.training, global_batch=layout.data_parallel, accumulate=1)
         layout = replace(layout, gpus_per_node=layout.data_parallel, activation_checkpointing=True)
         changed = replace(run, workload=replace(workload, training=one_sample), layout=layout)

@@ -5,17 +5,21 @@ import graphlib
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import Any
 
 from parascale import numerics
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
 from parascale.plan.calibrate import OWN, computes
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
-from parascale.plan.predict import RANGE, quantile
-from parascale.plan.price import KEPT, price, title
+from parascale.plan.planner import Planner
+from parascale.plan.predict import RANGE, Part, Prediction, quantile
+from parascale.plan.price import KEPT, PlannedJob, PricedJob, price, title
 from parascale.plan.quota import Quota, quota_of
+from parascale.settings import Site
 from parascale.settings.project import ALONE
 
 NOTHING = Spent()
@@ -61,27 +65,27 @@ class Plan:
     needed_by: dict = field(default_factory=dict)
 
     @property
-    def exceeds_cap(self):
+    def exceeds_cap(self) -> bool:
         """Whether it is expected to cost more than its cap, beside what was spent before."""
         return self.cap is not None and self.spent + self.totals["core_hours_expected"] > self.cap
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
         quota = {"quota": self.quota and self.quota.core_hours, "quota_words": self.quota and self.quota.words}
         return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]} | quota
 
 
 def make_plan(
-    jobs,
-    planner,
-    history=None,
-    capacity=None,
-    capacity_is_cores=False,
-    site=None,
-    spent=NOTHING,
-    before=None,
-    targets=(),
-):
+    jobs: Sequence[PlannedJob],
+    planner: Planner,
+    history: dict[str, float] | None = None,
+    capacity: int | None = None,
+    capacity_is_cores: bool = False,
+    site: Site | None = None,
+    spent: Spent = NOTHING,
+    before: dict[Any, Any] | None = None,
+    targets: Sequence[str] = (),
+) -> Plan:
     """The Plan for `jobs` (a list of PlannedJob).
 
     history: rule → hours (see `ledger.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
@@ -89,7 +93,8 @@ def make_plan(
     asked for.
     """
     site, budget = site or planner.site, planner.project.config.budget
-    priced, kept = [], set()  # ids of trainings that are only published
+    priced: list[PricedJob] = []
+    kept: set[int] = set()  # ids of trainings that are only published
     for job in jobs:
         priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
         if priced[-1].basis == KEPT:
@@ -127,7 +132,7 @@ def make_plan(
     )
 
 
-def _needed_by(runs):
+def _needed_by(runs: Any) -> dict[str, Any]:
     found = defaultdict(list)
     for name, run in runs.items():
         for other in {run.baseline, run.init_from} - {name, None}:
@@ -135,7 +140,7 @@ def _needed_by(runs):
     return dict(found)
 
 
-def _calibrating(planner, jobs, totals):
+def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, Any]) -> str:
     """What the probes of `calibrate` would cost, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
     if any(job.kind == "probe" for job in jobs):
         return ""
@@ -154,12 +159,12 @@ def _calibrating(planner, jobs, totals):
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 
-def violations(jobs, site):
+def violations(jobs: Any, site: Site) -> tuple[str, ...]:
     """Sentences on what PlannedJobs ask of a site that it never grants."""
     return tuple(line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
 
 
-def _requests(jobs):
+def _requests(jobs: Any) -> Iterator[tuple[Any, ...]]:
     """(Request, partition, what to do) of each job of the scheduler. Those that share one run one after another: their limits add up."""
     by_id = {job.id: job for job in jobs}
     for job in jobs:
@@ -174,7 +179,7 @@ def _requests(jobs):
         yield limits.Request(name, nodes, gpus, hours), job.partition, hint
 
 
-def rows(plan, by_strategy=True):
+def rows(plan: Plan, by_strategy: bool = True) -> list[dict[str, Any]]:
     """The plan's table: one dict for each rule, and strategy, that cost something, in the plan's order, with sums over the jobs."""
     groups = defaultdict(list)
     for job in plan.jobs:
@@ -191,13 +196,13 @@ def rows(plan, by_strategy=True):
     return found
 
 
-def check(plan):
+def check(plan: Plan) -> None:
     """Raise BudgetError where there are `refusals`."""
     if said := refusals(plan):
         raise BudgetError("\n".join(said))
 
 
-def refusals(plan):
+def refusals(plan: Plan) -> list[str]:
     """Why a plan may not start: it asks for what the machine never grants, costs more than the cap, or repeats too much."""
     said = []
     if plan.violations:
@@ -217,7 +222,7 @@ def refusals(plan):
     return said
 
 
-def warnings(plan):
+def warnings(plan: Plan) -> list[str]:
     """Sentences on what a reader of the plan must know."""
     said = []
     expected, worst = plan.totals["core_hours_expected"], plan.totals["core_hours_worst"]
@@ -250,17 +255,17 @@ def warnings(plan):
     return said
 
 
-def of_memory(name, predicted):
+def of_memory(name: str, predicted: Prediction) -> str:
     """What a prediction says of the memory of what is called `name`, and what would help."""
     return f"{name}: memory: {predicted.fits}{f'; it would fit with {predicted.remedy}' if predicted.remedy else ''}"
 
 
-def reasons(plan):
+def reasons(plan: Plan) -> tuple[str, ...]:
     """A sentence for each reason why trainings run, in the plan's order."""
     return _grouped([job for job in plan.jobs if job.why], "why", "{2:,} × {0}: {1}")
 
 
-def _grouped(jobs, name, words):
+def _grouped(jobs: Any, name: str, words: str) -> tuple[str, ...]:
     """A sentence for each value that an attribute of jobs has. words: format of the value, the first jobs, and how many there are."""
     groups = defaultdict(list)
     for job in jobs:
@@ -268,36 +273,36 @@ def _grouped(jobs, name, words):
     return tuple(words.format(value, few(titles, NAMED), len(titles)) for value, titles in groups.items())
 
 
-def ranges(jobs):
+def ranges(jobs: Any) -> dict[str, float]:
     """{what is charged, low and high: hours} that 80 of 100 sums over jobs lie between, without what is unknown."""
     parts = {name: _parts(jobs, name) for name in HELD}
     ends = ("low", -RANGE), ("high", RANGE)
     return {f"{name}_{end}": quantile(parts[name], z) for name in HELD for end, z in ends}
 
 
-def _parts(jobs, name):
+def _parts(jobs: Any, name: str) -> list[Part]:
     """`predict.Part`s of what jobs are charged in one of the units HELD."""
     return [part.times(HELD[name](job)) for job in jobs if job.nodes for part in job.parts if part.value]
 
 
-def _idle(jobs, per_node):
+def _idle(jobs: Any, per_node: int | None) -> float:
     """Core-hours that trainings are expected to be charged for GPUs they leave idle. per_node: GPUs, or None where those are free."""
     charged = ((job, job.core_hours_expected) for job in jobs if per_node and job.kind and job.core_hours_expected)
     return sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged)
 
 
-def chance_above(parts, limit):
+def chance_above(parts: Any, limit: float) -> float:
     """The probability, to a thousandth, that the sum of `predict.Part`s is more than `limit`."""
     deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd: `quantile` has none at 0
     number = bisect.bisect(deviations, limit, key=lambda z: quantile(parts, z))
     return 1 - NormalDist().cdf(deviations[number - 1]) if number else 1.0
 
 
-def _totals(jobs):
+def _totals(jobs: Any) -> dict[str, Any]:
     """Sums over jobs; what is unknown is counted apart and adds nothing."""
     costly = [job for job in jobs if job.nodes]
 
-    def summed(name, weight=lambda job: 1):
+    def summed(name: str, weight: Callable[[Any], float] = lambda job: 1) -> float:
         return sum(value * weight(job) for job in costly if (value := getattr(job, name)) is not None)
 
     return {
@@ -311,7 +316,7 @@ def _totals(jobs):
     }
 
 
-def wall_hours(jobs, capacity=None):
+def wall_hours(jobs: Iterable[PricedJob], capacity: int | None = None) -> float:
     """Hours until the last of `jobs` (with id, hours_expected, slots, after, together) ends; jobs of unknown length count as 0.
 
     capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
@@ -327,7 +332,9 @@ def wall_hours(jobs, capacity=None):
     graph = graphlib.TopologicalSorter(waits)
     graph.prepare()
     slots = [job.slots if capacity is None else min(job.slots, capacity) for job in jobs]
-    ready, running, now, free = [], [], 0.0, math.inf if capacity is None else capacity
+    ready: list[int] = []
+    running: list[tuple[float, int]] = []
+    now, free = 0.0, math.inf if capacity is None else capacity
     while graph.is_active():
         for number in graph.get_ready():
             heapq.heappush(ready, number)

@@ -8,16 +8,20 @@ refines them.
 import dataclasses
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import as_measured, formula_rates
-from parascale.plan.work import link_of, step_work
-from parascale.settings import identity, run_from_dict
+from parascale.plan.work import Work, link_of, step_work
+from parascale.settings import Layout, Run, Site, identity, run_from_dict
+from parascale.settings.paths import Paths
 from parascale.store.keys import code_of_run
 
 SCHEMA_VERSION = 1
@@ -47,7 +51,7 @@ class Observation:
     code: str | None = None  # digest of the code that it ran
 
     @cached_property
-    def resolved(self):
+    def resolved(self) -> Run:
         """The Run that was observed."""
         return run_from_dict(self.settings)
 
@@ -65,7 +69,7 @@ class Calibration:
     reading: dict = field(default_factory=dict, hash=False)
     _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # plans ask with every run
 
-    def basis(self, run):
+    def basis(self, run: Run) -> str:
         """What the price of a run rests on.
 
         `history`: finished runs that differ in name and seed alone. `probe`: runs of its workload in its precision, and of each kind
@@ -79,49 +83,51 @@ class Calibration:
         known = {kind for observation in own for kind in _kinds(observation.resolved.layout)}
         return "probe" if own and known >= _kinds(run.layout) else "fit"
 
-    def _seen(self, run):
+    def _seen(self, run: Run) -> Any:
         """(the observations of its workload, those of others) of those that compute as `run` does.
 
         Precision, determinism and compiling decide how fast a machine computes. Looked up once for each: plans of thousands ask.
         """
         wanted = "seen", run.workload.name, *computes(run)
         if wanted not in self._found:
-            self._found[wanted] = own, others = [], []
+            own: list[Observation] = []
+            others: list[Observation] = []
+            self._found[wanted] = own, others
             for seen in self._different:
                 if computes(seen.resolved) == computes(run):
                     (own if seen.resolved.workload.name == run.workload.name else others).append(seen)
         return self._found[wanted]
 
     @property
-    def _ours(self):
+    def _ours(self) -> list[Observation]:
         """The observations that formulas may explain: those of no script."""
         return [each for each in self.observations if each.vocabulary is not None]
 
     @cached_property
-    def _different(self):
+    def _different(self) -> list[Observation]:
         """One observation of each set of runs that are equally fast, with the median of their steps."""
         return [
             dataclasses.replace(group[0], step_seconds=statistics.median(each.step_seconds for each in group))
             for group in _equally_fast(self._ours).values()
         ]
 
-    def same(self, run):
+    def same(self, run: Run) -> Any:
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
         if not (seen := self._like(run)):
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
-    def peak(self, run):
+    def peak(self, run: Run) -> int | None:
         """The most bytes that a rank of finished runs like `run` needed, or None."""
         return max((each.peak_memory_bytes for each in self._like(run) if each.peak_memory_bytes), default=None)
 
-    def _like(self, run):
+    def _like(self, run: Run) -> Any:
         """The observations of `_finished` that tell of a run, a script's as its code is now."""
         if not self._finished:
             return ()
         return self._finished.get(_speed_of(run, run.workload.is_script and code_of_run(run)), ())
 
-    def beside(self, workload, estimate):
+    def beside(self, workload: Any, estimate: Callable[[Any], Any]) -> Any:
         """What finished runs of a workload took beside their steps over what `estimate` says of an Observation, the median; 1 where nothing was seen."""
         wanted = "beside", workload
         if wanted not in self._found:
@@ -133,16 +139,16 @@ class Calibration:
         return self._found[wanted]
 
     @property
-    def trained(self):
+    def trained(self) -> list[Run]:
         """A Run for each set of finished runs that are equally fast."""
         return [observations[0].resolved for observations in self._finished.values()]
 
     @cached_property
-    def _finished(self):
+    def _finished(self) -> dict[Any, Any]:
         """What decides a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
         return _equally_fast(each for each in self.observations if each.source == "run" or each.vocabulary is None)
 
-    def measured(self, site):
+    def measured(self, site: Site) -> Site:
         """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
         if "assumed" not in self._found:
             constants = self._constants(site)
@@ -151,7 +157,7 @@ class Calibration:
             site = dataclasses.replace(site, assumed=self._found["assumed"])
         return as_measured(site, self.machine) if self.machine and site.device == "cpu" else site
 
-    def _constants(self, site):
+    def _constants(self, site: Site) -> dict[str, float]:
         """{what is assumed: median of what was observed}, as far as it was."""
         starts, saves, constants = [], [], []
         for observation in self._ours:
@@ -169,14 +175,14 @@ class Calibration:
         lists = {"startup_seconds": starts, "save_gigabytes_per_second": saves, "library_gigabytes": constants}
         return {name: statistics.median(values) for name, values in lists.items() if values}
 
-    def rates(self, site, run, sample_bytes=0):
+    def rates(self, site: Site, run: Run, sample_bytes: float = 0) -> Any:
         """(the Rates of `site` for a run, or None where a data sheet lacks the peak rate; the Fitted that they are part of, or None)."""
         wanted = "rates", run.workload.name, *computes(run)
         if wanted not in self._found:
             self._found[wanted] = self._fitted(site, run, sample_bytes)
         return self._found[wanted]
 
-    def _fitted(self, site, run, sample_bytes):
+    def _fitted(self, site: Site, run: Run, sample_bytes: float) -> Any:
         prior, training = formula_rates(site, run.precision, sample_bytes), run.workload.training
         if prior and run.workload.of_images:
             read = self.reading.get((run.workload.data.dataset, training.decoder, training.image_size))
@@ -192,7 +198,7 @@ class Calibration:
         fitted = fit(prior, seen, site, stated=site.device == "cuda" or self.machine is not None)
         return fitted.rates, fitted
 
-    def deviation(self, run, site, work, fitted):
+    def deviation(self, run: Run, site: Site, work: Work, fitted: Any | None) -> tuple[float, float]:
         """(own, shared) errors of a step's predicted seconds, as `predict.Part` has them. fitted: what `rates` gave.
 
         What finished runs and residuals show is each run's own. What is not known of prices is wrong for every run of the machine; of
@@ -207,12 +213,12 @@ class Calibration:
         return off, fitted.deviation(work, site)
 
 
-def _speed_of(run, code):
+def _speed_of(run: Run, code: Any) -> tuple[Any, ...]:
     """What decides a run's speed; of a script, which no formula describes, its `code` too."""
     return identity.speed_of(run), code if run.workload.is_script else None
 
 
-def _equally_fast(observations):
+def _equally_fast(observations: Any) -> dict[Any, list[Observation]]:
     """What decides a run's speed → those of the observations."""
     groups = defaultdict(list)
     for each in observations:
@@ -220,17 +226,17 @@ def _equally_fast(observations):
     return dict(groups)
 
 
-def computes(run):
+def computes(run: Run) -> tuple[Any, ...]:
     """What decides, beside its work, how fast a run computes."""
     return run.precision, run.deterministic, run.layout.compile
 
 
-def _kinds(layout):
+def _kinds(layout: Layout) -> set[tuple[str, str]]:
     """What a layout does that a probe can show: each way to be spread, and over which link."""
     return {(axis, link_of(layout, axis)) for axis in layout.dimensions}
 
 
-def _seen_step(observation, site, deviation):
+def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | None:
     """What an observed run says of prices: its phases where one process did all, else the whole step; None without a formula."""
     run, phases = observation.resolved, observation.phases
     sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
@@ -247,13 +253,13 @@ def _seen_step(observation, site, deviation):
     return Seen(step_work(run, sizes, site), seconds, deviation)
 
 
-def saved_bytes(run, vocabulary):
+def saved_bytes(run: Run, vocabulary: int | None) -> int | None:
     """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])
 
 
-def observe_probe(folder):
+def observe_probe(folder: Path) -> Observation | None:
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out. None where a script records none."""
     lines, whole = read_json_lines(folder / "steps.jsonl"), observe_run(folder)
     if len(lines) < 2:
@@ -280,7 +286,7 @@ def observe_probe(folder):
     )
 
 
-def observe_run(folder):
+def observe_run(folder: Path) -> Observation:
     """The Observation in a finished run's folder, from its sums: a plan over thousands of runs reads no single step."""
     described, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
     # A script may record every tenth step, or none.
@@ -298,18 +304,18 @@ def observe_run(folder):
     )
 
 
-def site_name(folder):
+def site_name(folder: Path) -> str:
     """Where the run in a folder ran."""
     return read_json(folder / "run.json")["site"]["name"]
 
 
-def save(calibration, path):
+def save(calibration: Calibration, path: Path) -> None:
     """Write a Calibration to its file."""
     observations = [dataclasses.asdict(observation) for observation in calibration.observations]
     write_json(path, {"schema_version": SCHEMA_VERSION, "site": calibration.site, "observations": observations})
 
 
-def load(path, site_name):
+def load(path: Path, site_name: str) -> Calibration:
     """The Calibration in a file; without the file one that has observed nothing."""
     if not path.is_file():
         return Calibration(site_name)
@@ -317,7 +323,7 @@ def load(path, site_name):
     return Calibration(values["site"], tuple(Observation(**entry) for entry in values["observations"]))
 
 
-def known(paths, site):
+def known(paths: Paths, site: str) -> Calibration:
     """The Calibration of a site (a name): what its probes said, and its finished runs."""
     probed, machine = load(paths.calibration(site), site), paths.machine(site)
     here = [_observed(path.parent, site) for path in sorted(paths.run("").glob("*/summary.json"))]
@@ -329,7 +335,7 @@ def known(paths, site):
     )
 
 
-def _read(folder, site):
+def _read(folder: Path, site: str) -> dict[Any, float]:
     """{(dataset, decoder, side in pixels): seconds of a core for an image} of the tables of readers in a folder, without damaged ones (see `_observed`)."""
     found = {}
     for path in folder.glob("*.json"):
@@ -340,7 +346,7 @@ def _read(folder, site):
     return found
 
 
-def _observed(folder, site):
+def _observed(folder: Path, site: str) -> Observation | None:
     """The Observation of a finished run; None for one of another site.
 
     None as well for a damaged record: it must not keep others from running, teaches nothing, and the report names it.

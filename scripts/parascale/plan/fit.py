@@ -10,11 +10,15 @@ covariance of the factors' logarithms (Laplace's approximation).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from parascale.plan.time import gpu_kind, step_seconds
+from parascale.plan.time import Rates, gpu_kind, step_seconds
+from parascale.plan.work import Work
+from parascale.settings import Site
 
 # What is fitted together → (prices, belief, and belief where a data sheet, or `calibrate --machine`, says what the device does): the
 # standard deviation of the logarithm of the prior's error. That of computing: GPUs' published steps are off by 0.085, those of eight models on
@@ -44,8 +48,8 @@ ROUNDS = 25
 class Seen:
     """An observed step: its Work, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
 
-    work: object
-    seconds: dict
+    work: Any
+    seconds: Any
     deviation: float
 
 
@@ -56,17 +60,17 @@ class Fitted:
     misfit: how many of their deviations the steps are off the model, as far as they can tell (see `_misfit`).
     """
 
-    rates: object
+    rates: Rates
     covariance: np.ndarray = field(compare=False)
     misfit: float
 
-    def deviation(self, work, site):
+    def deviation(self, work: Work, site: Site) -> float:
         """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
         gradient = _gradient(lambda rates: math.log(sum(step_seconds(work, rates, site).values())), self.rates)
         return math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
 
 
-def fit(prior, seen, site, stated):
+def fit(prior: Rates, seen: Any, site: Site, stated: bool) -> Fitted:
     """The Fitted Rates of a `site` after a list of Seen, from `prior` Rates. stated: whether anything says what its device does."""
     belief = np.array([fitted[2 if stated else 1] for fitted in FITTED.values()])
     lowest = np.log([gpu_kind(site).get(AT_PEAK.get(name), 0.01) for name in FITTED])
@@ -74,7 +78,7 @@ def fit(prior, seen, site, stated):
     return Fitted(prior.scaled(_by_price(factors)), np.linalg.inv(curvature), misfit)
 
 
-def most_probable(residuals_of, belief, lowest):
+def most_probable(residuals_of: Callable[[Any], Any], belief: Any, lowest: Any) -> tuple[Any, Any, float]:
     """(factors' logarithms, curvature there, misfit): the sum of ρ over residuals, and over beliefs, is least there.
 
     residuals_of: function from logarithms of factors to residuals in deviations. belief: deviation of each logarithm. lowest: bounds.
@@ -100,7 +104,7 @@ def most_probable(residuals_of, belief, lowest):
     return factors, curvature, _misfit(residuals, np.trace(np.linalg.solve(curvature, shown)))
 
 
-def _misfit(residuals, degrees_of_freedom):
+def _misfit(residuals: Any, degrees_of_freedom: float) -> float:
     """The deviation of residuals, in their own: PRIOR_MISFIT as if one residual had shown it, then what the fit left.
 
     degrees_of_freedom: residuals that the fitted prices used up. One that was disturbed widens it little (Huber).
@@ -109,7 +113,7 @@ def _misfit(residuals, degrees_of_freedom):
     return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - degrees_of_freedom)))
 
 
-def _by_price(factors):
+def _by_price(factors: Any) -> dict[str, float]:
     return {
         price: math.exp(factor)
         for (prices, *_), factor in zip(FITTED.values(), factors, strict=True)
@@ -117,7 +121,7 @@ def _by_price(factors):
     }
 
 
-def _residuals(prior, factors, seen, site):
+def _residuals(prior: Rates, factors: Any, seen: Any, site: Site) -> Any:
     """Logarithms of predicted over observed seconds, in deviations."""
     rates = prior.scaled(_by_price(factors))
     found = []
@@ -129,12 +133,12 @@ def _residuals(prior, factors, seen, site):
     return np.array(found)
 
 
-def _loss(residuals, beliefs):
+def _loss(residuals: Any, beliefs: Any) -> float:
     size = np.abs(residuals)
     return np.where(size < HUBER, size**2, HUBER * (2 * size - HUBER)).sum() + (beliefs**2).sum()
 
 
-def _gradient(function, rates):
+def _gradient(function: Callable[[Any], float], rates: Rates) -> Any:
     """Change of a function of Rates with the logarithm of each factor."""
     before = function(rates)
     steps = (rates.scaled(dict.fromkeys(prices, 1.0001)) for prices, *_ in FITTED.values())

@@ -10,16 +10,20 @@ import os
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from parascale import slurm, submissions
 from parascale.errors import DamagedError
 from parascale.files import csv_text, read_json, read_json_lines, write_text
 from parascale.plan.predict import charged_core_hours
-from parascale.plan.price import title
+from parascale.plan.price import PricedJob, title
 from parascale.settings import Site, strict
+from parascale.settings.paths import Paths
 
 SCHEMA_VERSION = 1  # of `plan.json`
 
@@ -32,7 +36,7 @@ class Spent:
     unknown: tuple = ()
 
 
-def rule_history(events, site):
+def rule_history(events: Path, site: str) -> dict[str, float]:
     """Rule → median hours of its jobs that finished at a site (a name), in an `events.jsonl`; empty without the file."""
     hours = defaultdict(list)
     for event in _events(events, site):
@@ -41,7 +45,9 @@ def rule_history(events, site):
     return {rule: statistics.median(values) for rule, values in hours.items()}
 
 
-def spent(paths, site, now=None, accounting=slurm.charged):
+def spent(
+    paths: Paths, site: str, now: float | None = None, accounting: Callable[[list[str]], dict[str, Any]] = slurm.charged
+) -> Spent:
     """What jobs of a root were charged at a site (a name), failed ones included, as Spent.
 
     now: seconds since 1970. accounting: function from job ids to {id: slurm.Charged}.
@@ -67,7 +73,9 @@ def spent(paths, site, now=None, accounting=slurm.charged):
     return Spent(hours, tuple(unknown))
 
 
-def ran_seconds(paths, kind, run, benchmark, began, until):
+def ran_seconds(
+    paths: Paths, kind: str | None, run: str | None, benchmark: str | None, began: float, until: float
+) -> float | None:
     """How long a job ran between two moments: by the attempts in a training's record, else by its benchmark; None where neither tells.
 
     kind, run: of a training, else None. benchmark: the file that Snakemake writes when the job has ended well, or None.
@@ -78,14 +86,14 @@ def ran_seconds(paths, kind, run, benchmark, began, until):
     return None
 
 
-def _events(path, site):
+def _events(path: Path, site: str) -> list[dict[str, Any]]:
     lines = read_json_lines(path, readable=True) if path.is_file() else []
     return [event for event in lines if event.get("site") == site]
 
 
-def _without_end(events, now):
+def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[dict[str, Any], float]]:
     """(event of its start, when the next start of the same job was, or `now`) of each job that is charged and was not seen to end."""
-    running = {}
+    running: dict[Any, dict[str, Any]] = {}
     for event in events:
         job = event["rule"], json.dumps(event["wildcards"])
         before = running.pop(job, None)
@@ -98,7 +106,7 @@ def _without_end(events, now):
         yield event, now
 
 
-def _attempts(paths, kind, run):
+def _attempts(paths: Paths, kind: str, run: str) -> Iterable[tuple[float, float]]:
     """(start, end) of each attempt of a training, finished or under way; an open one ends at its last sign of life."""
     done, work = (place(run) for place in paths.places(kind))
     attempts, sign = [], None
@@ -115,7 +123,7 @@ def _attempts(paths, kind, run):
     return spans.items()
 
 
-def _benchmarked(path):
+def _benchmarked(path: str | None) -> list[tuple[float, float]]:
     """(start, end) of the job that wrote a benchmark; nothing where there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as table:
         end = os.fstat(table.fileno()).st_mtime
@@ -123,7 +131,7 @@ def _benchmarked(path):
     return []
 
 
-def _submitted(lines, event, began, until):
+def _submitted(lines: list[dict[str, Any]], event: dict[str, Any], began: float, until: float) -> dict[str, int]:
     """{id: how many of Snakemake's jobs it does} of the jobs that were submitted to Slurm for what an event started."""
     work = [event["rule"], [*event["wildcards"].values()]]
     # Noted in whole seconds; a damaged line may lack its time.
@@ -131,11 +139,11 @@ def _submitted(lines, event, began, until):
     return {line["job_id"]: len(line["jobs"]) for line in within if work in (line["jobs"] or [])}
 
 
-def _moment(text):
+def _moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def last_plan(path, targets):
+def last_plan(path: Path, targets: Sequence[str]) -> dict[Any, Any] | None:
     """{job: core-hours} of a `plan.json` for the same targets; None where there is none, or it is damaged or of another version."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         values = read_json(path)
@@ -144,7 +152,7 @@ def last_plan(path, targets):
     return None
 
 
-def changes(before, priced):
+def changes(before: dict[Any, Any], priced: Sequence[PricedJob]) -> str | None:
     """What changed since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
     now = {_job(job.rule, job.wildcards): job.core_hours_expected for job in priced}
     more = {key: (now[key] or 0.0) - (before[key] or 0.0) for key in now.keys() & before.keys()}
@@ -158,7 +166,7 @@ def changes(before, priced):
     return ", ".join(said) or None
 
 
-def _job(rule, wildcards):
+def _job(rule: str, wildcards: dict[str, Any]) -> tuple[str, ...]:
     return rule, *map(str, wildcards.values())
 
 
@@ -184,13 +192,16 @@ class Compared:
     source: str
 
 
-def compare(paths, site, runs=None, accounting=slurm.charged):
+def compare(
+    paths: Paths, site: Site, runs: Any = None, accounting: Callable[[list[str]], dict[str, Any]] = slurm.charged
+) -> list[Compared]:
     """A list of Compared, one for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
     probes that were submitted.
 
     site: charges what has no record; a record names its own. runs: names, of these alone. accounting: as `spent` takes it.
     """
-    found, noted = [], submissions.noted(paths.store)
+    found: list[Any] = []
+    noted = submissions.noted(paths.store)
     for kind in ("run", "parity", "probe"):
         submitted, latest = (submissions.jobs_of_runs(noted, kind, latest=each) for each in (False, True))
         names = [name for name in sorted(submitted) if runs is None or name in runs]
@@ -202,16 +213,19 @@ def compare(paths, site, runs=None, accounting=slurm.charged):
             ids = [_job_ids(record, each.get(name, [])) for each in (submitted, latest)]
             found.append((name if kind == "run" else f"{name} ({kind})", record, summary, *ids))
     jobs = accounting(sorted({job for *_, ids, _ in found for job in ids}))
-    rows = [(_compared(name, record, summary, site, *ids, jobs), summary) for name, record, summary, *ids in found]
+    rows = [
+        (_compared(name, record, summary, site, ids, latest, jobs), summary)
+        for name, record, summary, ids, latest in found
+    ]
     return [row for row, summary in rows if summary or row.core_hours_charged is not None]
 
 
-def write_csv(compared, path):
+def write_csv(compared: list[Compared], path: Path) -> None:
     """Write `plan-against-actual` as CSV."""
     write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
 
 
-def _record(paths, kind, name):
+def _record(paths: Paths, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
     for place in paths.places(kind):
         folder = place(name)
@@ -221,12 +235,20 @@ def _record(paths, kind, name):
     return {}, {}
 
 
-def _job_ids(record, submitted=()):
+def _job_ids(record: dict[str, Any], submitted: Any = ()) -> list[str]:
     """A run's jobs in Slurm, each once: those of its record, and those that were submitted."""
     return list(dict.fromkeys([*(str(job) for job in record.get("job_ids") or [] if job), *submitted]))
 
 
-def _compared(name, record, summary, site, ids, latest, jobs):
+def _compared(
+    name: str,
+    record: dict[str, Any],
+    summary: dict[str, Any],
+    site: Site,
+    ids: list[str],
+    latest: list[str],
+    jobs: dict[str, Any],
+) -> Compared:
     """ids: of all jobs of a run. latest: of those with its last settings."""
     prediction = record.get("prediction") or {}
     site = strict.load(Site, record["site"], f"run.json of {name}") if record else site

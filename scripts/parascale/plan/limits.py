@@ -1,9 +1,11 @@
 """What a partition takes: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from parascale import slurm
 from parascale.errors import ConfigError
+from parascale.settings import Site
 from parascale.settings.site import Partition
 from parascale.settings.strict import nearest
 
@@ -18,7 +20,7 @@ class Request:
     hours: float | None
 
 
-def find_partition(site, name=None):
+def find_partition(site: Site, name: str | None = None) -> Partition | None:
     """The Partition called `name`, or the site's first; None where the site names none."""
     if not site.partitions:
         return None
@@ -32,13 +34,13 @@ def find_partition(site, name=None):
     )
 
 
-def max_hours(site, partition=None):
+def max_hours(site: Site, partition: str | None = None) -> float | None:
     """The longest job, in hours; None where nothing limits it."""
     found = find_partition(site, partition)
     return site.max_hours if found is None else found.max_hours
 
 
-def violations(request, site, partition=None):
+def violations(request: Request, site: Site, partition: str | None = None) -> list[str]:
     """Sentences that say what of a Request the machine can never grant; empty where it can."""
     try:
         found = find_partition(site, partition)
@@ -58,7 +60,7 @@ def violations(request, site, partition=None):
     return [f"{request.name}: {sentence}" for sentence in said]
 
 
-def live_site(site, submits):
+def live_site(site: Site, submits: bool) -> Site:
     """`site` with the limits that this machine's Slurm states now; unchanged where there is no Slurm, or nothing goes to it.
 
     submits: jobs go to a queue. Else Slurm is asked only of the partitions that the site names: on a login node its default
@@ -67,14 +69,14 @@ def live_site(site, submits):
     return with_partitions(site, partitions(slurm.partitions())) if submits or site.partitions else site
 
 
-def with_partitions(site, live):
+def with_partitions(site: Site, live: Any) -> Site:
     """`site` with the limits of the `live` Partitions; where its file names none, with all of them, Slurm's default first."""
     known = {partition.name: partition for partition in live}
     stated = [replace(known.get(named.name, named), cores_per_node=named.cores_per_node) for named in site.partitions]
     return replace(site, partitions=stated or live)
 
 
-def partitions(records):
+def partitions(records: Any) -> list[Partition]:
     """The Partitions in `slurm.records("partition")`, the default first. No limit on time reads as a year."""
     found = []
     for name, record in sorted(records.items(), key=lambda item: item[1].get("Default") != "YES"):

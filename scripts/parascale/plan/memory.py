@@ -16,8 +16,10 @@ the real code on fake tensors (`tests/benchmarks/fake_steps.py`).
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from parascale.families.sizes import MicroBatch, model_sizes, share
+from parascale.families.sizes import MicroBatch, Sizes, model_sizes, share
+from parascale.settings import Layout, Run, Site
 from parascale.settings.stages import held_stages, stage_blocks
 
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
@@ -38,7 +40,7 @@ class Stage:
     in_flight: int  # micro-batches whose activations are alive at once
 
 
-def peak_memory(run, vocabulary, device):
+def peak_memory(run: Run, vocabulary: int | None, device: str) -> Any:
     """{part: bytes} of the rank that needs most, at its peak; None where the model's kind is unknown.
 
     Tensors only: what libraries hold beside them comes on top.
@@ -46,14 +48,14 @@ def peak_memory(run, vocabulary, device):
     return peak(_moments(run, vocabulary, device))
 
 
-def _moments(run, vocabulary, device):
+def _moments(run: Run, vocabulary: int | None, device: str) -> list[Any]:
     """`RankMemory.moments` of all ranks; none where the model's kind is unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     held = rank_stages(run.layout, sizes.layers) if sizes else []
     return [moment for each in held for moment in RankMemory(run, sizes, device, each).moments()]
 
 
-def capacity_bytes(run, site):
+def capacity_bytes(run: Run, site: Site) -> int | None:
     """Memory that one process may use; None where the site does not say."""
     on_gpu = site.device == "cuda"
     gigabytes = site.gpu_memory_gb if on_gpu else site.host_memory_gb
@@ -61,7 +63,7 @@ def capacity_bytes(run, site):
     return None if gigabytes is None else int(gigabytes * 1e9 / sharing)
 
 
-def verdict(moments, capacity):
+def verdict(moments: list[Any], capacity: int | None) -> str:
     """fits (with the room that each of the moments wants), risky, does not fit; unknown where the capacity is."""
     if capacity is None:
         return "unknown"
@@ -69,39 +71,39 @@ def verdict(moments, capacity):
     return "fits" if wanted < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
 
 
-def memory_moments(run, site, vocabulary):
+def memory_moments(run: Run, site: Site, vocabulary: int | None) -> list[Any]:
     """`RankMemory.moments` of all ranks, libraries and communicators included."""
     beside = beside_tensors(run, site)
     return [(parts | beside, room) for parts, room in _moments(run, vocabulary, site.device)]
 
 
-def beside_tensors(run, site):
+def beside_tensors(run: Run, site: Site) -> dict[str, int]:
     """{part: bytes} of libraries and communicators."""
     each = site.assumed.communicator_gigabytes * len(run.layout.dimensions) if site.device == "cuda" else 0
     return {"communicators": int(each * 1e9), "libraries": int(site.assumed.library_gigabytes * 1e9)}
 
 
-def total(parts):
+def total(parts: Any) -> float:
     """Bytes of all parts together."""
     return sum(parts.values())
 
 
-def peak(moments):
+def peak(moments: list[Any]) -> Any:
     """{part: bytes} of the moment when most is held; None without moments."""
     return max((parts for parts, _ in moments), key=total, default=None)
 
 
-def rank_stages(layout, layers):
+def rank_stages(layout: Layout, layers: int) -> list[list[Stage]]:
     """For each pipeline rank the list of its Stages."""
 
-    def stage(index):
+    def stage(index: int) -> Stage:
         blocks = len(stage_blocks(layers, layout.stages, index))
         return Stage(blocks, index == 0, index == layout.stages - 1, in_flight(layout, index))
 
     return [[stage(index) for index in held_stages(layout, rank)] for rank in range(layout.pp)]
 
 
-def in_flight(layout, stage):
+def in_flight(layout: Layout, stage: int) -> int:
     """Micro-batches whose activations a stage holds at once.
 
     GPipe and looped BFS: all. 1F1B and what is built on it: as many as there are stages from here to the end
@@ -117,7 +119,7 @@ def in_flight(layout, stage):
 class RankMemory:
     """The parts of one rank's memory at each moment of a step."""
 
-    def __init__(self, run, sizes, device, stages):
+    def __init__(self, run: Run, sizes: Sizes, device: str, stages: Any) -> None:
         self.run, self.layout, self.sizes, self.stages = run, run.layout, sizes, stages
         self.batch, self.gaps = MicroBatch.of(run, device), GAPS if device == "cuda" else 0
         self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
@@ -136,7 +138,7 @@ class RankMemory:
             self.kept = self.boundary + (sizes.selective_bytes(self.batch) if selective else 0)
         self.logits, self.loss = self._ends_of(self.batch)
 
-    def _ends_of(self, batch):
+    def _ends_of(self, batch: Any) -> tuple[float, Any]:
         """(bytes of all logits, None) of a model that makes them itself, else (0, LossBytes)."""
         split = self.layout.tp > 1 and self.layout.loss_parallel
         loss = self.sizes.loss_bytes(batch) if self.sizes.chunked and (self.layout.tp == 1 or split) else None
@@ -144,7 +146,7 @@ class RankMemory:
             return 0, None
         return (self.sizes.logits_bytes(batch, split), None) if loss is None else (0, loss)
 
-    def _count_elements(self):
+    def _count_elements(self) -> None:
         """Elements of this rank's parameters, tensor parallelism applied, FSDP not yet."""
         sizes, tp = self.sizes, self.layout.tp
         self.blocks = sum(stage.blocks for stage in self.stages)
@@ -160,7 +162,7 @@ class RankMemory:
         self.elements = self.root + round(self.block_elements * self.blocks)
         self.sharded = share(self.elements, self.layout.fsdp)
 
-    def moments(self):
+    def moments(self) -> list[Any]:
         """({part: bytes}, bytes of the room wanted beside) of each moment."""
         held = [self._loss(), self._output(), self._block(), self._end()]
         if self.fsdp:
@@ -168,7 +170,7 @@ class RankMemory:
         found = [(parts, self._room(parts, self.logits)) for parts in held]
         return found + (self.evaluation() if self.run.workload.training.evaluate else [])
 
-    def _room(self, parts, logits):
+    def _room(self, parts: Any, logits: float) -> float:
         """Bytes of GAPS and, beside whole logits, of one more tensor of them; on GPUs.
 
         PyTorch splits their large free blocks for small tensors (`max_split_size_mb` in its "CUDA semantics"): there may be none for the
@@ -177,7 +179,7 @@ class RankMemory:
         more = logits if parts["logits"] else 0
         return self.gaps and self.gaps * (parts["activations"] + parts["logits"]) + more
 
-    def evaluation(self):
+    def evaluation(self) -> list[Any]:
         """`moments` of an evaluation: in a block, and where the logits meet their logarithms."""
         batch = replace(self.batch, samples=self.run.evaluation_batch)
         logits, loss = self._ends_of(batch)
@@ -196,13 +198,13 @@ class RankMemory:
         moments = [parts | {"gradients": self._buckets()} for parts in moments]
         return [(parts, self._room(parts, logits)) for parts in moments]
 
-    def _loss(self):
+    def _loss(self) -> dict[str, float]:
         logits = self._logit_copies() * self.logits
         if self.loss:
             logits = self.loss.making + self._waiting() * self.loss.kept
         return self._parts(self._activations(), logits=logits, buffers=self._gathered_between())
 
-    def _output(self):
+    def _output(self) -> dict[str, float]:
         # A new gradient meets the sum of the earlier ones; in half precision as it is, outside of pipelines.
         copy = self.head * self.batch.compute if self.batch.copies else 0
         meets = copy and not self.pipeline and self.run.workload.training.accumulate > 1
@@ -215,7 +217,7 @@ class RankMemory:
         copies = self._logit_copies() - 2 if self.pipeline else 1
         return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=buffers)
 
-    def _block(self):
+    def _block(self) -> dict[str, float]:
         recomputed = 0
         if self.layout.activation_checkpointing:
             # Of a model of two halves one half's at a time.
@@ -230,7 +232,7 @@ class RankMemory:
             buffers=gathered + self.end * REDUCE_BYTES,  # on its way to the other ranks
         )
 
-    def _reduce(self):
+    def _reduce(self) -> dict[str, float]:
         if self.pipeline:  # after the last micro-batch the summed gradients are reduced unit by unit
             gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
             return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
@@ -240,11 +242,11 @@ class RankMemory:
         gradients = share(self.end, self.layout.fsdp) * REDUCE_BYTES if self.end else self._head_gradient()
         return self._parts(self._activations() - self.kept, gradients=gradients, buffers=gathered)
 
-    def _left(self):
+    def _left(self) -> float:
         """Elements that stay gathered when the backward pass has come to the blocks: FSDP has reduced the end by then."""
         return self.root - self.end
 
-    def _end(self):
+    def _end(self) -> dict[str, float]:
         if self.pipeline:
             return self._end_of_micro_batch()
         kept, buffers = self.sizes.last_bytes(self.batch), self._gathered()
@@ -255,14 +257,14 @@ class RankMemory:
             gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
         return self._parts(kept, gradients=gradients, buffers=buffers)
 
-    def _end_of_micro_batch(self):
+    def _end_of_micro_batch(self) -> dict[str, float]:
         waiting = 0 if self._gradients_stay() else 1
         stages = [replace(stage, in_flight=max(0, stage.in_flight - 1 - waiting)) for stage in self.stages]
         embedding = self.embedding * self.batch.parameter if self.layout.micro_batches > 1 else 0
         gradients = self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
         return self._parts(self._activations(stages), gradients=gradients + embedding, buffers=self._gathered())
 
-    def _parts(self, kept, logits=0, gradients=0, buffers=0):
+    def _parts(self, kept: float, logits: float = 0, gradients: float = 0, buffers: float = 0) -> dict[str, float]:
         states = self.sharded * self.batch.parameter
         # The first rank of a parameter server has that server's weights and its own last ones besides.
         served = 2 * states if self.run.averaging == "server" else 0
@@ -275,33 +277,33 @@ class RankMemory:
             "buffers": buffers + self.copies + self._received() + served,
         }
 
-    def _activations(self, stages=None):
+    def _activations(self, stages: Any = None) -> float:
         """Kept for the backward pass by all micro-batches in flight."""
         stages = self.stages if stages is None else stages
         kept = sum(stage.in_flight * stage.blocks * self.kept for stage in stages)
         kept += sum(stage.in_flight for stage in stages if stage.first) * self.sizes.start_bytes(self.batch)
         return kept + sum(stage.in_flight for stage in stages if stage.last) * self.sizes.ends_bytes(self.batch)
 
-    def _logit_copies(self):
+    def _logit_copies(self) -> float:
         """How often the logits lie there: two for each micro-batch in flight, two more while gradients are made.
 
         Without a pipeline nobody keeps the output itself.
         """
         return self._split_copies() + (4 + 2 * self._waiting() if self.pipeline else 3)
 
-    def _waiting(self):
+    def _waiting(self) -> int:
         """Other micro-batches of a pipeline that wait behind the loss for their backward pass."""
         return max(stage.in_flight for stage in self.stages if stage.last or not self.last) - 1
 
-    def _split_copies(self):
+    def _split_copies(self) -> float:
         if self.layout.tp == 1 or not self.sizes.splits_logits:
             return 0
         return 1 if self.layout.loss_parallel else 1 / self.layout.tp
 
-    def _head_gradient(self):
+    def _head_gradient(self) -> float:
         return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)
 
-    def _gradients_stay(self):
+    def _gradients_stay(self) -> float:
         """Bytes of gradients that are there all through the forward pass.
 
         DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones, which are in no bucket before the last.
@@ -315,17 +317,17 @@ class RankMemory:
         several = self.run.workload.training.accumulate > 1
         return self._buckets() + (kept * self.batch.parameter if several else 0)
 
-    def _buckets(self):
+    def _buckets(self) -> float:
         held = self.layout.dp > 1 and not self.fsdp and not self.run.average_every
         return self.sharded * self.batch.parameter if held else 0
 
-    def _gathered(self):
+    def _gathered(self) -> float:
         return self.elements * self.batch.compute if self.fsdp and not self.frees else 0
 
-    def _gathered_between(self):
+    def _gathered_between(self) -> float:
         """What FSDP holds gathered between forward and backward pass: the root, or everything where it does not free."""
         return self.root * self.batch.compute if self.frees else self._gathered()
 
-    def _received(self):
+    def _received(self) -> float:
         """A pipeline's tensors to receive into, one for each direction; those of micro-batches in flight are inputs that blocks keep."""
         return sum((not stage.first) + (not stage.last) for stage in self.stages) * self.boundary

@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
-from parascale.plan.predict import data_facts, predict, time_limit, worst_seconds
+from parascale.plan.calibrate import Calibration
+from parascale.plan.predict import DataFacts, Prediction, data_facts, predict, time_limit, worst_seconds
 from parascale.plan.probes import probes
-from parascale.settings import identity, strict
-from parascale.store.reasons import Reasons
+from parascale.settings import Run, identity, strict
+from parascale.settings.project import Project
+from parascale.store.reasons import Reason, Reasons
 
 RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
 MUCH_SECONDS = 60.0  # of training, before which a machine is measured
@@ -18,13 +21,15 @@ MUCH_SECONDS = 60.0  # of training, before which a machine is measured
 class Planner:
     """Knows a project's calibration and data as they are now; reads them when first asked."""
 
-    def __init__(self, project):
+    def __init__(self, project: Project) -> None:
         self.project = project
         self.site = project.site
-        self._predictions, self._speeds, self._workloads = {}, {}, {}
+        self._predictions: dict[Any, Prediction] = {}
+        self._speeds: dict[Any, Any] = {}
+        self._workloads: dict[str, DataFacts] = {}
         self._reasons = Reasons(project)
 
-    def unmeasured(self, trainings):
+    def unmeasured(self, trainings: Any) -> bool:
         """Whether (run, kind) of `trainings` on this machine's processors are worth 10 to 30 seconds to know how fast they are.
 
         Not where the machine was measured, or trained before, and not for a minute of training.
@@ -34,41 +39,41 @@ class Planner:
             return False
         return sum(self.prediction(*training).wall_seconds or 0.0 for training in trainings) > MUCH_SECONDS
 
-    def look_again(self):
+    def look_again(self) -> None:
         """Forget what was predicted: something was measured."""
         self._predictions.clear()
         self._speeds.clear()
         self.__dict__.pop("calibration", None)
 
     @functools.cached_property
-    def calibration(self):
+    def calibration(self) -> Calibration:
         """What probes and finished runs of this site said."""
         return calibrate.known(self.project.paths, self.site.name)
 
-    def facts(self, run):
+    def facts(self, run: Run) -> DataFacts:
         """What is known of a run's data; looked up once a workload."""
         if run.workload.name not in self._workloads:
             self._workloads[run.workload.name] = data_facts(run, self.project.paths)
         return self._workloads[run.workload.name]
 
     @functools.cached_property
-    def _all_probes(self):
+    def _all_probes(self) -> dict[str, Run]:
         """The probes of this run table by name, whatever they need."""
         return probes(self.project.runs, self.site)
 
     @functools.cached_property
-    def probing(self):
+    def probing(self) -> dict[str, Prediction]:
         """{name: Prediction} of the probes that memory allows, by formulas alone."""
         found = self._all_probes.items()
         predicted = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found}
         return {name: each for name, each in predicted.items() if each.fits not in ("risky", "does not fit")}
 
     @functools.cached_property
-    def probes(self):
+    def probes(self) -> dict[str, Run]:
         """The probes of this run table by name, those that memory allows."""
         return {name: self._all_probes[name] for name in self.probing}
 
-    def run(self, name, kind="run"):
+    def run(self, name: str, kind: str = "run") -> Run:
         """A Run of the table, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
         where = self.project.config.runs
         known = self._all_probes if kind == "probe" else self.project.runs
@@ -80,12 +85,12 @@ class Planner:
         parity = self.project.config.parity
         return known[name].parity(parity.steps, parity.precision) if kind == "parity" else known[name]
 
-    def strategy(self, name):
+    def strategy(self, name: str | None) -> str | None:
         """The strategy of a run of the table or a probe; None for any other name, or none."""
         run = self.project.runs.get(name) or (self.probes.get(name) if name is not None else None)
         return run.strategy if run else None
 
-    def prediction(self, name, kind="run"):
+    def prediction(self, name: str, kind: str = "run") -> Prediction:
         """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
@@ -95,20 +100,20 @@ class Planner:
             self._predictions[name, kind] = self._speeds[same]
         return self._predictions[name, kind]
 
-    def reason(self, name, kind="run", ready=True):
+    def reason(self, name: str, kind: str = "run", ready: bool = True) -> Reason:
         """The Reason why a run of a kind has to run. ready: whether what it reads is there, and will not be rebuilt."""
         return self._reasons.of(self.run(name, kind), kind, ready)
 
-    def runtime_minutes(self, name, attempt=1, kind="run", partition=None):
+    def runtime_minutes(self, name: str, attempt: int = 1, kind: str = "run", partition: str | None = None) -> int:
         """The time limit that a run's job asks for at its `attempt` (from 1)."""
         return time_limit(self.prediction(name, kind), self.site, attempt, partition)
 
-    def worst_hours(self, name, kind="run"):
+    def worst_hours(self, name: str, kind: str = "run") -> float | None:
         """Hours of a run where nodes fail at the site's rate (see `worst_seconds`), or None."""
         seconds = worst_seconds(self.prediction(name, kind), self.run(name, kind), self.site)
         return None if seconds is None else seconds / 3600
 
-    def ceiling(self, name):
+    def ceiling(self, name: str) -> Any:
         """{switch: model FLOPS utilisation} of a run's step: `now`, and with one switch changed at a time. None of it is a promise.
 
         Useful operations over those that the GPUs could perform at their peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
@@ -139,5 +144,5 @@ class Planner:
         return found
 
 
-def _with(run, **switches):
+def _with(run: Run, **switches: Any) -> Run:
     return dataclasses.replace(run, layout=dataclasses.replace(run.layout, **switches))

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from parascale.families.counted import NOT_COUNTED
-from parascale.families.sizes import model_sizes, unknown_sizes
+from parascale.families.sizes import Sizes, model_sizes, unknown_sizes
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
@@ -14,6 +15,8 @@ from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_momen
 from parascale.plan.search import find_remedy
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
+from parascale.settings import Run, Site
+from parascale.settings.paths import Paths
 
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5
@@ -51,7 +54,7 @@ class Part(NamedTuple):
     own: float = 0.0
     shared: float = 0.0
 
-    def times(self, factor):
+    def times(self, factor: float) -> Self:
         """A Part so many times as large."""
         return self._replace(value=factor * self.value)
 
@@ -80,19 +83,21 @@ class Prediction:
     beside: dict | None = None
     core_hours: float | None = None
     memory: dict | None = None
-    memory_bytes: int | None = None
+    memory_bytes: float | None = None
     capacity_bytes: int | None = None
     fits: str = "unknown"
     remedy: str | None = None
     flops_per_token: float | None = None
     unknown: str | None = None
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """A mapping for `run.json`."""
         return dataclasses.asdict(self)
 
 
-def predict(run, site, calibration=None, facts=None, remedy=True):
+def predict(
+    run: Run, site: Site, calibration: Calibration | None = None, facts: DataFacts | None = None, remedy: bool = True
+) -> Prediction:
     """The Prediction for `run` at `site`.
 
     calibration: a Calibration; facts: DataFacts (default: what is expected). remedy: where a run does not fit, look for a
@@ -124,13 +129,15 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     )
 
 
-def charged_core_hours(site, nodes, wall_seconds, cores=None, partition=None):
+def charged_core_hours(
+    site: Site, nodes: int, wall_seconds: float, cores: int | None = None, partition: str | None = None
+) -> float:
     """Core-hours that a job is charged: JSC counts whole nodes × their cores × time, whatever of them is used."""
     held = cores if site.charges == "cores" and cores is not None else nodes * (site.cores(partition) or 1)
     return held * wall_seconds / 3600
 
 
-def time_limit(prediction, site, attempt=1, partition=None):
+def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: str | None = None) -> int:
     """Minutes: what 95 of 100 runs take × attempt, in steps of 5 minutes, cut to the partition's limit."""
     longest = limits.max_hours(site, partition)
     if prediction.wall_seconds is None:
@@ -139,7 +146,7 @@ def time_limit(prediction, site, attempt=1, partition=None):
     return rounded if longest is None else min(rounded, math.floor(60 * longest))
 
 
-def worst_seconds(prediction, run, site):
+def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
     """What 95 of 100 runs take when nodes fail at the site's rate; None where the time is unknown.
 
     Failures are a Poisson process. Each costs a start and half of what is trained between two checkpoints.
@@ -155,7 +162,7 @@ def worst_seconds(prediction, run, site):
     return prediction.limit_seconds + lost * _poisson_quantile(mean, 0.95)
 
 
-def _poisson_quantile(mean, probability):
+def _poisson_quantile(mean: float, probability: float) -> float:
     """The least count that is not exceeded with a probability; of large means by the normal distribution."""
     if mean > 100:
         return mean + LIMIT * math.sqrt(mean)
@@ -168,7 +175,7 @@ def _poisson_quantile(mean, probability):
     return count
 
 
-def _time(run, site, calibration, sizes, facts):
+def _time(run: Run, site: Site, calibration: Calibration, sizes: Sizes, facts: DataFacts) -> dict[str, Any]:
     """What a Prediction says of time, by name; what is unknown is left out, and `unknown` says why."""
     rates, fitted = calibration.rates(site, run, facts.sample_bytes)
     steps = run_steps(run, facts)
@@ -194,7 +201,7 @@ def _time(run, site, calibration, sizes, facts):
     return found | _priced(run, site, seconds, beside, own, shared, seen=same)
 
 
-def _of_script(run, site, calibration):
+def _of_script(run: Run, site: Site, calibration: Calibration) -> Prediction:
     """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
     steps, seen, basis = run.workload.steps, calibration.same(run), "history"
     if seen is None:  # probes are of any length
@@ -211,7 +218,7 @@ def _of_script(run, site, calibration):
     return Prediction(basis, steps=steps, step_seconds=step, **priced)
 
 
-def _priced(run, site, seconds, beside, own, shared, seen):
+def _priced(run: Run, site: Site, seconds: float, beside: Any, own: float, shared: float, seen: Any) -> dict[str, Any]:
     """What a Prediction says of the seconds of all steps and those `beside` them. seen: whether all of it was observed together."""
     extra = sum(beside.values())
     wall = seconds + extra
@@ -229,14 +236,14 @@ def _priced(run, site, seconds, beside, own, shared, seen):
     }
 
 
-def run_steps(run, facts):
+def run_steps(run: Run, facts: DataFacts) -> int | None:
     """Optimizer steps of a run; None where it counts epochs of data of unknown size."""
     if run.workload.training.steps is None and facts.train_samples is None:
         return None
     return run.optimizer_steps(facts.train_samples)
 
 
-def _beside_of_seen(seen, site, calibration, facts):
+def _beside_of_seen(seen: Any, site: Site, calibration: Calibration, facts: DataFacts) -> float | None:
     """What formulas say that an observed run took beside its steps, in seconds; None where they say nothing."""
     run, facts = seen.resolved, dataclasses.replace(facts, vocabulary=seen.vocabulary)
     sizes = model_sizes(run.workload.model, seen.vocabulary, *run.workload.sizes)
@@ -247,7 +254,7 @@ def _beside_of_seen(seen, site, calibration, facts):
     return sum(_beside(run, site, facts, steps, steps * seen.step_seconds, evaluation).values())
 
 
-def _beside(run, site, facts, steps, seconds, forward):
+def _beside(run: Run, site: Site, facts: DataFacts, steps: int, seconds: float, forward: Any) -> dict[str, float]:
     """{what: seconds} beside the training steps, by formula. forward: seconds of the forward passes of a global batch.
 
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
@@ -268,14 +275,14 @@ def _beside(run, site, facts, steps, seconds, forward):
     }
 
 
-def cores_asked(run, site):
+def cores_asked(run: Run, site: Site) -> int | None:
     """Cores that a job asks for where whole nodes are not charged: its share of the node by GPUs."""
     if site.gpus_per_node is None or site.cores_per_node is None:
         return None
     return run.layout.nodes * math.ceil(site.cores_per_node * run.layout.gpus_per_node / site.gpus_per_node)
 
 
-def quantile(parts, z):
+def quantile(parts: Any, z: float) -> float:
     """The sum of Parts at `z` standard deviations (not 0) from its median.
 
     Own errors add in quadrature, and the sum is taken for log-normal with the mean and variance that it has (Fenton 1960,
@@ -290,12 +297,12 @@ def quantile(parts, z):
     return mean * math.exp(z * math.hypot(math.sqrt(own), shared) - own / 2)
 
 
-def data_facts(run, paths=None):
+def data_facts(run: Run, paths: Paths | None = None) -> DataFacts:
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
     return facts_of(paths.data_of(run) if paths else None, run)
 
 
-def facts_of(folder, run):
+def facts_of(folder: Path | None, run: Run) -> DataFacts:
     """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
     data, workload = run.workload.data, run.workload
     if workload.is_script:
@@ -314,8 +321,10 @@ def facts_of(folder, run):
     if workload.of_images:
         samples = sum(split["samples"] for split in splits.values())
         size = values.get("sample_bytes", 0) / max(1, samples)
-        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN), size)
+        train, validation = (splits.get(name, {}).get("samples") for name in SEEN)
+        return DataFacts(len(values["classes"]), train, validation, size)
     if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
-        return DataFacts(values["vocabulary"], *(splits[name]["documents"] for name in SEEN))
+        train, validation = (splits[name]["documents"] for name in SEEN)
+        return DataFacts(values["vocabulary"], train, validation)
     validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
     return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)

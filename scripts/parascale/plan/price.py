@@ -8,15 +8,18 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import saved_bytes
-from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, Part, charged_core_hours
+from parascale.plan.planner import Planner
+from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Part, Prediction, charged_core_hours
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
-from parascale.settings import Layout
+from parascale.settings import Layout, Run
+from parascale.settings.project import Project
 from parascale.settings.workload import usable_decoders
 
 KEPT = "store"  # basis of the price of a training that is there already
@@ -76,16 +79,17 @@ class PricedJob(PlannedJob):
     repeats: float = 0.0
     parts: tuple = ()
 
-    def rest(self, left):
+    def rest(self, left: float) -> Self:
         """What is left of the job: a fraction of its time and of what it is expected to cost."""
         hours, charged = (left * each for each in (self.hours_expected, self.core_hours_expected))
         parts = tuple(part.times(left) for part in self.parts)
         return replace(self, hours_expected=hours, core_hours_expected=charged, parts=parts)
 
 
-def price(job, planner, history, ready=True):
+def price(job: PlannedJob, planner: Planner, history: dict[str, float], ready: bool = True) -> PricedJob:
     """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
     run, worst, facts = job.wildcards.get("run"), job.limit_hours, {}
+    parts: tuple[Part, ...] | None
     if job.nodes == 0:
         parts, worst = (), 0.0
     elif job.kind is not None:
@@ -99,7 +103,7 @@ def price(job, planner, history, ready=True):
         facts = {"note": missing} if parts is None else {"basis": "formula"}
     hours = None if parts is None else sum(part.value for part in parts) / 3600
 
-    def charge(hours):
+    def charge(hours: float | None) -> float | None:
         site = planner.site
         return hours and charged_core_hours(site, job.nodes, hours * 3600, job.cores, job.partition)
 
@@ -116,7 +120,7 @@ def price(job, planner, history, ready=True):
     )
 
 
-def _training(job, planner, ready):
+def _training(job: PlannedJob, planner: Planner, ready: bool) -> tuple[Any, ...]:
     """(parts of its seconds or None, hours at worst or None, more of its PricedJob) of a job that trains."""
     run, kind = job.wildcards["run"], job.kind
     prediction, reason = planner.prediction(run, kind), planner.reason(run, kind, ready)
@@ -129,7 +133,7 @@ def _training(job, planner, ready):
     return parts, worst, facts | {"basis": prediction.basis, "note": prediction.unknown}
 
 
-def left_of(prediction, step):
+def left_of(prediction: Prediction, step: int) -> tuple[Part, ...] | None:
     """Parts of the seconds that are left of a training which has its state after `step` optimizer steps; None where they are unknown."""
     if prediction.wall_seconds is None:
         return None
@@ -138,13 +142,15 @@ def left_of(prediction, step):
     return training.times(1 - done / training.value), *beside
 
 
-def title(rule, wildcards):
+def title(rule: str, wildcards: dict[str, Any]) -> str:
     """What a job is called in sentences."""
     values = ", ".join(map(str, wildcards.values()))
     return f"{rule} ({values})" if values else rule
 
 
-def limit_minutes(stage, wildcards, planner, attempt, partition, processes=1):
+def limit_minutes(
+    stage: str, wildcards: dict[str, Any], planner: Planner, attempt: int, partition: str | None, processes: int = 1
+) -> int:
     """The time limit of a job that trains nothing at its `attempt` (from 1): four times what it is expected to take, in steps of 15
     minutes; two hours where that is not known. stage: see `_other_seconds`. Raises ValueError for one that has no price."""
     if stage not in (*DATA, *COPIES, SUMMARISE):
@@ -155,7 +161,9 @@ def limit_minutes(stage, wildcards, planner, attempt, partition, processes=1):
     return minutes if longest is None else min(minutes, math.floor(60 * longest))
 
 
-def _other_seconds(stage, wildcards, planner, processes):
+def _other_seconds(
+    stage: str, wildcards: dict[str, Any], planner: Planner, processes: int
+) -> tuple[float | None, str | None]:
     """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). stage: the folder of its benchmark."""
     if stage in DATA:
         seconds, missing = _of_data(stage, wildcards["dataset"], planner)
@@ -167,7 +175,7 @@ def _other_seconds(stage, wildcards, planner, processes):
     return (None, missing) if seconds is None else (planner.site.assumed.startup_seconds + seconds, None)
 
 
-def _of_data(stage, name, planner):
+def _of_data(stage: str, name: str, planner: Planner) -> tuple[float | None, str | None]:
     project, of_images = planner.project, name in planner.project.image_datasets
     if stage == "loaders":
         readers, formats = project.config.loaders, project.config.formats
@@ -189,13 +197,13 @@ def _of_data(stage, name, planner):
     return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1), None
 
 
-def _has_flat_tokens(data):
+def _has_flat_tokens(data: Any) -> bool:
     """Whether the files of a dataset, of which slices may be named (`tokens.bin[:50%]`), are flat tokens."""
     named = [file for entry in data.source.files.values() for file in (entry if isinstance(entry, list) else [entry])]
     return any(re.search(r"\.(bin|npy)(\[|$)", str(file).lower()) for file in named)
 
 
-def _raw_bytes(name, project):
+def _raw_bytes(name: str, project: Project) -> float | None:
     """Bytes of a dataset as it is downloaded: of its files where they are there, else from what its workload expects; or None."""
     manifest, data = project.paths.raw(name) / "manifest.json", project.datasets[name]
     if manifest.is_file():
@@ -208,7 +216,7 @@ def _raw_bytes(name, project):
     return each * data.expected.train_samples if data.expected.train_samples else None
 
 
-def _of_run(stage, name, planner, processes):
+def _of_run(stage: str, name: str, planner: Planner, processes: int) -> tuple[float | None, str | None]:
     run, site = planner.run(name), planner.site
     facts = planner.facts(run)
     if missing := planner.prediction(name).unknown:
@@ -220,7 +228,7 @@ def _of_run(stage, name, planner, processes):
     return seconds, None
 
 
-def _forward(stage, run, facts, planner):
+def _forward(stage: str, run: Run, facts: DataFacts, planner: Planner) -> float:
     """Seconds in which a process evaluates the validation and the test split, or writes the summaries of the latter.
 
     Each token of a summary passes through the decoder with all that stand before it, once for each beam, and once for greedy search.

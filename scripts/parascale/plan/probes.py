@@ -8,8 +8,10 @@ follow by formula.
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
-from parascale.settings import Layout, Run, identity
+from parascale.settings import Layout, Run, Site, identity
 from parascale.settings.layout import DATA_AXES, RECOMPUTATION
 
 STEPS = 25
@@ -17,9 +19,10 @@ COMPUTING = (2, 8)  # the global batch is divided by these
 TALKING = 2
 
 
-def probes(runs, site):
+def probes(runs: Any, site: Site) -> dict[str, Run]:
     """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
-    scripts, families = {}, defaultdict(list)
+    scripts: dict[Any, Run] = {}
+    families = defaultdict(list)
     for run in runs.values():
         if not run.workload.is_script:
             families[run.workload.name, run.precision, run.layout.compile].append(run)
@@ -39,7 +42,7 @@ def probes(runs, site):
     return found
 
 
-def _kinds(layouts, site):
+def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """(label, divisor of the global batch, degrees of the layout) of each probe."""
     for divisor in COMPUTING:
         yield f"single-{divisor}", divisor, {}
@@ -62,7 +65,7 @@ def _kinds(layouts, site):
         yield f"nodes-2x{each}", TALKING, {"nodes": 2, "gpus_per_node": each, axes[-1]: 2 * each}
 
 
-def _probe(name, workload, precision, divisor, layout):
+def _probe(name: str, workload: Any, precision: Any, divisor: int, layout: Layout) -> Run:
     training, optim = workload.training, workload.optim
     batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
     training = dataclasses.replace(training.short(STEPS), global_batch=batch)

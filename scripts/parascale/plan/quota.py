@@ -5,8 +5,10 @@ import math
 import shlex
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 from parascale.errors import RequirementError
+from parascale.settings.project import Project
 
 GLANCE_SECONDS = 10  # a plan is only better for the answer
 
@@ -18,12 +20,12 @@ class Quota:
     core_hours: float | None
     words: str
 
-    def allows(self, core_hours):
+    def allows(self, core_hours: float) -> bool:
         """Whether so many core-hours are within it; True if it is unknown."""
         return self.core_hours is None or core_hours <= self.core_hours
 
 
-def quota_of(project):
+def quota_of(project: Project) -> Quota | None:
     """The Quota of a project: what the configuration gives, else what the site's command answers; None where neither is there."""
     given, asked, account = project.config.budget.quota, project.site.quota, project.config.account
     if given is not None:
@@ -39,7 +41,7 @@ def quota_of(project):
     return Quota(left, f"the {left:,.0f} core-h that {account or 'the account'} has left")
 
 
-def _left(asked, account):
+def _left(asked: Any, account: str | None) -> float:
     """Core-hours that are left, at least 0, by the JSON that a site's command prints: records with what was granted and used add up.
 
     Raises RequirementError, with the reason in one line, where the command does not say.
@@ -69,7 +71,7 @@ def _left(asked, account):
     return max(0.0, left)
 
 
-def _reason(error):
+def _reason(error: Exception) -> str:
     """Why a command did not answer, in a line."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"did not answer within {error.timeout} s"

@@ -5,13 +5,15 @@ import bisect
 import functools
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from parascale.errors import ConfigError, ParascaleError
 from parascale.plan.limits import Request, violations
 from parascale.plan.memory import memory_moments, verdict
-from parascale.settings import Layout, Run, compiled_where_it_gains
+from parascale.settings import Layout, Run, Site, compiled_where_it_gains
 from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
@@ -23,7 +25,7 @@ SIMPLER = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZero
 GAIN = 1.01  # what smaller micro-batches must gain to be tried
 
 
-def layouts(workload, site, gpus):
+def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
     """Yield the Layouts that can train `workload` on `gpus` GPUs of `site`."""
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
@@ -40,16 +42,20 @@ def layouts(workload, site, gpus):
                     yield layout
 
 
-def best_of(workload, layout, precision, site, estimate, measure):
+def best_of(
+    workload: Any, layout: Layout, precision: Any, site: Site, estimate: Callable[[Run], Any], measure: str
+) -> tuple[Run, Any]:
     """(Run, Prediction) of the degrees of `layout` at their best; of a pipeline, with the simplest schedule that is about as good.
 
     Another schedule is tried where less waiting would show. It saves no memory: what does not fit, however it is cut, fits with none.
     """
     if layout.pp == 1:
         ways = [layout, replace(layout, reshard_after_forward=False)][: 1 + (layout.fsdp > 1)]
-        tried = itertools.chain(*(_tried(workload, each, precision, site, estimate) for each in ways))
-        return min(tried, key=lambda pair: _quality(pair[1], measure))
-    found, soonest = [], math.inf  # seconds of a step that would wait for no other stage
+        either = itertools.chain(*(_tried(workload, each, precision, site, estimate) for each in ways))
+        return min(either, key=lambda pair: _quality(pair[1], measure))
+    found: list[tuple[Run, Any]] = []
+    soonest = math.inf  # seconds of a step that would wait for no other stage
+    schedule: Any
     for schedule in SIMPLER[:-1]:
         if found and schedule == "GPipe":
             continue
@@ -65,7 +71,7 @@ def best_of(workload, layout, precision, site, estimate, measure):
     return ranked(found, measure)[0]
 
 
-def ranked(found, measure):
+def ranked(found: Any, measure: str) -> list[tuple[Run, Any]]:
     """Pairs of Run and Prediction, the best first; of those that formulas cannot tell from the best, the simpler."""
     ordered = sorted(found, key=lambda pair: _quality(pair[1], measure))
     place, least = _quality(ordered[0][1], measure)
@@ -74,7 +80,9 @@ def ranked(found, measure):
     return simpler + ordered[len(near) :]
 
 
-def _tried(workload, layout, precision, site, estimate):
+def _tried(
+    workload: Any, layout: Layout, precision: Any, site: Site, estimate: Callable[[Run], Any]
+) -> Iterator[tuple[Run, Any]]:
     """(Run, Prediction) of what is worth trying: from the largest micro-batches that fit on, until smaller ones gain nothing more; with
     and without recomputation.
 
@@ -101,11 +109,13 @@ def _tried(workload, layout, precision, site, estimate):
             return
 
 
-def _from_what_fits(counts, cut, estimate):
+def _from_what_fits(
+    counts: Any, cut: Callable[[int], Any], estimate: Callable[[Run], Any]
+) -> Iterator[tuple[Run, Any]]:
     """(Run, Prediction) of each number of parts, the more the less memory, from the first on that fits; if none does, of the last."""
 
     @functools.cache
-    def tried(count):
+    def tried(count: int) -> tuple[Run, Any]:
         run = cut(count)
         once = replace(run, layout=replace(run.layout, reduce="step"))
         several = run.workload.training.accumulate > 1 or not run.layout.reshard_after_forward
@@ -115,7 +125,7 @@ def _from_what_fits(counts, cut, estimate):
                 return once, predicted
         return run, estimate(run)
 
-    def fits(count):
+    def fits(count: int) -> bool:
         return tried(count)[1].fits in FITTING
 
     first = 0
@@ -124,7 +134,7 @@ def _from_what_fits(counts, cut, estimate):
     yield from map(tried, counts[first:])
 
 
-def _counts(training, layout):
+def _counts(training: Any, layout: Layout) -> list[int]:
     """Numbers of parts that a rank's share may be cut into. Those of a pipeline are of one size, so that their number divides the share."""
     share, rest = divmod(training.global_batch, layout.data_parallel * training.accumulate)
     if layout.pp == 1:
@@ -133,7 +143,7 @@ def _counts(training, layout):
     return [] if rest else [each for each in _divisors(share) if (each >= stages) == (layout.schedule != "GPipe")]
 
 
-def _cut(workload, layout, saving, precision, site, count):
+def _cut(workload: Any, layout: Layout, saving: Any, precision: Any, site: Site, count: int) -> Run:
     """The Run with so many parts: micro-batches of a pipeline, else accumulated ones."""
     micro_batches = layout.micro_batches
     if layout.pp == 1:
@@ -144,34 +154,34 @@ def _cut(workload, layout, saving, precision, site, count):
     return row_of(workload, layout, precision, site)
 
 
-def row_of(workload, layout, precision, site):
+def row_of(workload: Any, layout: Layout, precision: Any, site: Site) -> Run:
     """The Run that a row of the table with this layout would be."""
     return compiled_where_it_gains(Run("advice", workload, layout, precision), site)
 
 
-def _is_valid(run):
+def _is_valid(run: Run) -> bool:
     with suppress(ParascaleError):
         run.check()
         return True
     return False
 
 
-def _quality(predicted, measure):
+def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
     value = getattr(predicted, measure)
     return ORDER.index(predicted.fits), math.inf if value is None else value
 
 
-def splits(layout):
+def splits(layout: Layout) -> tuple[Any, ...]:
     """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP, then the schedule."""
     return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
 
 
-def _divisors(number):
+def _divisors(number: int) -> list[int]:
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})
 
 
-def find_remedy(run, site, vocabulary, capacity):
+def find_remedy(run: Run, site: Site, vocabulary: int | None, capacity: int | None) -> str | None:
     """One change that would make a run fit, in words; None where no single change does."""
     for words, changed in _changes(run):
         try:
@@ -184,11 +194,11 @@ def find_remedy(run, site, vocabulary, capacity):
     return None
 
 
-def _changes(run):
+def _changes(run: Run) -> Iterator[tuple[str, Run]]:
     """(words, changed run), the cheapest change first."""
     layout = run.layout
 
-    def with_layout(**values):
+    def with_layout(**values: Any) -> Run:
         return replace(run, layout=replace(layout, **values))
 
     if layout.dp > 1:

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -48,7 +49,7 @@ class Survey:
     forgets: float | None = None
 
 
-def asked():
+def asked() -> tuple[Any, Any, Any]:
     """(nodes, partitions, configuration) as this machine's Slurm answers. Raises RequirementError where there is none."""
     try:
         return slurm.records("node"), slurm.records("partition"), slurm.configuration()
@@ -59,10 +60,12 @@ def asked():
         ) from None
 
 
-def recorded(files):
+def recorded(files: Any) -> tuple[Any, Any, Any]:
     """The same by files of what `scontrol show node`, `… partition`, `… config`, on one line a record or on several, or SINFO printed.
     Raises RequirementError where they tell of no node."""
-    nodes, partitions, configuration = {}, {}, {}
+    nodes: dict[str, Any] = {}
+    partitions: dict[str, Any] = {}
+    configuration: dict[str, str] = {}
     for file in files:
         text = re.sub(r"\n[ \t]+", " ", file.read_text(encoding="utf-8"))
         nodes |= slurm.parse_records("node", text)
@@ -78,12 +81,16 @@ def recorded(files):
     return nodes, partitions, configuration
 
 
-def _read_sinfo(text, nodes, partitions):
+def _read_sinfo(text: str, nodes: dict[str, Any], partitions: Any) -> None:
     head, *lines = (line.split() for line in text.splitlines() if line.strip())
     for number, row in enumerate(dict(zip(head, line, strict=False)) for line in lines):
         name, count = row["PARTITION"].rstrip("*"), int(row.get("NODES", 1))
         sockets, cores, threads = map(int, row["S:C:T"].replace("+", "").split(":"))
-        node = {"Partitions": name, "RealMemory": row.get("MEMORY", "0").rstrip("+"), "Gres": row.get("GRES", "")}
+        node: dict[str, Any] = {
+            "Partitions": name,
+            "RealMemory": row.get("MEMORY", "0").rstrip("+"),
+            "Gres": row.get("GRES", ""),
+        }
         node |= {"CoresPerSocket": sockets * cores, "CPUTot": sockets * cores * threads}
         nodes |= {f"{name}-{number}-{each}": node for each in range(count)}
         known = int(partitions.get(name, {}).get("TotalNodes", 0))
@@ -91,10 +98,10 @@ def _read_sinfo(text, nodes, partitions):
         partitions[name] = {"MaxTime": row.get("TIMELIMIT"), "TotalNodes": str(known + count), "Default": default}
 
 
-def survey(nodes, partitions, configuration, chosen=None):
+def survey(nodes: dict[str, Any], partitions: Any, configuration: Any, chosen: str | None = None) -> Survey:
     """The Survey of these `slurm.records` and this `slurm.configuration`. chosen: a partition; default: Slurm's own default if it has
     GPUs, else that with most of them. Raises RequirementError where there are no GPUs."""
-    shapes = {}  # partition → how many of its nodes have which Shape
+    shapes: dict[str, Counter[Shape]] = {}  # partition → how many of its nodes have which Shape
     for record in nodes.values():
         for name in filter(None, record.get("Partitions", "").split(",")):
             shapes.setdefault(name, Counter())[_shape(record)] += 1
@@ -128,7 +135,7 @@ def survey(nodes, partitions, configuration, chosen=None):
     )
 
 
-def _shape(record):
+def _shape(record: dict[str, Any]) -> Shape:
     gpus = GRES.findall(record.get("Gres", ""))
     cores = int(record.get("Sockets", 1)) * int(record.get("CoresPerSocket", 1))
     # Slurm may be told to take cores for CPUs although they have several threads.
@@ -138,11 +145,11 @@ def _shape(record):
 
 
 @functools.cache
-def _sheets():
+def _sheets() -> Any:
     return yaml.safe_load(SHEETS.read_text(encoding="utf-8"))
 
 
-def data_sheet(name):
+def data_sheet(name: str | None) -> dict[str, Any] | None:
     """What the data sheet says of a GPU of this name, such as `a100_80gb`; None of one that is not among them."""
     words = (name or "").upper()
     known = [sheet["names"] for sheet in _sheets()]

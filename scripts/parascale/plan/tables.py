@@ -1,15 +1,18 @@
 """The plan as people read it: a table for the terminal, and sentences."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
-from parascale.plan.budget import NAMED, ranges, reasons, rows, warnings
+from parascale.plan.budget import NAMED, Plan, ranges, reasons, rows, warnings
+from parascale.plan.quota import Quota
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
 KINDS = {"run": "trainings", "parity": "parity runs"}
 NOTHING = "Nothing has to run: 0 core-h."
 
 
-def text(plan):
+def text(plan: Plan) -> str:
     """The plan for a terminal: a row for each rule."""
     if not plan.jobs:
         return f"Plan for {plan.site}\n{NOTHING}"
@@ -19,7 +22,7 @@ def text(plan):
     return "\n".join([f"Plan for {plan.site}: what still has to run", *lines, *remarks(plan)])
 
 
-def cells(plan, by_strategy=True):
+def cells(plan: Plan, by_strategy: bool = True) -> list[Any]:
     """Rows of text: a rule, and strategy, each, local jobs together, and the total."""
     costly = [_row(row["rule"], row) for row in rows(plan, by_strategy)]
     local = sum(job.nodes == 0 for job in plan.jobs)
@@ -28,7 +31,7 @@ def cells(plan, by_strategy=True):
     return [*costly, _row("total", plan.totals)]
 
 
-def remarks(plan):
+def remarks(plan: Plan) -> list[str]:
     """Sentences below the table: violations, warnings, price, wall time, quota, cap, what would change the price, unknowns."""
     totals, said = plan.totals, [f"can never start: {line}" for line in plan.violations]
     said += [*(f"warning: {line}" for line in warnings(plan)), cost(plan), *_shares_of(plan)]
@@ -65,17 +68,19 @@ def remarks(plan):
     return said + [f"unknown: {line}" for line in plan.unknown]
 
 
-def cost(plan):
+def cost(plan: Plan) -> str:
     """What a Plan is expected to cost, with its range, as a sentence."""
     low, high, expected, worst = (plan.totals[f"core_hours_{name}"] for name in ("low", "high", "expected", "worst"))
     ends = f" ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" if high else ""
     return f"Cost: {'at least ' * bool(plan.unknown)}{expected:,.2f} core-h{ends}; at worst {worst:,.2f}"
 
 
-def _shares_of(plan):
+def _shares_of(plan: Plan) -> Iterator[str]:
     """What makes a Plan's worst case, what trainings and parity runs cost of it, and its dearest runs."""
     above = {row["rule"]: row["core_hours_worst"] - row["core_hours_expected"] for row in rows(plan, False)}
-    if most := ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=above.get, reverse=True)[:NAMED]):
+    if most := ", ".join(
+        f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=lambda rule: above[rule], reverse=True)[:NAMED]
+    ):
         yield f"At worst, with time limits of short jobs used up, most above what is expected: {most}"
     priced, kinds = sorted(plan.jobs, key=lambda job: -(job.core_hours_expected or 0.0)), defaultdict(list)
     for job in priced:
@@ -95,7 +100,7 @@ def _shares_of(plan):
         yield f"Dearest rows, with all their jobs: {said}; --config runs=COPY, of a run table without them, leaves them out"
 
 
-def _of_row(plan, name, by_row):
+def _of_row(plan: Plan, name: Any, by_row: dict[str, Any]) -> str:
     """What a row costs, and what it costs together with the rows that need it. by_row: {row: its jobs}."""
     needing = _needing(plan, name) - {name}
     both = _expected(by_row[name]) + sum(_expected(by_row.get(each, ())) for each in needing)
@@ -103,7 +108,7 @@ def _of_row(plan, name, by_row):
     return f"{name} {_priced(by_row[name])}{more}"
 
 
-def _needing(plan, name):
+def _needing(plan: Plan, name: Any) -> Any:
     """A row, and those that need it, or one of these."""
     found, left = {name}, [name]
     while left:
@@ -113,18 +118,18 @@ def _needing(plan, name):
     return found
 
 
-def _expected(jobs):
+def _expected(jobs: Any) -> float:
     return sum(job.core_hours_expected or 0.0 for job in jobs)
 
 
-def _priced(jobs):
+def _priced(jobs: Any) -> Any:
     """What jobs cost together, with the range; empty where they cost nothing or that is not known."""
     found = ranges(jobs)
     low, high = (found[f"core_hours_{end}"] for end in ("low", "high"))
     return high and f"{_expected(jobs):,.2f} ({low:,.2f} to {high:,.2f})"
 
 
-def _share(quota, expected, worst):
+def _share(quota: Quota, expected: float, worst: float) -> str:
     """What part of a Quota so many core-hours are, as a sentence."""
     if not quota.core_hours:  # unknown, or used up
         return f"Quota: {quota.words}"
@@ -132,7 +137,7 @@ def _share(quota, expected, worst):
     return f"Share of {quota.words}: {parts}"
 
 
-def duration(hours):
+def duration(hours: float) -> str:
     """Hours as `12 min` or `3 h 05 min`."""
     minutes = round(hours * 60)
     if minutes < 1:
@@ -140,7 +145,7 @@ def duration(hours):
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _row(name, sums):
+def _row(name: str, sums: Any) -> list[str]:
     unknown = sums["jobs_unknown"]
     more = f" + {unknown}?" if unknown else ""
     figures = [f"{sums[f'{what}hours_expected']:,.2f}" for what in ("", "node_", "gpu_", "core_")]
@@ -149,6 +154,6 @@ def _row(name, sums):
     return [name, *facts, *figures[:3], figures[3] + more, worst]
 
 
-def _line(row, widths):
+def _line(row: Any, widths: Any) -> str:
     first, *others = zip(row, widths, strict=True)
     return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()

@@ -16,9 +16,11 @@ assumes, or its machine was measured to do. Nothing measured on CPUs prices a GP
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import yaml
+
+from parascale.settings import Site
 
 KINDS = Path(__file__).with_name("gpus.yaml")
 # As in `gpus.yaml`. Of attention's rate and start: 13 shapes of 24 to 2,048 tokens on a core of an AMD EPYC, torch 2.13.
@@ -62,17 +64,17 @@ class Rates:
     samples: float
     contended: float = 0.0
 
-    def scaled(self, factors):
+    def scaled(self, factors: Any) -> Self:
         """These Rates with those of {name: factor} multiplied."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
 
 
 @functools.cache
-def _kinds():
+def _kinds() -> Any:
     return yaml.safe_load(KINDS.read_text(encoding="utf-8"))
 
 
-def gpu_kind(site):
+def gpu_kind(site: Site) -> Any:
     """The constants of a site's kind of GPU; of CPUs those that they have in common with GPUs."""
     if site.device != "cuda":
         return CPU
@@ -81,7 +83,7 @@ def gpu_kind(site):
     return next(found, None) or _kinds()["other"]
 
 
-def formula_rates(site, precision, sample_bytes=0):
+def formula_rates(site: Site, precision: str, sample_bytes: float = 0) -> Rates | None:
     """Rates from a site's data sheet and kind of GPU, or what it assumes of its CPUs; None where no peak rate is known.
 
     sample_bytes: of a compressed image, which is decoded.
@@ -118,7 +120,7 @@ def formula_rates(site, precision, sample_bytes=0):
     )
 
 
-def as_measured(site, machine):
+def as_measured(site: Site, machine: Any) -> Site:
     """`site` with its constants of CPUs times what `machine` does of what REFERENCE did, on which they were found.
 
     A single product or message is not what a step makes of it: only how machines compare is taken from the measurement. What the
@@ -143,13 +145,13 @@ def as_measured(site, machine):
 class Prices:
     """Rates for one of several processes of a machine: on CPUs each has its threads, and all share the cores."""
 
-    rates: object
+    rates: Rates
     threads: float = 1.0
     crowding: float = 1.0
     others: float = 0.0  # part of the other cores that are busy
 
     @classmethod
-    def at(cls, rates, site, processes):
+    def at(cls, rates: Rates, site: Site, processes: int) -> Self:
         """The Prices at a site."""
         if site.device != "cpu":
             return cls(rates)
@@ -157,7 +159,7 @@ class Prices:
         others = (min(cores, processes * threads) - 1) / max(1, cores - 1)
         return cls(rates, threads, site.crowding(processes), others)
 
-    def load(self, load, overlaps):
+    def load(self, load: Any, overlaps: bool) -> float:
         """Seconds of a Load on its own cores."""
         price = self.rates
         flop = price.flops + self.others * price.contended
@@ -165,12 +167,12 @@ class Prices:
         device = (device + load.moved * price.moved) / self.threads
         return max(device, self.host(load)) if overlaps else device + self.host(load)
 
-    def host(self, load):
+    def host(self, load: Any) -> float:
         """Seconds in which a process starts the work of a Load."""
         price = self.rates
         return load.kernels * price.kernels + load.splits * price.splits + load.shards * price.shards
 
-    def transfer(self, transfer):
+    def transfer(self, transfer: Any) -> float:
         """Seconds of a Transfer."""
         price = self.rates
         return self.crowding * (
@@ -189,7 +191,7 @@ class RankTime(NamedTuple):
     once: float
 
 
-def step_seconds(work, rates, site):
+def step_seconds(work: Any, rates: Rates, site: Site) -> dict[str, float]:
     """{phase: seconds} of a step at a site.
 
     Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all computing takes
@@ -222,7 +224,7 @@ def step_seconds(work, rates, site):
     return phases | {"data": _reading(work, prices, sum(phases.values()), busy)}
 
 
-def _chain(work, prices):
+def _chain(work: Any, prices: Any) -> Any:
     """(RankTimes, number of the longest, seconds that it computes and waits for the others)."""
     times = [rank_time(rank, work, prices) for rank in work.ranks]
     each = [time.compute + time.communication for time in times]
@@ -231,14 +233,14 @@ def _chain(work, prices):
     return times, longest, work.micro_batches * times[longest].compute + work.fill * others
 
 
-def _reading(work, prices, meanwhile, busy):
+def _reading(work: Any, prices: Any, meanwhile: float, busy: float) -> float:
     """Seconds that reading its samples adds to what takes the longest rank `meanwhile` seconds, in `busy` of which its process has work."""
     reading = prices.crowding * work.ranks[0].samples * prices.rates.samples / max(1, work.workers)
     hidden = meanwhile if work.workers else (meanwhile - busy) * work.overlaps
     return max(0.0, reading - hidden)
 
 
-def forward_seconds(work, rates, site):
+def forward_seconds(work: Any, rates: Rates, site: Site) -> float:
     """Seconds of the forward passes of a step alone, as an evaluation makes them.
 
     The stages of a pipeline compute one piece after the other side by side, or take turns where a rank holds two.
@@ -254,7 +256,7 @@ def forward_seconds(work, rates, site):
     return seconds + _reading(work, prices, seconds, 0.0)
 
 
-def rank_time(rank, work, prices):
+def rank_time(rank: Any, work: Any, prices: Prices) -> RankTime:
     """The RankTime of a RankWork."""
     overlaps = work.overlaps
     forward, backward, ends_forward, ends_backward = (
@@ -269,7 +271,7 @@ def rank_time(rank, work, prices):
     communication += sum(root)
     again = gather if rank.gathers_again else 0.0
 
-    def beside(seconds, transfer):
+    def beside(seconds: float, transfer: Any) -> float:
         """What a transfer beside so many seconds of computing costs."""
         if not overlaps:
             return transfer

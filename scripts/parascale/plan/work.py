@@ -12,12 +12,14 @@ Sources of the formulas:
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from parascale.families.sizes import BACKWARD
+from parascale.families.sizes import BACKWARD, MicroBatch, Operations, Sizes
 from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages
 from parascale.plan.time import gpu_kind
+from parascale.settings import Layout, Run, Site
 
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
@@ -35,7 +37,7 @@ class Load(NamedTuple):
     splits: float = 0.0
     shards: float = 0.0
 
-    def plus(self, other, times=1.0):
+    def plus(self, other: Any, times: float = 1.0) -> Any:
         """This Load and another so many times."""
         return Load(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
@@ -48,11 +50,11 @@ class Transfer(NamedTuple):
     network_bytes: float = 0.0
     network_messages: float = 0.0
 
-    def times(self, count):
+    def times(self, count: float) -> Any:
         """This Transfer so many times."""
         return Transfer(*(count * amount for amount in self))
 
-    def plus(self, other):
+    def plus(self, other: Any) -> Any:
         """This Transfer and another, one after the other."""
         return Transfer(*map(sum, zip(self, other, strict=True)))
 
@@ -113,7 +115,7 @@ class Work:
     workers: int = 0
 
 
-def step_work(run, sizes, site, stages=None):
+def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
     """The Work of a step of `run` at `site`. stages: what each pipeline rank holds, where that is not what `rank_stages` says."""
     layout, kind = site.effective_layout(run.layout), gpu_kind(site)
     if layout is not run.layout:
@@ -122,7 +124,7 @@ def step_work(run, sizes, site, stages=None):
     fill *= run.workload.training.accumulate
     made = {}  # ranks of the middle of a pipeline do the same
 
-    def work_of(stages):
+    def work_of(stages: Any) -> Any:
         alike = tuple((stage.blocks, stage.first, stage.last) for stage in stages)
         if alike not in made:
             made[alike] = _rank_work(run, sizes, kind, RankMemory(run, sizes, site.device, stages))
@@ -135,7 +137,7 @@ def step_work(run, sizes, site, stages=None):
     return Work(work, run.micro_batches, fill, kind["interference"], slower, overlaps, processes, turns, workers)
 
 
-def _rank_work(run, sizes, kind, rank):
+def _rank_work(run: Run, sizes: Sizes, kind: dict[str, Any], rank: Any) -> RankWork:
     layout, fused, batch = run.layout, run.layout.compile, rank.batch
     longer = 1 + kind["attention_start"] / max(run.workload.sizes)
     operations = sizes.block_operations(batch, fused)
@@ -175,7 +177,7 @@ def _rank_work(run, sizes, kind, rank):
     )
 
 
-def parameter_bytes(run, batch):
+def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
     """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
 
     The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
@@ -191,7 +193,7 @@ def parameter_bytes(run, batch):
     return copy * first, copy + 3 * batch.parameter * (1 - first)
 
 
-def _loads(operations, wave, longer=1.0):
+def _loads(operations: Operations, wave: float, longer: float = 1.0) -> tuple[Load, Load]:
     """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product.
 
     longer: what short sequences lengthen attention by (`attention_start` in `gpus.yaml`).
@@ -220,7 +222,7 @@ def _loads(operations, wave, longer=1.0):
     )
 
 
-def _data_transfers(run, rank):
+def _data_transfers(run: Run, rank: Any) -> dict[str, Any]:
     """DDP: an all-reduce of all gradients. FSDP: gathers before use or, where it frees nothing, once a step; scatters after each
     part or, as replicas sum, once a step."""
     layout, batch = run.layout, rank.batch
@@ -231,22 +233,22 @@ def _data_transfers(run, rank):
         gradients = all_reduce(layout, "dp", sent).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
 
-    def gather(elements):
+    def gather(elements: float) -> Transfer:
         return half_ring(layout, "fsdp", elements * batch.compute)
 
-    def scatter(elements):
+    def scatter(elements: float) -> Transfer:
         return half_ring(layout, "fsdp", elements * REDUCE_BYTES)
 
-    def sums(elements):
+    def sums(elements: float) -> Transfer:
         return all_reduce(layout, "dp", elements / layout.fsdp * REDUCE_BYTES)
 
-    def reduce(elements):
+    def reduce(elements: float) -> Transfer:
         return scatter(elements).plus(sums(elements))
 
-    def all_of(transfer):
+    def all_of(transfer: Callable[[float], Transfer]) -> Transfer:
         return transfer(block).times(rank.blocks).plus(transfer(root - rank.end)).plus(transfer(rank.end))
 
-    def each(kind, by):
+    def each(kind: str, by: Callable[[float], Transfer]) -> dict[str, Transfer]:
         return {kind: by(block), f"root_{kind}": by(root - rank.end), f"end_{kind}": by(rank.end)}
 
     block, root, again = rank.block_elements, rank.root, layout.reshard_after_forward
@@ -262,7 +264,7 @@ def _data_transfers(run, rank):
     return gathers | scattered | {"gradients": once, "buckets": max(1, round(rank.blocks))}
 
 
-def _batch_norm(run, sizes):
+def _batch_norm(run: Run, sizes: Sizes) -> Transfer:
     """Statistics of all ranks' samples: two small collectives a norm, forward and backward."""
     layout = run.layout
     if layout.data_parallel == 1 or not (sizes.norms and layout.sync_batch_norm):
@@ -271,7 +273,7 @@ def _batch_norm(run, sizes):
     return all_reduce(layout, axis, 4 * sizes.statistics / sizes.norms).times(2 * sizes.norms)
 
 
-def _sends(run, rank):
+def _sends(run: Run, rank: Any) -> Transfer:
     """The residual stream to the next stage and its gradient back, for a micro-batch."""
     layout = run.layout
     if layout.pp == 1:
@@ -280,7 +282,7 @@ def _sends(run, rank):
     return _on(link_of(layout, "pp"), borders * rank.boundary, borders)
 
 
-def half_ring(layout, axis, size):
+def half_ring(layout: Layout, axis: str, size: float) -> Transfer:
     """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis.
 
     Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
@@ -297,7 +299,7 @@ def half_ring(layout, axis, size):
     return Transfer(0.0, float(ranks - nodes), sent / within, float(nodes - 1))
 
 
-def all_reduce(layout, axis, size):
+def all_reduce(layout: Layout, axis: str, size: float) -> Transfer:
     """An all-reduce of `size` bytes over an axis: in rings, with as few messages between nodes as a tree takes."""
     ring, nodes = half_ring(layout, axis, size).times(2), getattr(layout, axis) // _within_node(layout, axis)
     if nodes == 1:
@@ -306,15 +308,15 @@ def all_reduce(layout, axis, size):
     return ring._replace(network_messages=steps, node_messages=2 * (_within_node(layout, axis) - 1))
 
 
-def _within_node(layout, axis):
+def _within_node(layout: Layout, axis: str) -> int:
     """Ranks of an axis that one node holds."""
     return max(1, min(getattr(layout, axis), layout.processes_per_node // layout.neighbour_distance(axis)))
 
 
-def _on(link, size, messages):
+def _on(link: str, size: float, messages: float) -> Transfer:
     return Transfer(size, messages) if link == "node" else Transfer(0.0, 0.0, size, messages)
 
 
-def link_of(layout, axis):
+def link_of(layout: Layout, axis: str) -> str:
     """Which link an axis's slowest neighbours share."""
     return "node" if layout.neighbour_distance(axis) * getattr(layout, axis) <= layout.processes_per_node else "network"
