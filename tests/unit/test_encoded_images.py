@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from PIL import Image
 from parascale.data import drawing, jpeg
 from parascale.settings.formats import Images
 from tests.unit.image_sets import jpeg as make_jpeg
+
+SHARED = Path(__file__).parents[3] / "shared/cases"
 
 
 @settings(max_examples=25)
@@ -75,6 +79,77 @@ def test_damage_inside_a_jpeg_is_found_where_every_pixel_is_looked_at(options):
         assert jpeg.check(damaged, "header") == space
         with pytest.raises(jpeg.BadImage, match="cannot be decoded"):
             jpeg.check(damaged, "decode")
+
+
+def scans_of(data):
+    """Where the scans of a JPEG begin."""
+    return [match.start() for match in re.finditer(b"\xff\xda", data)]
+
+
+def with_segment(data, marker, content):
+    return data[:2] + b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content + data[2:]
+
+
+def with_adobe(data, transform):
+    """Without JFIF's segment, before which Adobe's would count for nothing."""
+    return with_segment(data[:2] + data[20:], 0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([transform]))
+
+
+PLAIN, PROGRESSIVE, RESTARTS = (
+    encoded("JPEG", **options) for options in ({}, {"progressive": True}, {"restart_marker_blocks": 8})
+)
+HARMLESS = {  # libjpeg's warning → (picture, the same without what it warns of)
+    "extraneous bytes before marker 0xd9": (PROGRESSIVE[:-2] + bytes(34) + jpeg.END, PROGRESSIVE),
+    "[0-9] extraneous bytes before marker 0xd9": (PLAIN[:-2] + b"text that somebody put there" + jpeg.END, PLAIN),
+    "unknown JFIF revision number 3.00": (PLAIN.replace(b"JFIF\0\1\1", b"JFIF\0\3\0"), PLAIN),
+    "Unknown Adobe color transform code 5": (with_adobe(PLAIN, 5), with_adobe(PLAIN, 1)),
+    "bad ICC marker": (with_segment(PLAIN, 0xE2, b"ICC_PROFILE\0\1\3x"), PLAIN),
+    "Invalid SOS parameters for sequential JPEG": (PLAIN.replace(b"\0\x3f\0", bytes(3), 1), PLAIN),
+}
+SCANS = scans_of(PROGRESSIVE)
+TABLE = PROGRESSIVE.rindex(b"\xff\xc4", 0, SCANS[2])
+RESTART = RESTARTS.index(b"\xff\xd3")
+DAMAGED = {
+    "premature end of data segment": PLAIN[:2000] + jpeg.END,
+    "bad Huffman code": PROGRESSIVE[: SCANS[0] + 60] + b"\xfe" * 40 + PROGRESSIVE[SCANS[0] + 100 :],
+    "extraneous bytes before marker 0xc4": PROGRESSIVE[:TABLE] + bytes(20) + PROGRESSIVE[TABLE:],
+    "extraneous bytes before marker 0xd3": RESTARTS[:RESTART] + bytes(20) + RESTARTS[RESTART:],
+    "found marker 0xd6 instead of RST3": RESTARTS[:RESTART] + b"\xff\xd6" + RESTARTS[RESTART + 2 :],
+    "Inconsistent progression sequence": PROGRESSIVE[: SCANS[1]] + PROGRESSIVE[SCANS[0] :],
+}
+
+
+@pytest.mark.parametrize("warning", HARMLESS)
+def test_a_warning_that_changes_no_pixel_is_no_damage_and_hides_none(warning):
+    picture, clean = HARMLESS[warning]
+    with pytest.raises(ValueError, match=warning):
+        pytest.importorskip("simplejpeg").decode_jpeg(picture, strict=True)
+    assert jpeg.check(picture, "decode") == "colour"
+    assert np.array_equal(jpeg.decode(picture), jpeg.decode(clean))
+    damaged = picture[:2000] + bytes(200) + picture[2200:]
+    with pytest.raises(jpeg.BadImage, match="cannot be decoded"):
+        jpeg.check(damaged, "decode")
+
+
+@pytest.mark.parametrize("warning", DAMAGED)
+def test_a_warning_of_lost_data_is_damage(warning):
+    with pytest.raises(jpeg.BadImage, match=warning):
+        jpeg.check(DAMAGED[warning], "decode")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared cases here")
+def test_pictures_from_outside_are_judged_by_their_pixels():
+    harmless = sorted((SHARED / "harmless-jpegs").iterdir())
+    found = {path.name: path.read_bytes() for path in (*harmless, *(SHARED / "damaged-jpegs").iterdir())}
+    bad = set()
+    for name, data in found.items():
+        try:
+            jpeg.check(data, "decode")
+        except jpeg.BadImage:
+            bad.add(name)
+    assert bad == {"half-with-end-mark.jpg", "zeros-inside.jpg"}
+    for one, other in (("clean", "stray-before-end"), ("progressive-clean", "progressive-stray")):
+        assert np.array_equal(*(jpeg.decode(found[f"{name}.jpg"]) for name in (one, other)))
 
 
 def test_damage_in_an_avif_is_found():

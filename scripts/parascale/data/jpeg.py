@@ -3,9 +3,13 @@
 The check walks a JPEG's markers (ITU-T T.81, annex B): microseconds, and it finds empty files, other files, cut-off tails.
 """
 
+import bisect
 import io
+import re
 import struct
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -13,7 +17,12 @@ from PIL import Image, UnidentifiedImageError
 START, END = b"\xff\xd8", b"\xff\xd9"
 START_OF_SCAN = 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the three are tables
+SEQUENTIAL = (0xC0, 0xC1)  # frames whose scans do not use the last three numbers of their headers
 SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
+# Of libjpeg's warnings five change no pixel: stray bytes behind the last scan, and those that `_without_harmless` prevents. Others are damage.
+STRAY = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+AHEAD = 16  # bytes that libjpeg reads ahead, and does not count as stray
+SCAN_HEADER = re.compile(rb"(\xff\xda\0(?:\x08\x01..|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...", re.DOTALL)
 
 
 # What Pillow raises for damaged images, for those so large that they may be an attack, and (NotImplementedError) for pixels of a
@@ -48,7 +57,7 @@ def check(data, depth="header"):
     return space
 
 
-def _decode_strictly(data):
+def _decode_strictly(data: bytes) -> None:
     """Decode an image for what its decoder says: of lost data inside a JPEG Pillow says nothing, libjpeg-turbo warns."""
     frame = frame_place(data)
     try:
@@ -58,11 +67,59 @@ def _decode_strictly(data):
     try:
         if frame is None or data[frame + 4] != 8 or data[frame + 9] not in (1, 3, 4):
             opened(data)
-        else:
-            Image.open(io.BytesIO(data)).close()  # is it too large?
-            simplejpeg.decode_jpeg(data, "CMYK" if data[frame + 9] == 4 else "RGB", strict=True)
+            return
+        Image.open(io.BytesIO(data)).close()  # is it too large?
+        decoder = partial(simplejpeg.decode_jpeg, colorspace="CMYK" if data[frame + 9] == 4 else "RGB")
+        sequential = data[frame + 1] in SEQUENTIAL
+        data = _without_harmless(data, sequential)
+        decoder(data, strict=True)
     except UNREADABLE as error:
-        raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
+        found = STRAY.search(str(error))
+        if not (found and _is_stray(decoder if sequential else None, data, int(found[1]))):
+            raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
+
+
+def _without_harmless(data: bytes, sequential: bool) -> bytes:
+    """A JPEG without application segments (unknown versions of JFIF, Adobe's colours, ICC) and numbers of scans that nothing uses.
+
+    libjpeg tells a picture's first warning alone, so one about these would hide damage behind it.
+    """
+    kept = [START]
+    for marker, place in _segments(data):
+        if marker == START_OF_SCAN:
+            kept.append(SCAN_HEADER.sub(rb"\g<1>\0?\0", data[place:]) if sequential else data[place:])
+        elif not 0xE0 <= marker <= 0xEF:
+            kept.append(data[place : place + 2 + (data[place + 2] << 8 | data[place + 3])])
+    return b"".join(kept)
+
+
+def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
+    """Whether some `count` bytes before the end mark are stray, and not left over by damage that lets a scan end early.
+
+    In front of stray ones the scan ends as it must, filled up with ones. decoder: None of a progressive JPEG, whose last bits may show in no
+    pixel: there all stray bytes are alike.
+    """
+
+    def is_whole(length):
+        try:
+            decoder(data[:length] + END, strict=True)
+        except ValueError as error:
+            return STRAY.search(str(error)) is not None
+        return True
+
+    end = data.rindex(END)
+    if decoder is None:
+        return len({*data[end - count : end]}) == 1
+    length = bisect.bisect_left(range(end), True, end - count - AHEAD, key=is_whole)
+    before, last = data[: length - 1], data[length - 1]
+    if last == 0xFF or before.endswith(b"\xff"):
+        return True
+    # With its last 0 as 1, which changes a picture that uses this bit.
+    other = bytes([last | last + 1]).replace(b"\xff", b"\xff\0")
+    try:
+        return not np.array_equal(*(decoder(before + byte + END, strict=False) for byte in (bytes([last]), other)))
+    except ValueError:
+        return True
 
 
 def decode(data):
