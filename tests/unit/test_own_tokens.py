@@ -222,7 +222,7 @@ def edit_index(place, value):
 @pytest.mark.parametrize(
     ("write", "damage", "message"),
     [
-        *((write, cut, r"a\.\w+: (has .* bytes, but .* after its header|no whole `\.npy`)") for write in FLAT),
+        *((write, cut, r"a\.\w+: (has .* bytes, but .* after its header|not a NumPy file)") for write in FLAT),
         (parquet, cut, "not a whole Parquet file"),
         (arrow, cut, "not a whole Arrow file"),
         (megatron, cut_index, r"a\.idx: no whole index of Megatron's \([0-9]+ bytes instead of [0-9]+\)"),
@@ -234,7 +234,8 @@ def edit_index(place, value):
         (nanogpt, lambda path: (path.parent / "index.json").write_text("{}"), r"a file of LitData\. Read are"),
         (numpy_wide, lambda path: np.save(path, np.ones(3)), r"holds float64, which are no tokens\. Read are"),
         (numpy_wide, lambda path: np.save(path, np.asfortranarray(np.ones((2, 3), int))), "one after the other"),
-        (numpy_wide, lambda path: np.save(path, np.array([{}]), allow_pickle=True), r"no whole `\.npy`"),
+        (numpy_wide, lambda path: np.save(path, np.array([{}]), allow_pickle=True), "not a NumPy file"),
+        (numpy_wide, lambda path: path.write_text("1 2 3"), "not a NumPy file(?!.*pickle)"),
         (
             nanogpt,
             lambda path: np.array([3, SIZE], np.uint16).tofile(path),

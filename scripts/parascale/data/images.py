@@ -7,13 +7,14 @@ below the root as the filesystem spells them, one after the other) and, for pack
 import hashlib
 import io
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image
 
-from parascale.data.jpeg import UNREADABLE
+from parascale.data.jpeg import UNREADABLE, BadImage, opened
 from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_split
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
@@ -84,30 +85,40 @@ def write_index(folder, root, classes, splits, notes):
             }
         write_json(target / MANIFEST, manifest)
         index = ImageIndex(target)
-        manifest["notes"] += filter(None, (_turned(index.split(split)) for split in splits))
+        manifest["notes"] += [note for split in splits for note in _unusual(index.split(split))]
         write_json(target / MANIFEST, manifest)
     return manifest
 
 
-def _turned(images):
-    """A note on the images of a split that a camera's orientation would turn or mirror; None if there are none."""
+def _unusual(images: "ImageSplit") -> Iterator[str]:
+    """Yield notes on the images of a split that a camera's orientation would turn or mirror, and on those of 16 bits that hold fewer."""
     looked_at = range(0, len(images), -(-len(images) // LOOKED_AT) or 1)
-    turned = sum(ordered_map(partial(_is_turned, images), looked_at, LOOKING_THREADS))
-    if turned:
-        return (
+    found = list(ordered_map(partial(_look_at, images), looked_at, LOOKING_THREADS))
+    if turned := sum(is_turned for is_turned, _ in found):
+        yield (
             f"{images.split}: {turned:,} of {len(looked_at):,} images looked at have an orientation in their EXIF. No decoder here applies "
             "it, nor does torchvision's: apply it to the files first if pictures should stand upright (`mogrify -auto-orient`)"
         )
+    wide = [brightest for _, brightest in found if brightest is not None]
+    if wide and max(wide) < 128:
+        yield (
+            f"{images.split}: {len(wide):,} of {len(looked_at):,} images looked at are PNGs of 16 bits that hold fewer. The upper 8 are kept, "
+            f"which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
+        )
 
 
-def _is_turned(images, i):
+def _look_at(images, i):
+    """(whether a camera's orientation would turn image `i`, the brightest of its upper 8 bits if it is a PNG of 16)."""
     try:
-        with Image.open(io.BytesIO(images.read(i, HEAD_BYTES))) as image:
+        data = images.read(i, HEAD_BYTES)
+        with Image.open(io.BytesIO(data)) as image:
             exif = Image.Exif()
             exif.load(image.info.get("exif"))  # `getexif` would decode a whole PNG
-            return exif.get(ExifTags.Base.Orientation) in range(2, 9)
-    except UNREADABLE:  # conversion lists it
-        return False
+        is_wide = data[12:16] == b"IHDR" and data[24] == 16
+        brightest = max(top for _, top in opened(images.read(i)).getextrema()) if is_wide else None
+        return exif.get(ExifTags.Base.Orientation) in range(2, 9), brightest
+    except (*UNREADABLE, BadImage):  # conversion lists it
+        return False, None
 
 
 class ImageIndex:

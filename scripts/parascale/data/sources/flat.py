@@ -59,12 +59,12 @@ def flat(path):
 
 def _of_numpy(path):
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")
         if not array.flags.c_contiguous:
             raise ValueError("its rows do not lie one after the other: write it with `np.ascontiguousarray`")
         return Flat(path, array.dtype, array.offset, array.size)
     except (ValueError, EOFError, AttributeError) as error:
-        raise DataError(f"{path}: no whole `.npy` of tokens ({error})") from None
+        raise DataError(f"{path}: not a NumPy file of tokens, or not a whole one ({error})") from None
 
 
 def _of_binary(path, size):
