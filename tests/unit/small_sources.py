@@ -150,6 +150,10 @@ def image_reading(tree):
         if not roots:
             files, roots = {("train", *path): data for path, data in files.items()}, {"train"}
         require_whole(roots)
+        files = {
+            tuple(path.split("/")): data
+            for path, data in without_copies({"/".join(path): files[path] for path in files}).items()
+        }
         images = (path for path in files if path[0] in roots and len(path) > 2)
         images = (path for path in images if path[-1].lower().endswith((".jpg", ".jpeg", ".png", ".webp")))
         found = [(split_of(path), path[1], files[path]) for path in images]
@@ -161,6 +165,12 @@ def image_reading(tree):
 
 def without_foreign(tree):
     return {path: data for path, data in tree.items() if not any(map(FOREIGN.fullmatch, path.split("/")))}
+
+
+def without_copies(tree):
+    """Without what is called as a copy of a path beside it and is the same, in those ways in which the tests call copies."""
+    original = {path: re.sub(r"(?<![^/])(copy of )+|(\.old|~)+(?=/|$)", "", path) for path in tree}
+    return {path: data for path, data in tree.items() if original[path] == path or tree.get(original[path]) != data}
 
 
 def shown(name):
@@ -207,8 +217,9 @@ def names_of(data):
     return names and tuple(names)
 
 
-def text_reading(tree, names=("text",)):
-    """[(split, texts …)], in the order of the paths."""
+def text_reading(tree, names=("text",), copies=False):
+    """[(split, texts …)], in the order of the paths. copies: whether they count."""
+    tree = tree if copies else without_copies(tree)
     words = {
         path: {word for word in re.split("[^a-z]+", path.lower()) if word in SPLITS} for path in without_foreign(tree)
     }
@@ -239,7 +250,7 @@ def text_reading(tree, names=("text",)):
 def hub_reading(tree):
     """As `datasets` has it: `data/…-00000-of-00002.…` comes before other names."""
     shards = {path for path in tree if re.fullmatch("data/[^/]*-[0-9]{5}-of-[0-9]{5}[^/]*[.][^/]*", path)}
-    return text_reading({path: data for path, data in tree.items() if path in shards or not shards})
+    return text_reading({path: data for path, data in tree.items() if path in shards or not shards}, copies=True)
 
 
 def pair_reading(tree):

@@ -1,6 +1,7 @@
 """Hidden and foreign names are never data: one rule for texts and images, folders, archives and tars, and a note counts them."""
 
 import re
+import shutil
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
     raw = download(source, tmp_path / "raw")
     texts = {split: list(raw.documents(split)) for split in raw.splits}
     assert texts == {"train": ["one", "two"], "validation": ["three"], "test": ["four"]}
-    assert re.match(r"\d+ hidden or foreign files or folders were left out: ", raw.notes[0])
+    assert re.match(r"\d+ hidden, foreign or copied files or folders were left out: ", raw.notes[0])
 
 
 def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path, monkeypatch):
@@ -80,7 +81,7 @@ def test_foreign_folders_are_no_classes_and_foreign_files_no_images(tmp_path):
         (root / path).write_bytes(make_jpeg())
     found = index_of(tmp_path / "raw", tmp_path / "index").manifest
     assert (found["splits"], found["classes"]) == (plain["splits"], ["cat", "dog"])
-    said = "train: 3 hidden or foreign files or folders were left out: .ipynb_checkpoints, train/cat/"
+    said = "train: 3 hidden, foreign or copied files or folders were left out: .ipynb_checkpoints, train/cat/"
     assert found["notes"][0].startswith(said)
 
 
@@ -93,4 +94,39 @@ def test_foreign_members_of_tars_are_no_images(tmp_path):
     manifest = index_of(tmp_path / "raw", tmp_path / "index").manifest
     assert manifest["classes"] == ["n01", "n02"]
     assert [facts["samples"] for facts in manifest["splits"].values()] == [6, 2]
-    assert manifest["notes"][0].startswith("4 hidden or foreign")
+    assert manifest["notes"][0].startswith("4 hidden, foreign")
+
+
+COPIES = [
+    "train (copy).txt", "train (another copy).txt", "train (1).txt", "train(2).txt", "train copy.txt", "train copy 2.txt",
+    "train - Copy.txt", "train - Kopie (2).txt", "Copy of train.txt", "train_backup.txt", "train.bak.txt", "train (copy)/train.txt",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("files", [{}, {"train": "**/*train*.txt"}])
+def test_a_copy_of_a_file_beside_it_is_left_out_and_counted(name, files, tmp_path):
+    """Other content, or no original beside it, makes it data."""
+    source = Source(kind="files", location=str(tmp_path / "in"), files=files)
+    found = {}
+    for content in ("one\n", "two\n", None):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        for path, text in ((name, content or "one\n"), ("train/train.txt" if "/" in name else "train.txt", "one\n")):
+            (tmp_path / "in" / path).parent.mkdir(exist_ok=True)
+            (tmp_path / "in" / path).write_text(text)
+        if content is None:
+            (tmp_path / "in" / path).unlink()
+        raw = download(source, tmp_path / f"raw-{content}")
+        found[content] = len(list(raw.documents("train"))), len(raw.notes)
+    assert found == {"one\n": (1, 1), "two\n": (2, 0), None: (1, 0)}
+
+
+def test_copies_of_images_are_left_out_and_those_of_classes_refused(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    plain = index_of(root, tmp_path / "plain").manifest
+    shutil.copy(root / "train/cat/0.jpg", root / "train/cat/0 (1).jpg")
+    found = index_of(root, tmp_path / "index").manifest
+    assert found["splits"] == plain["splits"] and "copied files or folders were left out" in found["notes"][0]
+    shutil.copytree(root / "train/cat", root / "train/cat - Copy")
+    with pytest.raises(DataError, match="cat - Copy: a class without images"):
+        index_of(root, tmp_path / "again")

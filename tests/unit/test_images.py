@@ -3,7 +3,10 @@
 import io
 import itertools
 import os
+import re
+import unicodedata
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -201,6 +204,29 @@ def test_images_that_a_camera_turned_are_counted(packed, tmp_path):
             (tmp_path / "raw/train" / label / name).write_bytes(data)
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
     assert [note[:51] for note in notes] == ["train: 6 of 10 images looked at have an orientation"]
+
+
+@pytest.mark.parametrize(("bits", "levels"), [(10, 4), (12, 16), (16, None)])
+def test_pngs_of_16_bits_that_hold_fewer_are_noted(bits, levels, tmp_path):
+    ramp = Image.fromarray(np.linspace(0, 2**bits - 1, 4096).astype(np.uint16).reshape(64, 64))
+    for name in ("train/a/0.png", "train/a/1.png", "train/b/0.png", "train/b/1.png"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        ramp.save(tmp_path / "raw" / name)
+    notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
+    said = f"train: 4 of 4 images looked at are PNGs of 16 bits .* {levels} of 256 levels"
+    assert (not notes) if levels is None else re.match(said, *notes)
+
+
+@pytest.mark.parametrize(("named", "there"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_table_finds_files_whose_names_compose_letters_otherwise(named, there, tmp_path):
+    names = ["é/ö.jpg", "é/ü.jpg"]
+    for name in names:
+        path = tmp_path / "raw" / unicodedata.normalize(there, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_jpeg())
+    write_table(tmp_path / "raw/train.csv", [unicodedata.normalize(named, name) for name in names], ["x", "y"])
+    train = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).split("train")
+    assert [train.read(i) for i in range(2)] == [make_jpeg()] * 2
 
 
 def test_splits_in_capitals_are_no_classes(tmp_path):

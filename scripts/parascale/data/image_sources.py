@@ -31,7 +31,14 @@ from parascale.data.imagenet import (
     kaggle_validation,
 )
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign, require_no_names_of_splits
+from parascale.data.named_files import (
+    SPLIT_NAMES,
+    as_spelled,
+    is_copy,
+    is_foreign,
+    note_foreign,
+    require_no_names_of_splits,
+)
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
@@ -192,7 +199,7 @@ def hold_out(root, splits, settings, notes):
 
 
 def _scan_class(root, path):
-    """(names, lengths, number of other files, hidden or foreign ones) of the images anywhere below `root/path`, by name.
+    """(names, lengths, number of other files, hidden, foreign or copied ones) of the images anywhere below `root/path`, by name.
 
     An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
     """
@@ -205,7 +212,7 @@ def _scan_class(root, path):
         _require_no_splits(folder, folders, files)
         below = os.path.relpath(folder, root)
         hidden = {name for name in folders if is_foreign(os.fsdecode(name) + "/")}
-        hidden |= {name for name in files if is_foreign(os.fsdecode(name))}
+        hidden |= {name for name in files if is_foreign(os.fsdecode(name)) or is_copy(root, below + b"/" + name)}
         foreign += [_shown(below + b"/" + name) for name in sorted(hidden)]
         folders[:], files = ([name for name in listed if name not in hidden] for listed in (folders, files))
         images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
@@ -227,7 +234,8 @@ def scan_tables(tables, columns, root):
     numbers = {name: number for number, name in enumerate(classes)}
     splits = {}
     for split, part in rows.items():
-        names = [os.fsencode(path) for path, _ in part]
+        spelled = ordered_map(lambda path: as_spelled(root, path), (path for path, _ in part), SCAN_THREADS)
+        names = list(map(os.fsencode, spelled))
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
         gone = [path for (path, _), size in zip(part, sizes, strict=True) if size is None]
         if gone:

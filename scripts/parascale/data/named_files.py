@@ -1,10 +1,14 @@
 """Which files on this machine the settings of a source mean. Rules ask too, so this is quick to load."""
 
+import contextlib
+import filecmp
 import glob
 import itertools
 import json
 import os
 import re
+import unicodedata
+from collections.abc import Container
 
 from parascale.data.manifests import MANIFEST
 from parascale.errors import ConfigError, DataError, few
@@ -35,6 +39,12 @@ DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json
 FOREIGN = re.compile(
     r"(^|/)(\.[^/.][^/]*|__MACOSX|__pycache__|lost\+found|\$RECYCLE\.BIN|System Volume Information|@eaDir|Thumbs\.db|desktop\.ini)(/|$)"
     r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.(md|txt|rst|html|pdf|cff|bib))?$",
+    re.IGNORECASE,
+)
+# What programs make of the name of a file or folder that is copied: `train (copy).txt`, `train - Copy (2).txt`, `Copy of train.txt`.
+COPY = re.compile(
+    r"(?:^|(?<=/))(?:(?:Copy of|Kopie von) )+(?=[^/])"
+    r"|(?: ?\(\w[\w ]*\)| - \w+(?: \(\d+\))?|[ _.-](?:copy|backup|bak|old|orig)(?: ?\d+)?|~)(?=\.[^/]*$|/|$)",
     re.IGNORECASE,
 )
 BOUND = r"\d*|\d*(\.\d+)?%"
@@ -129,7 +139,7 @@ def _missing(source):
 def matches(folder, pattern):
     """The paths of the files that one path or glob means, one after the other, in no order."""
     path = expanded(pattern, "data.source.files")
-    literal = os.path.join(folder, path)
+    literal = os.path.join(folder, as_spelled(folder, path))
     if os.path.isfile(literal):
         return iter([literal])
     if (saved := saved_files(literal)) is not None:
@@ -195,19 +205,40 @@ def is_foreign(path):
     return FOREIGN.search(path) is not None
 
 
+def is_copy(folder: str | os.PathLike | bytes, path: str | bytes, beside: Container[str] | None = None) -> bool:
+    """Whether a file below a folder is called as a copy of another, and is the same to the byte. beside: paths that count as others."""
+    folder, path = os.fsdecode(folder), os.fsdecode(path)
+    original = COPY.sub("", path)
+    if original == path or (beside is not None and original not in beside):
+        return False
+    with contextlib.suppress(OSError):
+        return filecmp.cmp(os.path.join(folder, original), os.path.join(folder, path), shallow=False)
+    return False
+
+
+def as_spelled(folder: str | os.PathLike, path: str) -> str:
+    """A path below a folder with its letters composed as those of the file there: macOS composes them otherwise (NFD) than most (NFC)."""
+    forms = () if path.isascii() else (path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD")))
+    return next((each for each in forms if os.path.exists(os.path.join(folder, each))), path)
+
+
 def note_foreign(paths, notes, where=""):
     """Count in the notes what was left out."""
     if paths:
         shown = few(os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths)
-        notes.append(f"{where}{len(paths):,} hidden or foreign files or folders were left out: {shown}")
+        notes.append(f"{where}{len(paths):,} hidden, foreign or copied files or folders were left out: {shown}")
 
 
-def without_foreign(paths, notes, pattern=""):
-    """Those of the relative paths that are data. pattern: glob by which they were found; the names that it spells out are meant."""
-    spelled = set(pattern.split("/"))
+def without_foreign(paths, notes, pattern="", folder=None):
+    """Those of the relative paths that are data. pattern: glob by which they were found; the names that it spells out are meant.
+
+    folder: where they lie on this machine; without it, none is found to be a copy of another.
+    """
+    spelled, paths = set(pattern.split("/")), dict.fromkeys(paths)
     sorted_out = {True: [], False: []}
     for path in paths:
-        sorted_out[is_foreign("/".join(part for part in path.split("/") if part not in spelled))].append(path)
+        left_out = is_foreign("/".join(part for part in path.split("/") if part not in spelled))
+        sorted_out[left_out or (folder is not None and is_copy(folder, path, paths))].append(path)
     note_foreign(sorted_out[True], notes)
     return sorted_out[False]
 

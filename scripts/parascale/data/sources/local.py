@@ -62,7 +62,7 @@ def find_splits(files, folder, name, notes):
         _refuse_shared_rows(named)
         return named
     paths = sorted(path for path in folder.rglob("*") if readers.known_kind(path) and path.is_file() and _is_data(path))
-    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths], notes)
+    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths], notes, folder)
     return {
         split: [describe(folder / path, name(folder / path)) for path in found] for split, found in by_split.items()
     }
@@ -74,10 +74,13 @@ def _is_data(path):
     return saved is None or str(path) in saved
 
 
-def paths_by_split(paths, notes):
-    """Split → those of the relative paths that bear its name (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`)."""
+def paths_by_split(paths, notes, folder=None):
+    """Split → those of the relative paths that bear its name (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`).
+
+    folder: as of `without_foreign`.
+    """
     by_split = {}
-    for path in without_foreign(paths, notes):
+    for path in without_foreign(paths, notes, folder=folder):
         words = set(re.split(r"[^a-z]+", path.lower()))
         splits = {split: found for split, names in SPLIT_NAMES.items() if (found := words.intersection(names))}
         if len(splits) > 1:
@@ -95,7 +98,8 @@ def _entries(pattern, folder, name, notes):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
     path, first, last = sliced(pattern)
     found = {os.path.relpath(file, folder): Path(file) for file in sorted(matches(folder, path))}
-    paths = [found[name] for name in without_foreign(found, notes, expanded(path, "data.source.files"))]
+    meant = without_foreign(found, notes, expanded(path, "data.source.files"), folder)
+    paths = [found[name] for name in meant]
     if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"
