@@ -77,7 +77,7 @@ def test_explain_leaves_no_recording_behind(ends, tmp_path, monkeypatch):
         return SimpleNamespace(returncode=ends)
 
     monkeypatch.setattr(parity, "subprocess", SimpleNamespace(run=run))
-    monkeypatch.setattr(parity, "require_windows", lambda *_: None)
+    monkeypatch.setattr(parity, "require_fit", lambda *_: None)
     call("parity", "explain", "ddp", "--root", tmp_path)
     left = [path for path in (tmp_path / "work/explained").rglob("*") if path.is_file()]
     assert left == [of_another] and {*steps} == {"3"}

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data import text, tokenize
-from parascale.data.manifests import require_windows
 from parascale.data.sources import download
 from parascale.data.sources.raw import Raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.evaluation.task import open_task
 from parascale.files import write_json
+from parascale.plan.planner import require_windows
 from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
 from tests.command import call
@@ -246,17 +246,45 @@ def test_a_window_is_the_text_at_its_stride(window, stride, length):
         assert len(windows) == length - window
 
 
-@pytest.mark.parametrize("verb", [("data", "prepare", "--workload", "w"), ("train", "--run", "single")])
-def test_a_window_longer_than_a_split_is_refused_before_anything_trains(verb, tmp_path, capsys):
-    """Once when the text is prepared, and when training starts: the window may have been changed meanwhile."""
-    prepared(tmp_path / "results/data/w", train="a b c d e f g h", test="a b c")
-    model = "model: {dim: 8, heads: 2, layers: 1, hidden: 8}"
-    (tmp_path / "w.yaml").write_text(f"{model}\ntraining: {{window: 4, global_batch: 1, steps: 2}}\n")
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
+PREPARE, TRAINS = ("data", "prepare", "--workload", "w"), ("train", "--run", "single")
+SHORT = "`training.window` = 4 does not fit into the validation split of .*flat: it has 3 tokens"
+OF_EPOCHS = r"of 12 \(training.epochs = 2\)"  # the 12 tokens of train are 6 windows
+
+
+@pytest.mark.parametrize(
+    ("verb", "training", "profile", "said"),
+    [
+        (PREPARE, "{window: 4, global_batch: 1, steps: 2}", "-", f"error: workload `w`: {SHORT}"),
+        (TRAINS, "{window: 4, global_batch: 1, steps: 2}", "-", f"error: workload `w`: {SHORT}"),
+        (TRAINS, "{window: 2, global_batch: 1, epochs: 2}", "-", f"warmup_steps = 12 leaves no step {OF_EPOCHS}"),
+        (TRAINS, "{window: 2, global_batch: 1, epochs: 4}", "24-25", "`24-25` is outside of 24"),
+        (
+            ("plan", "--check"),
+            "{window: 2, global_batch: 1, epochs: 2}",
+            "-",
+            f"refused.*\n? .*run `single`: .*{OF_EPOCHS}",
+        ),
+        (
+            ("plan",),
+            "{window: 2, global_batch: 1, epochs: 4}",
+            "24-25",
+            "cannot start: run `single`: profile = `24-25`",
+        ),
+    ],
+)
+def test_what_the_data_does_not_allow_is_refused_before_anything_trains(
+    verb, training, profile, said, tmp_path, capsys
+):
+    """Once when the text is prepared, in plans, and when training starts: settings may have been changed meanwhile."""
+    prepared(tmp_path / "results/data/w", train="a b c d e f g h a b c", test="a b c")
+    model = "model: {dim: 8, heads: 2, layers: 1, hidden: 8}\noptim: {warmup_steps: 12}"
+    if "steps" in training:
+        model = model.replace("12", "1")
+    (tmp_path / "w.yaml").write_text(f"{model}\ntraining: {training}\n")
+    (tmp_path / "runs.tsv").write_text(f"run\tworkload\tprofile\nsingle\tw\t{profile}\n")
     project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
     call(*verb, *project)
-    named = "`training.window` = 4 does not fit into the validation split of .*flat: it has 3 tokens"
-    assert re.search(f"error: workload `w`: {named}", capsys.readouterr().err)
+    assert re.search(said, "".join(capsys.readouterr()))
 
 
 @pytest.mark.parametrize("task", ["summarisation", "classification"])

@@ -15,10 +15,9 @@ from parascale.cli import (
     with_project,
 )
 from parascale.commands.launch import LAUNCHER
-from parascale.data.manifests import require_windows
 from parascale.errors import ConfigError, DataError
 from parascale.files import make_folder, read_json, write_json
-from parascale.plan.planner import Planner
+from parascale.plan.planner import Planner, require_fit
 from parascale.train.job import job_of
 
 SCHEMA_VERSION = 1  # of a verdict
@@ -109,7 +108,7 @@ def explain(context, find, name, steps, every):
         )
     if reason := project.incomparable.get(name):
         raise ConfigError(f"run {name} is not comparable with {baseline.run}: {reason}")
-    require_windows(run.workload, project.paths.data_of(run))
+    require_fit(run, project.paths.data_of(run))
     verdict = folder / "verdict.json"
     steps = steps or min(FEW, (read_json(verdict).get("first_step_outside") if verdict.is_file() else None) or FEW)
     places = project.paths.under_way.absolute() / "explained"

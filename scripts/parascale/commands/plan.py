@@ -75,6 +75,8 @@ def describe(name, planner):
         )
     if predicted.unknown:
         lines.append(f"unknown: {predicted.unknown}")
+    if refusal := planner.refusal(name):
+        lines.append(f"cannot start: {refusal}")
     return "\n    ".join(lines)
 
 
@@ -140,7 +142,7 @@ def judge(names, planner):
     notes = [line for line in budget.warnings(expected) if line not in refused]
     if unpriced := sum(planner.prediction(name).wall_seconds is None for name in names):
         notes.append(f"{plural(unpriced, 'run')} without a price")
-    refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site)))
+    refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site, planner)))
     cost = tables.cost(expected).removeprefix("Cost: ")
     cost += f", beside {expected.spent:,.2f} spent before" if expected.spent else ""
     cost += "; `snakemake -n` adds parity runs and other jobs"

@@ -9,13 +9,12 @@ import click
 from parascale import numerics, slurm
 from parascale.cli import run_option, with_project
 from parascale.commands.store import trim
-from parascale.data.manifests import require_windows
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.launch.environment import of_allocator
 from parascale.launch.preflight import belong
 from parascale.plan import calibrate
-from parascale.plan.planner import Planner
+from parascale.plan.planner import Planner, require_fit
 from parascale.plan.predict import facts_of, predict
 from parascale.settings.paths import Paths
 from parascale.train.job import job_of, published
@@ -51,7 +50,7 @@ def train(project, name, kind):
     # Of several processes the first decides for all, once they have met: the store may change while they start.
     if started == 1 and published(job):
         return 0
-    require_windows(run.workload, job.data)
+    require_fit(run, job.data)
     if os.environ.get("RANK", "0") == "0" and (edited := numerics.warning()):
         print(f"warning: {edited}", file=sys.stderr, flush=True)
     if project.site.device == "cuda":

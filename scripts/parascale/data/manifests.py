@@ -34,20 +34,6 @@ def require_whole(path, facts, remedy, every_byte=False):
         raise DataError(f"{path} is damaged: its sha256 differs; {remedy}")
 
 
-def require_windows(workload, folder):
-    """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window."""
-    path = Path(folder) / MANIFEST
-    if workload.task != "language_model" or not path.is_file():
-        return
-    window = workload.training.window
-    for split, counts in read_json(path)["splits"].items():
-        if counts["tokens"] <= window:
-            raise DataError(
-                f"workload `{workload.name}`: `training.window` = {window:,} does not fit into the {split} split of {folder}: it has "
-                f"{counts['tokens']:,} tokens, and one more than the window is needed. Choose a shorter window, or more text"
-            )
-
-
 def require_split(folder, split, splits):
     """Raise DataError that names the `splits` of a folder unless `split` is one of them."""
     if split not in splits:

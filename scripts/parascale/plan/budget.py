@@ -116,7 +116,7 @@ def make_plan(
         jobs=tuple(priced),
         totals=totals,
         unknown=_grouped([job for job in priced if job.nodes and job.hours_expected is None], "note", "{1}: {0}"),
-        violations=violations(jobs, site),
+        violations=violations(jobs, site, planner),
         quota=quota_of(planner.project),
         cap=budget.core_hours,
         repeats_cap=budget.repeated_core_hours,
@@ -159,9 +159,11 @@ def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, 
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 
-def violations(jobs: Any, site: Site) -> tuple[str, ...]:
-    """Sentences on what PlannedJobs ask of a site that it never grants."""
-    return tuple(line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
+def violations(jobs: list, site: Site, planner: Planner) -> tuple[str, ...]:
+    """Sentences on what PlannedJobs ask of a site that it never grants, and on those that cannot train on their data."""
+    asked = (line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
+    misfits = (planner.refusal(job.wildcards["run"]) for job in jobs if job.kind == "run")
+    return (*asked, *filter(None, misfits))
 
 
 def _requests(jobs: Any) -> Iterator[tuple[Any, ...]]:

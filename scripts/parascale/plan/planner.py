@@ -2,15 +2,27 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, DataError, ParascaleError
 from parascale.families.sizes import model_sizes
+from parascale.files import read_json
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration
-from parascale.plan.predict import DataFacts, Prediction, data_facts, predict, time_limit, worst_seconds
+from parascale.plan.predict import (
+    MANIFEST,
+    DataFacts,
+    Prediction,
+    data_facts,
+    facts_of,
+    predict,
+    run_steps,
+    time_limit,
+    worst_seconds,
+)
 from parascale.plan.probes import probes
-from parascale.settings import Run, identity, strict
+from parascale.settings import Run, Workload, identity, strict
 from parascale.settings.project import Project
 from parascale.store.reasons import Reason, Reasons
 
@@ -85,6 +97,15 @@ class Planner:
         parity = self.project.config.parity
         return known[name].parity(parity.steps, parity.precision) if kind == "parity" else known[name]
 
+    def refusal(self, name: str) -> str:
+        """Why a run of the table cannot train on its data, as far as that is known; empty where nothing speaks against it."""
+        run = self.run(name)
+        try:
+            require_fit(run, self.project.paths.data_of(run), self.facts(run))
+        except ParascaleError as error:
+            return f"run `{name}`: {error}"
+        return ""
+
     def strategy(self, name: str | None) -> str | None:
         """The strategy of a run of the table or a probe; None for any other name, or none."""
         run = self.project.runs.get(name) or (self.probes.get(name) if name is not None else None)
@@ -142,6 +163,32 @@ class Planner:
             useful = predicted.flops_per_token * each.global_batch * targets
             found[words] = useful / predicted.step_seconds / each.layout.world_size / peak
         return found
+
+
+def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -> None:
+    """Raise ConfigError or DataError where a run cannot train on its data: the checks of settings that need a number of it.
+
+    folder: of the prepared data; while it is not there, what the workload expects counts. facts: of it, where they are known.
+    """
+    if run.workload.is_script:
+        return
+    require_windows(run.workload, folder)
+    if not run.workload.data.expected.approximate or (folder / MANIFEST).is_file():
+        run.check_steps(run_steps(run, facts or facts_of(folder, run)))
+
+
+def require_windows(workload: Workload, folder: Path) -> None:
+    """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window."""
+    path = Path(folder) / MANIFEST
+    if workload.task != "language_model" or not path.is_file():
+        return
+    window = workload.training.window
+    for split, counts in read_json(path)["splits"].items():
+        if counts["tokens"] <= window:
+            raise DataError(
+                f"workload `{workload.name}`: `training.window` = {window:,} does not fit into the {split} split of {folder}: it has "
+                f"{counts['tokens']:,} tokens, and one more than the window is needed. Choose a shorter window, or more text"
+            )
 
 
 def _with(run: Run, **switches: Any) -> Run:

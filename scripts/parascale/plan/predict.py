@@ -24,6 +24,7 @@ ROUNDED_MINUTES = 5
 RANGE, LIMIT = 1.2816, 1.6449
 IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
 VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
+MANIFEST = "manifest.json"  # of prepared data
 SEEN = ("train", "validation")  # splits whose size a plan needs
 
 
@@ -307,7 +308,7 @@ def facts_of(folder: Path | None, run: Run) -> DataFacts:
     data, workload = run.workload.data, run.workload
     if workload.is_script:
         return DataFacts(None)
-    manifest = folder / "manifest.json" if folder else None
+    manifest = folder / MANIFEST if folder else None
     if manifest is None or not manifest.is_file():
         samples, tokens = data.expected.train_samples, data.expected_tokens
         train = workload.windows_in(tokens) or samples

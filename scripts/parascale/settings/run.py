@@ -157,8 +157,7 @@ class Run:
             raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
         if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ConfigError(f"profile = `{self.profile}` ends before it begins")
-        if self.profile is not None and training.steps is not None and self.profile_steps[1] > training.steps:
-            raise ConfigError(f"profile = `{self.profile}` is outside of training.steps = {training.steps}")
+        self.check_steps(training.steps)
         parts, cut = self.parts, "dp × fsdp × micro_batches × accumulate"
         if self.global_batch < parts:
             raise ConfigError(f"global_batch = {self.global_batch} is less than {cut} = {parts}")
@@ -169,14 +168,23 @@ class Run:
         self.workload.model.check(self)
         self._check_engine()
 
+    def check_steps(self, steps: int | None) -> None:
+        """Raise ConfigError for settings that need more optimizer steps than the training has. steps: None: not known before its data."""
+        training, warmup = self.workload.training, self.workload.optim.warmup_steps
+        if steps is None or self.workload.is_script:
+            return
+        made = f"training.steps = {steps}" if training.steps else f"{steps} (training.epochs = {training.epochs:g})"
+        if warmup >= steps:
+            raise ConfigError(f"optim.warmup_steps = {warmup} leaves no step of {made}")
+        if self.profile is not None and self.profile_steps[1] > steps:
+            raise ConfigError(f"profile = `{self.profile}` is outside of {made}")
+
     def _check_optim(self):
-        optim, steps = self.workload.optim, self.workload.training.steps
+        optim = self.workload.optim
         if optim.schedule == "one_cycle" and optim.warmup_steps:
             raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
             raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
-        if steps is not None and optim.warmup_steps >= steps:
-            raise ConfigError(f"optim.warmup_steps = {optim.warmup_steps} leaves no step of training.steps = {steps}")
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
             raise ConfigError(f"optim.betas = {optim.betas} must be two numbers from 0 to below 1")
         if not 0 <= optim.usual_momentum < 1:

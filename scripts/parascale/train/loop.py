@@ -54,6 +54,7 @@ def train(job, make_steps=None):
         samples = task.splits["train"]
         sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
         steps = run.optimizer_steps(len(samples))
+        run.check_steps(steps)
 
         # --- model
         build = partial(build_model, run.workload.model, task.outputs, *run.workload.sizes)
