@@ -23,7 +23,7 @@ from parascale.errors import PERMANENT_FAILURE, ConfigError, ParascaleError
 from parascale.files import FULL, REMEDY
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
-from parascale.settings.yaml_files import merged
+from parascale.settings.yaml_files import loaded, merged
 
 TIMEOUT = f"{__name__}.timeout_seconds"  # of the project that a verb has opened, in click's `meta`
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
@@ -205,7 +205,7 @@ class Override(click.ParamType):
             file = "; --configfile names a file" if value.endswith((".yaml", ".yml", ".json")) else ""
             self.fail(f"`{value}` is not of the form KEY=VALUE{file}")
         try:
-            return key, yaml.safe_load(text)
+            return key, loaded(text)
         except yaml.YAMLError as error:
             self.fail(f"the value of `{key}` is not valid YAML: {error}")
 

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
+from parascale.cli import Override
 from parascale.errors import ConfigError
 from parascale.plan.probes import probes
 from parascale.settings import Layout, Model, Site, identity, load_project, load_workload, make
@@ -312,6 +314,8 @@ def test_images_are_data_of_classifications_trained_or_only_measured(project):
         (b"model:\n  dim: 1\n  dim: 2", "key `dim` appears twice"),
         (b"title: \xff", "w.yaml: not UTF-8 text"),
         (b"files: {train: a.txt[:90%]}", r"line 1, column 21: .*; text that holds `\[` needs single quotes"),
+        (b"training: {steps: 0100}", "line 1, column 19: not valid YAML: `0100` is octal for 64"),
+        (b"title: -0_17", "`-0_17` is octal for -15: .*text in quotes"),
         (b"precision: fp64", "line 1, column 1: unknown key `precision`: it is a column of the run table"),
         (b"just text", "w.yaml: must be a mapping of keys"),
         (b"", "w.yaml: sets nothing: give at least `training"),
@@ -348,3 +352,17 @@ def test_what_snakemake_leaves_as_text_is_what_yaml_reads(text, tmp_path):
     given = parse_config([f"key={text}"])
     assert typed(given, [file]) == {"key": yaml.safe_load(text)}
     assert typed({"key": {"label": "12", "more": "12"}}, [file]) == {"key": {"label": "12", "more": 12}}
+
+
+def test_a_number_with_leading_zeros_is_taken_as_written_or_refused(tmp_path, project):
+    """YAML reads 0100 as 64. Snakemake's top level and a run table read 100."""
+    (file := tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match="`0100` is octal for 64"):
+        typed(parse_config(["key={steps: 0100}"]), [file])
+    with pytest.raises(click.BadParameter, match="`0100` is octal for 64"):
+        Override().convert("key={steps: 0100}", None, None)
+    assert typed(parse_config(["key=0100"]), [file]) == {"key": 100}
+    assert project("run workload seed\na small 0100\n").runs["a"].seed == 100
+    assert Override().convert("key={a: 0x10, b: 0, c: 0.5, d: '007', e: 089}", None, None)[1] == {
+        "a": 16, "b": 0, "c": 0.5, "d": "007", "e": "089",
+    }  # fmt: skip

@@ -20,7 +20,15 @@ from parascale.settings.paths import DEFAULTED
 def plain_value(text):
     """What YAML reads where a text stands without quotes: a number, truth value, or that text."""
     tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
-    return yaml.safe_load(text) if tag.rpartition(":")[2] in ("int", "float", "bool") else text
+    try:
+        return loaded(text) if tag.rpartition(":")[2] in ("int", "float", "bool") else text
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(error.problem) from None
+
+
+def loaded(text: str) -> object:
+    """What a YAML text stands for, read as strictly as files are. Raises yaml.YAMLError."""
+    return yaml.load(text, _StrictLoader)
 
 
 class Places:
@@ -136,8 +144,11 @@ def _relative(value, folder, of_class):
 
 
 def _number(loader, node):
-    """A number. `24:00:00`, of which plain YAML quietly makes 86400, stays text."""
+    """A number. `24:00:00`, of which plain YAML quietly makes 86400, stays text, and `0100`, of which it makes 64, is refused."""
     plain = yaml.SafeLoader.yaml_constructors[node.tag]
+    if re.fullmatch(r"[-+]?0[0-7_]+", node.value):
+        said = f"`{node.value}` is octal for {plain(loader, node)}: write a number without leading zeros, and text in quotes"
+        raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
     return loader.construct_scalar(node) if ":" in node.value else plain(loader, node)
 
 
