@@ -6,12 +6,15 @@ import os
 import stat
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError, RequirementError
 from parascale.settings import Source
+from tests.unit.image_sets import index_of
+from tests.unit.image_sets import jpeg as make_jpeg
 
 TEXT = b"".join(b"line %d of some text\n" % number for number in range(200_000))  # several blocks of a transfer
 BREAK = 24 * transfer.BLOCK_BYTES
@@ -221,6 +224,32 @@ def test_folders_of_a_zip_from_windows_are_folders(site, tmp_path):
     raw = download(source_of(site, "/a.zip", split=None), tmp_path / "raw")
     assert {split: list(raw.documents(split)) for split in raw.splits}["validation"] == ["three"]
     assert (tmp_path / "raw/set/valid.txt").read_bytes() == b"three\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp932"])
+@pytest.mark.parametrize("form", ["texts", "images"])
+def test_names_in_a_zip_that_say_no_encoding_are_utf_8_or_refused(encoding, form, site, tmp_path):
+    spelled = {sign * len("表".encode(encoding)): name for sign, name in (("@", "表"), ("#", "犬"))}
+    ending, content = ("txt", b"one\n") if form == "texts" else ("jpg", make_jpeg())
+    names = [f"{split}/{folder}/0.{ending}" for split in ("train", "val", "test") for folder in spelled]
+    archive = zip_of(dict.fromkeys(names, content))
+    for folder, name in spelled.items():
+        archive = archive.replace(f"/{folder}/".encode(), f"/{name}/".encode(encoding))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.zip").write_bytes(archive)
+    site.files["/a.zip"] = archive
+
+    def found():
+        if form == "images":
+            return index_of(tmp_path / "in", tmp_path / "index").classes
+        raw = download(source_of(site, "/a.zip", split=None), tmp_path / "raw")
+        return [Path(entry["path"]).parent.name for entry in raw.files("train")]
+
+    if encoding == "utf-8":
+        assert sorted(found()) == ["犬", "表"]
+    else:
+        with pytest.raises(DataError, match="an encoding that it does not say, such as Shift-JIS"):
+            found()
 
 
 GOOD = {"url": "http://host/a.txt", "sha256": "0" * 64, "split": "train"}

@@ -15,6 +15,7 @@ import pyarrow as pa
 from parascale.data import imagenet
 from parascale.data.imagenet import opened_tar, tar_members
 from parascale.data.named_files import SPLIT_NAMES, is_foreign, require_no_names_of_splits
+from parascale.data.sources.archives import opened_zip
 from parascale.data.sources.tables import Table
 from parascale.errors import DataError
 
@@ -79,7 +80,7 @@ class ZipSamples(Samples):
     form = "zip"
 
     def _samples(self, images):
-        with zipfile.ZipFile(self.path) as bundle:
+        with opened_zip(self.path, self.name) as bundle:
             for name in sorted(bundle.namelist()):
                 split, label = _place(name)
                 if label and split == self.part:
@@ -123,7 +124,7 @@ def parts_of(path):
             with h5py.File(path) as file:
                 found = [name for name, group in file.items() if isinstance(group, h5py.Group) and "images" in group]
             return {name: Hdf5Samples(path, name) for name in found}
-        with zipfile.ZipFile(path) as bundle:
+        with opened_zip(path, path) as bundle:
             placed = {name: _place(name) for name in bundle.namelist()}
         beside = defaultdict(dict)  # folder → those in it, where no folder is called as a split is
         for name in (name for name, (split, label) in placed.items() if label and not split):

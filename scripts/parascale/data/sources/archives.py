@@ -1,5 +1,6 @@
 """Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
 
+import os
 import stat
 import tarfile
 import zipfile
@@ -68,8 +69,19 @@ def require_end(tar, name):
         raise DataError(f"{name}: the tar file ends early, or is damaged at byte {tar.offset:,}; fetch it again")
 
 
+def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
+    """A zip to read. Names that say no encoding are UTF-8; DataError for others, as from old Japanese or Western programs: nothing tells which."""
+    try:
+        return zipfile.ZipFile(path, metadata_encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}: the names in it are in an encoding that it does not say, such as Shift-JIS ({error.object!r}). Unpack it yourself "
+            "(`unzip -O cp932`), and set `data.source.location`"
+        ) from None
+
+
 def _unpack_zip(archive, name, folder):
-    with zipfile.ZipFile(archive) as bundle:
+    with opened_zip(archive, name) as bundle:
         _refuse_overlap(bundle, name)
         for entry in bundle.infolist():
             entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
