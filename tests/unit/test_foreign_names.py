@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import unicodedata
 
 import pytest
 
@@ -130,3 +131,10 @@ def test_copies_of_images_are_left_out_and_those_of_classes_refused(tmp_path):
     shutil.copytree(root / "train/cat", root / "train/cat - Copy")
     with pytest.raises(DataError, match="cat - Copy: a class without images"):
         index_of(root, tmp_path / "again")
+
+
+@pytest.mark.parametrize(("named", "there"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_settings_find_files_whose_names_compose_letters_otherwise(named, there, tmp_path):
+    (tmp_path / unicodedata.normalize(there, "é.txt")).write_text("one\n")
+    source = Source(kind="files", location=str(tmp_path), files={"train": unicodedata.normalize(named, "é.txt")})
+    assert list(download(source, tmp_path / "raw").documents("train")) == ["one"]

@@ -213,7 +213,7 @@ def test_pngs_of_16_bits_that_hold_fewer_are_noted(bits, levels, tmp_path):
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         ramp.save(tmp_path / "raw" / name)
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
-    said = f"train: 4 of 4 images looked at are PNGs of 16 bits .* {levels} of 256 levels"
+    said = f"train: 4 of 4 images looked into are PNGs of 16 bits .* {levels} of 256 levels"
     assert (not notes) if levels is None else re.match(said, *notes)
 
 

@@ -293,6 +293,13 @@ def test_only_language_models_have_windows(task, tmp_path):
     require_windows(make(Workload, name="x", task=task), tmp_path)
 
 
+def test_a_training_checks_its_steps_when_it_has_opened_its_data(tmp_path, capsys, monkeypatch):
+    """Before, their number may be a bound: pairs with too long a summary are still to be left out."""
+    monkeypatch.setattr("parascale.commands.train.require_fit", lambda *_: None)
+    case = (TRAINS, "{window: 2, global_batch: 1, epochs: 2}", "-", f"warmup_steps = 12 leaves no step {OF_EPOCHS}")
+    test_what_the_data_does_not_allow_is_refused_before_anything_trains(*case, tmp_path, capsys)
+
+
 def test_windows_outside_are_refused_and_none_is_fine():
     windows = Windows(np.arange(20), 4)
     assert windows.batch([])[0].shape == (0, 4)

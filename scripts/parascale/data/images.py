@@ -7,7 +7,6 @@ below the root as the filesystem spells them, one after the other) and, for pack
 import hashlib
 import io
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +32,7 @@ IMAGE = np.dtype(
 
 HEAD_BYTES = 1 << 16  # of an image, in which its EXIF is looked for: it comes first, and is no longer
 LOOKED_AT = 10_000  # images of a split whose EXIF is looked up: each is a request to the filesystem's servers
+LOOKED_INTO = 200  # images of a split of which every pixel is looked at, if they are PNGs of 16 bits
 LOOKING_THREADS = 32
 
 
@@ -85,40 +85,52 @@ def write_index(folder, root, classes, splits, notes):
             }
         write_json(target / MANIFEST, manifest)
         index = ImageIndex(target)
-        manifest["notes"] += [note for split in splits for note in _unusual(index.split(split))]
+        manifest["notes"] += filter(None, (look(index.split(split)) for split in splits for look in (_turned, _narrow)))
         write_json(target / MANIFEST, manifest)
     return manifest
 
 
-def _unusual(images: "ImageSplit") -> Iterator[str]:
-    """Yield notes on the images of a split that a camera's orientation would turn or mirror, and on those of 16 bits that hold fewer."""
+def _turned(images):
+    """A note on the images of a split that a camera's orientation would turn or mirror; None if there are none."""
     looked_at = range(0, len(images), -(-len(images) // LOOKED_AT) or 1)
-    found = list(ordered_map(partial(_look_at, images), looked_at, LOOKING_THREADS))
-    if turned := sum(is_turned for is_turned, _ in found):
-        yield (
+    turned = sum(ordered_map(partial(_is_turned, images), looked_at, LOOKING_THREADS))
+    if turned:
+        return (
             f"{images.split}: {turned:,} of {len(looked_at):,} images looked at have an orientation in their EXIF. No decoder here applies "
             "it, nor does torchvision's: apply it to the files first if pictures should stand upright (`mogrify -auto-orient`)"
         )
-    wide = [brightest for _, brightest in found if brightest is not None]
+
+
+def _is_turned(images, i):
+    try:
+        with Image.open(io.BytesIO(images.read(i, HEAD_BYTES))) as image:
+            exif = Image.Exif()
+            exif.load(image.info.get("exif"))  # `getexif` would decode a whole PNG
+            return exif.get(ExifTags.Base.Orientation) in range(2, 9)
+    except UNREADABLE:  # conversion lists it
+        return False
+
+
+def _narrow(images: "ImageSplit") -> str | None:
+    """A note on PNGs of 16 bits in a split that hold fewer; None if there are none."""
+    looked_into = range(0, len(images), -(-len(images) // LOOKED_INTO) or 1)
+    found = ordered_map(partial(_brightest, images), looked_into, LOOKING_THREADS)
+    wide = [brightest for brightest in found if brightest is not None]
     if wide and max(wide) < 128:
-        yield (
-            f"{images.split}: {len(wide):,} of {len(looked_at):,} images looked at are PNGs of 16 bits that hold fewer. The upper 8 are kept, "
-            f"which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
+        return (
+            f"{images.split}: {len(wide):,} of {len(looked_into):,} images looked into are PNGs of 16 bits that hold fewer. The upper 8 are "
+            f"kept, which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
         )
 
 
-def _look_at(images, i):
-    """(whether a camera's orientation would turn image `i`, the brightest of its upper 8 bits if it is a PNG of 16)."""
+def _brightest(images, i):
+    """The largest of the upper 8 bits in image `i` if that is a PNG of 16, else None."""
     try:
-        data = images.read(i, HEAD_BYTES)
-        with Image.open(io.BytesIO(data)) as image:
-            exif = Image.Exif()
-            exif.load(image.info.get("exif"))  # `getexif` would decode a whole PNG
-        is_wide = data[12:16] == b"IHDR" and data[24] == 16
-        brightest = max(top for _, top in opened(images.read(i)).getextrema()) if is_wide else None
-        return exif.get(ExifTags.Base.Orientation) in range(2, 9), brightest
+        head = images.read(i, 25)
+        is_wide = head[12:16] == b"IHDR" and head[24] == 16
+        return max(top for _, top in opened(images.read(i)).getextrema()) if is_wide else None
     except (*UNREADABLE, BadImage):  # conversion lists it
-        return False, None
+        return None
 
 
 class ImageIndex:
