@@ -261,9 +261,9 @@ def edit_index(place, value):
         (
             nanogpt,
             lambda path: nanogpt(path, np.uint32),
-            r"a\.bin: looks like numbers of 4 or 8 bytes without a header",
+            r"a\.bin: looks like numbers of 4 or 8 bytes, not nanoGPT",
         ),
-        (nanogpt, lambda path: nanogpt(path, np.int64), r"a\.bin: looks like numbers of 4 or 8 bytes without a header"),
+        (nanogpt, lambda path: nanogpt(path, np.int64), r"a\.bin: looks like numbers of 4 or 8 bytes, not nanoGPT"),
     ],
 )
 def test_what_is_damaged_or_of_another_kind_is_named(write, damage, message, tmp_path):

@@ -5,14 +5,18 @@ nanoGPT's `.bin` is uint16 alone. llm.c's begins with 256 int32: magic, version,
 """
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 
+from parascale.data.sources.tables import require_form
 from parascale.errors import DataError
 
 BLOCK_TOKENS = 1 << 22
-LOOKED_AT = 1 << 20  # numbers of a `.bin` by which its width is told
+LOOKED_AT = 1 << 20  # numbers of a `.bin` by which its form is told
+FEWEST = 512  # fewer tell nothing
+HEAD = 32  # numbers of 2 bytes in which another tool's header would begin
 HEADER_BYTES = 1024  # of llm.c
 HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic → version, type: of GPT-2, of Llama 3
 INDEX_MAGIC, INDEX_BYTES = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little"), 34
@@ -77,13 +81,35 @@ def _of_binary(path, size):
         other = "LitData"
     if other:
         raise DataError(f"{path}: a file of {other}. Read are {READ}")
-    head = np.fromfile(path, "<u2", LOOKED_AT)
-    if len(head) >= 64 and head[::2].max() >= 16 > head[1::2].max():  # the upper halves of wider numbers
+    require_form(path)
+    if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
         raise DataError(
-            f"{path}: looks like numbers of 4 or 8 bytes without a header or `.idx`, not nanoGPT's uint16: put Megatron's `.idx` beside it, "
-            "or save it as `.npy`"
+            f"{path}: looks like {why}, not nanoGPT's uint16 alone. Read are {READ}. Write its tokens as `.npy`: "
+            "`numpy.save(NEW, numpy.memmap(OLD, TYPE, 'r', BYTES_OF_HEADER))`"
         )
     return Flat(path, np.dtype("<u2"), 0, size // 2)
+
+
+def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
+    """What a file of `size` bytes looks like by its first numbers, if not like tokens of 2 bytes from the first on."""
+    if len(words) < FEWEST:
+        return None
+    head, rest = words[:HEAD], words[HEAD:]
+    for limit in (1, 16):  # upper halves are 0; of vocabularies beyond 65,536 small; 65,535 below zero
+        for numbers in (rest, rest.byteswap()):
+            wide = (numbers >= limit) & (numbers < 0xFFFF)
+            few, many = sorted(map(np.count_nonzero, (wide[::2], wide[1::2])))
+            if many >= 20 and few <= many / 50:
+                return "numbers of 4 or 8 bytes"
+    # Fields of a header leave zeros, which tokens hardly have so close by chance. It may count the tokens and begin with a name.
+    zeros = int(np.count_nonzero(head == 0))
+    chance = math.comb(HEAD, zeros) * np.mean(np.append(rest, 0) == 0) ** zeros
+    fields = head[:-1].astype(np.int64) + (head[1:].astype(np.int64) << 16)
+    ends = [*range(4, 2 * HEAD + 1, 2), 128, 256, 512, 1024]
+    counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
+    chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)
+    chance *= 1e-3 if head[:2].tobytes().replace(b"_", b"a").isalnum() else 1
+    return "numbers behind another tool's header" if chance < 1e-5 else None
 
 
 def _of_megatron(path, index):
