@@ -3,14 +3,21 @@
 import struct
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from parascale.data.own_tokens import prepare_tokens
 from parascale.data.sources.flat import flat
 from parascale.errors import DataError
+from parascale.settings import SPLITS, Text
+from parascale.settings.data import ExpectedText
 from tests.unit import test_own_tokens as tools
+from tests.unit.test_tokenizers import gpt2, saved
 
 CASE = Path(__file__).parents[3] / "shared" / "cases" / "tokens-behind-a-header"
 VOCABULARIES = (2, 16, 65, 257, 5000, 50257, 65536)
@@ -93,3 +100,49 @@ def test_a_file_of_another_kind_is_named(content, message, tmp_path):
 def test_the_known_case_is_refused(name):
     with pytest.raises(DataError, match="looks like numbers"):
         flat(CASE / name)
+
+
+@pytest.mark.parametrize(
+    ("beside", "mask", "read"),
+    [
+        ({"labels": [[5, 6], [7, 8]]}, None, [5, 6, 7, 8]),
+        ({"labels": [[5, 6], [7, -100]]}, [[1, 1], [1, 0]], [5, 6, 7]),  # of padding
+        ({"labels": [[5, 6], [-100, 8]]}, [[1, 1], [1, 0]], "labels"),
+        ({"labels": [[-100, 6], [7, 8]]}, None, "labels"),
+        ({"labels": [[6, 7], [8, 5]]}, None, "labels"),  # of the places behind
+        ({"labels": [[5], [7, 8]]}, None, "labels"),
+        ({"labels": [0, 1]}, None, [5, 6, 7, 8]),  # of texts
+        ({"loss_mask": [[1, 1], [1, 1]]}, None, [5, 6, 7, 8]),
+        ({"loss_mask": [[False, True], [True, True]]}, None, "loss_mask"),
+        ({"completion_mask": [[1, 1], [0, 1]]}, None, "completion_mask"),
+        ({"assistant_masks": [[0, 1], [0, 1]]}, None, "assistant_masks"),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "arrow", "saved"])
+def test_what_rows_leave_out_of_the_loss_is_not_trained_on(form, beside, mask, read, tmp_path):
+    table = datasets.Dataset.from_dict(
+        {"input_ids": [[5, 6], [7, 8]], **beside} | ({"attention_mask": mask} if mask else {})
+    )
+    if form == "saved":
+        table.save_to_disk(tmp_path / "a.saved")
+    elif form == "parquet":
+        table.to_parquet(tmp_path / "a.parquet")
+    else:
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.data.schema) as writer:
+            writer.write_table(table.data.table)
+    raw = tools.raw_of(tmp_path, {"train": f"a.{form}"})
+    if isinstance(read, list):
+        assert [number for entry in raw.files("train") for part in raw.tokens(entry) for number in part] == read
+    else:
+        with pytest.raises(DataError, match=f"`{read}` (leaves tokens out of the loss.*remove_columns|is not as long)"):
+            [list(raw.tokens(entry)) for entry in raw.files("train")]
+
+
+def test_texts_without_an_end_are_named(tmp_path, capsys):
+    tokenizer, beside, end = gpt2()
+    text = Text(tokenizer="pretrained", pretrained=str(saved(tmp_path / "model", tokenizer, beside)))
+    for number, rows in enumerate(([[5, 6], [7]], [[5, tokenizer.token_to_id(end)], [7]])):
+        pa.parquet.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+        raw = tools.raw_of(tmp_path, dict.fromkeys(SPLITS, "a.parquet"))
+        prepare_tokens(raw, text, ExpectedText(), tmp_path / f"flat{number}")
+        assert (f"none of 3 tokens is `{end}`" in capsys.readouterr().out) == (number == 0)

@@ -36,6 +36,11 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
                 documents += 0 if tokenizer.end is None else int(np.count_nonzero(block_N == tokenizer.end))
     if not tokens:
         raise DataError(f"{raw.folder}: the split `{split}` has no tokens")
+    if tokenizer.end is not None and not documents:
+        print(
+            f"{raw.folder}: no text of the split `{split}` ends: none of {tokens:,} tokens is `{tokenizer.vocabulary[tokenizer.end]}`, by which "
+            "`data.text.pretrained` ends texts. Unless that is meant, write it behind each text"
+        )
     counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
     if in_place is None:
         return counts

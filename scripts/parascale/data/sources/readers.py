@@ -31,6 +31,7 @@ WHOLE = (*TABLES, TOKENS)  # are not read in a compressed file
 BLOCK_BYTES = 1 << 20
 LARGEST_LIST = 2 << 30  # bytes of a file of JSON that is a list, which memory holds as a whole
 MASK = "attention_mask"  # column that is 1 where `input_ids` are tokens, and 0 where they are padding
+TARGETS = ("labels", "loss_mask", "completion_mask", "assistant_masks")  # columns that may leave tokens out of the loss
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -226,29 +227,34 @@ def _of_lists(kind):
 
 
 def token_rows(path, column, first=0, last=None):
-    """Yield the numbers of rows `first` … `last − 1` of a table, one list after the other, as arrays. Raises DataError for what is no number.
-
-    Of padded rows, which have a column `attention_mask`, only the numbers whose mask is 1.
+    """Yield the numbers of rows `first` … `last − 1` of a table, one list after the other, as arrays. Raises DataError for what is no number,
+    and for rows that leave tokens out of the loss (TARGETS). Of padded rows, which have a column `attention_mask`, only the numbers
+    whose mask is 1.
     """
     schema = open_table(path).schema_arrow
     require_columns(path, schema.names, [column], "input_ids")
-    columns = [column, MASK] if MASK in schema.names and _of_lists(schema.field(MASK).type) else [column]
+    beside = [each for each in (MASK, *TARGETS) if each in schema.names and _of_lists(schema.field(each).type)]
+    beside = [each for each in beside if each != column]
     number = 0
-    for batch in _part(path, batches_of(path, columns), 0, None):
+    for batch in _part(path, batches_of(path, [column, *beside]), 0, None):
         some = batch.slice(max(0, first - number), None if last is None else max(0, last - max(first, number)))
-        number += batch.num_rows
+        where = f"{path}, before row {(number := number + batch.num_rows):,}"
         rows = some.column(column)
         numbers = rows.flatten()
         if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
-            raise DataError(
-                f"{path}, before row {number:,}: `{column}` lacks numbers, or holds {numbers.type}: no tokens"
-            )
-        if MASK in columns:
-            kept = some.column(MASK)
-            lengths = [pyarrow.compute.list_value_length(each).cast("int64") for each in (kept, rows)]
-            if not lengths[0].equals(lengths[1]) or kept.flatten().null_count:
+            raise DataError(f"{where}: `{column}` lacks numbers, or holds {numbers.type}: no tokens")
+        values = {each: some.column(each).flatten() for each in beside}
+        for each in beside:
+            lengths = [pyarrow.compute.list_value_length(lists).cast("int64") for lists in (some.column(each), rows)]
+            if not lengths[0].equals(lengths[1]) or values[each].null_count:
+                raise DataError(f"{where}: `{each}` is not as long as `{column}`, or lacks numbers")
+        kept = values.pop(MASK, pyarrow.repeat(1, len(numbers))).cast("bool")
+        numbers = numbers.filter(kept)
+        for each, found in values.items():
+            told = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
+            if not found.filter(kept).cast("int64").equals(told):
                 raise DataError(
-                    f"{path}, before row {number:,}: `{MASK}` is not as long as `{column}`, or lacks numbers"
+                    f"{where}: `{each}` leaves tokens out of the loss, or asks for others, which is not done here: to train on every token "
+                    f"of `{column}`, write the rows without it (`remove_columns({each!r})` of `datasets`)"
                 )
-            numbers = numbers.filter(kept.flatten().cast("bool"))
         yield numbers.to_numpy()
