@@ -159,7 +159,7 @@ def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, 
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 
-def violations(jobs: list, site: Site, planner: Planner) -> tuple[str, ...]:
+def violations(jobs: Iterable[PlannedJob], site: Site, planner: Planner) -> tuple[str, ...]:
     """Sentences on what PlannedJobs ask of a site that it never grants, and on those that cannot train on their data."""
     asked = (line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
     misfits = (planner.refusal(job.wildcards["run"]) for job in jobs if job.kind == "run")

@@ -22,7 +22,7 @@ from parascale.plan.predict import (
     worst_seconds,
 )
 from parascale.plan.probes import probes
-from parascale.settings import Run, Workload, identity, strict
+from parascale.settings import Run, identity, strict
 from parascale.settings.project import Project
 from parascale.store.reasons import Reason, Reasons
 
@@ -177,7 +177,7 @@ def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -
         run.check_steps(run_steps(run, facts or facts_of(folder, run)))
 
 
-def require_windows(workload: Workload, folder: Path) -> None:
+def require_windows(workload: Any, folder: Path) -> None:
     """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window."""
     path = Path(folder) / MANIFEST
     if workload.task != "language_model" or not path.is_file():
