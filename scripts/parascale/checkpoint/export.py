@@ -37,7 +37,7 @@ def tensors(source, weights):
 def tokenizer(source, tokens):
     """File → its values, for `AutoTokenizer`: a text gets the numbers that `tokens` (of data.text) gave it, of which a StoredCheckpoint learned.
 
-    Marks in a text, other than `<unk>`, are text here too: `split_special_tokens` keeps the library from all but a unigram model's pieces.
+    Marks in a text, other than `<unk>`, are text here too, unless `data.text.marks: tokens`: `split_special_tokens` keeps the library from all but a unigram model's pieces.
     """
     ours = tokens.tokenizer
     if isinstance(ours, NumberTokenizer):
@@ -51,7 +51,7 @@ def tokenizer(source, tokens):
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
-        "split_special_tokens": True,
+        "split_special_tokens": not getattr(ours, "marks", False),
         "clean_up_tokenization_spaces": False,
         "model_max_length": _workload(source).training.window,
     }

@@ -12,6 +12,7 @@ from parascale.data.text import Tokens, prepared
 from parascale.data.tokenize import SUBWORD_FILE, VOCABULARY_FILE
 from parascale.errors import DataError
 from parascale.files import sha256
+from parascale.settings import identity
 
 
 def shard(raw, text, expected, output, rows, write, learn, lacks):
@@ -50,7 +51,7 @@ def join(folders, raw, text, expected, output, rows, write, learn, lacks):
 def _opened(folder, raw, text):
     """The Tokens of a shard, every byte as it was written."""
     tokens = Tokens(folder)
-    if (tokens.manifest["source"], tokens.manifest["settings"]) != (raw.digest, dataclasses.asdict(text)):
+    if (tokens.manifest["source"], tokens.manifest["settings"]) != (raw.digest, identity.of_group(text)):
         raise DataError(f"{folder}: made of other text or settings; remove it and make it again")
     tokens.verify()
     return tokens

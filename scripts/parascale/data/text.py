@@ -5,7 +5,6 @@ link to another tool's file that is read in place), `vocabulary.json` (the entry
 the entries are subwords.
 """
 
-import dataclasses
 import functools
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, requ
 from parascale.data.progress import Progress
 from parascale.errors import DataError
 from parascale.files import atomic_folder, sha256, write_json
-from parascale.settings import SPLITS
+from parascale.settings import SPLITS, identity
 
 IGNORED = -100  # label of a place that is padding: it counts in no loss
 
@@ -80,6 +79,12 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
                 splits[split] = write(partial, split, tokenizer, progress.count(rows_of(split)), dtype)
             if lacking := lacks(splits[split]):
                 raise DataError(f"{raw.folder}: the split `{split}` has {lacking}")
+            spelled, tokenizer.marks_spelled = getattr(tokenizer, "marks_spelled", 0), 0
+            if text.pretrained and spelled > splits[split]["documents"] / 10:
+                print(
+                    f"{raw.folder}: the split `{split}` has {spelled:,} special entries in {splits[split]['documents']:,} texts, spelled as other "
+                    "text. If a chat template put them there, set `data.text.marks: tokens`"
+                )
         train = splits["train"]
         samples = sum(
             train.get(name, 0) for name in ("documents", "without_text", "without_document", "without_summary")
@@ -96,7 +101,7 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
             "dtype": dtype.str,
             "vocabulary": vocabulary_size,
             "splits": splits,
-            "settings": dataclasses.asdict(text),
+            "settings": identity.of_group(text),
             "source": raw.digest,
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": digest(path.resolve())}

@@ -8,6 +8,7 @@ that stand in a text, other than `<unk>`, are text.
 
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
-from parascale.settings.pretrained import CONFIG, TOKENIZER_CONFIG, Pretrained
+from parascale.settings.pretrained import CONFIG, NAMED, TOKENIZER_CONFIG, Pretrained, content_of, tokenizer_state
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
@@ -38,26 +39,27 @@ def learn(documents, settings, renumbered=True):
         return WordTokenizer.learn(documents, settings)
     if settings.tokenizer == "subword":
         return SubwordTokenizer.learn(documents, settings)
-    pretrained = Pretrained(settings.pretrained)
+    pretrained, marks = Pretrained(settings.pretrained), settings.marks == "tokens"
+    folder = pretrained.tokenizer_file.parent
     if not renumbered:
-        return KeptTokenizer.read(pretrained.tokenizer_file)
-    tokenizer = _read_tokenizer(pretrained.tokenizer_file)
-    return PretrainedTokenizer(tokenizer, pretrained.order)
+        return KeptTokenizer.read(folder, marks)
+    return PretrainedTokenizer(_read_tokenizer(folder, marks), pretrained.order, marks=marks)
 
 
 def load(folder, settings):
     """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
+    marks = settings.get("marks") == "tokens"
     if (Path(folder) / TOKENIZER_CONFIG).is_file():
-        return KeptTokenizer.read(Path(folder) / SUBWORD_FILE)
+        return KeptTokenizer.read(Path(folder), marks)
     if not (Path(folder) / VOCABULARY_FILE).is_file():
         return NumberTokenizer(settings["max_vocabulary"])
     vocabulary = read_json(Path(folder) / VOCABULARY_FILE)
     if settings["tokenizer"] == "word":
         return WordTokenizer(vocabulary, settings["lowercase"])
-    tokenizer = _read_tokenizer(Path(folder) / SUBWORD_FILE)
+    tokenizer = _read_tokenizer(Path(folder), marks)
     if settings["tokenizer"] == "subword":
         return SubwordTokenizer(tokenizer)
-    return PretrainedTokenizer(tokenizer, [tokenizer.token_to_id(entry) for entry in vocabulary])
+    return PretrainedTokenizer(tokenizer, [tokenizer.token_to_id(entry) for entry in vocabulary], marks=marks)
 
 
 def _write_vocabulary(folder, vocabulary):
@@ -112,12 +114,17 @@ class WordTokenizer:
 class _LibraryTokenizer:
     """What tokenizers of the `tokenizers` library share. `vocabulary` holds its entries in our order.
 
-    unknown, end: our numbers for what is unknown, None where there is none, and for the end of a text.
+    unknown, end: our numbers for what is unknown, None where there is none, and for the end of a text. marks: whether special entries
+    in a text are tokens. marks_spelled: how many were not, in the documents so far.
     """
 
-    def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID):
+    def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID, marks=False):
         self._tokenizer, self.vocabulary, self.unknown, self.end = tokenizer, vocabulary, unknown, end
-        self._encoder = _blind_to_marks(tokenizer, None if unknown is None else vocabulary[unknown], vocabulary[end])
+        self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, ()
+        if not marks:
+            seen = None if unknown is None else vocabulary[unknown]
+            self._encoder, hidden = _blind_to_marks(tokenizer, seen, vocabulary[end])
+        self._hidden = hidden and re.compile("|".join(map(re.escape, sorted(hidden, reverse=True))))
 
     def save(self, folder):
         """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
@@ -127,10 +134,14 @@ class _LibraryTokenizer:
     def encode_documents(self, documents):
         """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
         numbers, lengths = [], []
+        if self._hidden:
+            self.marks_spelled += sum(len(self._hidden.findall(document)) for document in documents)
         for encoding in self._encoder.encode_batch_fast(list(documents)):
             found = self._numbers(encoding)
-            numbers += [*found, self.end]
-            lengths.append(len(found) + 1)
+            if found[-1:] != [self.end]:
+                found.append(self.end)
+            numbers += found
+            lengths.append(len(found))
         return np.array(numbers, dtype=np.int64), lengths
 
     def encode(self, text):
@@ -194,19 +205,23 @@ class PretrainedTokenizer(_LibraryTokenizer):
     What it puts before a text (BART's `<s>`) stays, and is left out when numbers are decoded.
     """
 
-    def __init__(self, tokenizer, order, unknown=UNKNOWN_ID, end=END_ID):
-        super().__init__(tokenizer, [tokenizer.id_to_token(number) for number in order], unknown, end)
+    def __init__(self, tokenizer, order, unknown=UNKNOWN_ID, end=END_ID, marks=False):
+        super().__init__(tokenizer, [tokenizer.id_to_token(number) for number in order], unknown, end, marks)
         self._theirs = np.array(order, dtype=np.int64)
         # An entry that the model lacks is unknown to it.
         self._ours = np.full(1 + max(tokenizer.get_vocab().values()), UNKNOWN_ID)
         self._ours[self._theirs] = np.arange(len(order))
+        behind = np.append(False, self._ours[tokenizer.encode("a").ids] == end) if marks else [False]
+        self._behind = int(np.argmin(behind[::-1]))  # ends that it puts behind a text itself
 
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
+        if self.marks:
+            return numbers[: len(numbers) - self._behind].tolist()
         return numbers[numbers != self.end].tolist()
 
     def _text(self, line):
-        return self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True)
+        return self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=not self.marks)
 
 
 class KeptTokenizer(PretrainedTokenizer):
@@ -215,17 +230,17 @@ class KeptTokenizer(PretrainedTokenizer):
     end: the entry that ends a text.
     """
 
-    def __init__(self, tokenizer, end):
+    def __init__(self, tokenizer, end, marks=False):
         numbers, model = tokenizer.get_vocab(), json.loads(tokenizer.to_str())["model"]
         unknown = numbers.get(model.get("unk_token"), model.get("unk_id"))
         unknown = None if unknown == numbers[end] else unknown
-        super().__init__(tokenizer, range(1 + max(numbers.values())), unknown, numbers[end])
+        super().__init__(tokenizer, range(1 + max(numbers.values())), unknown, numbers[end], marks)
 
     @classmethod
-    def read(cls, path):
-        """From a `tokenizer.json`, and from what the files beside it say of the end of a text."""
-        tokenizer = _read_tokenizer(path)
-        return cls(tokenizer, _end_of(path.parent, tokenizer))
+    def read(cls, folder, marks=False):
+        """From a `tokenizer.json`, and from what the files beside it say of it."""
+        tokenizer = _read_tokenizer(folder, marks)
+        return cls(tokenizer, _end_of(folder, tokenizer), marks)
 
     def save(self, folder):
         """As the others, and beside them what ends a text, in Hugging Face's form."""
@@ -236,12 +251,12 @@ class KeptTokenizer(PretrainedTokenizer):
 def _end_of(folder, tokenizer):
     """The entry that ends a text, as the files in a folder name it, else the only one of ENDS that there is."""
 
-    def said(name, key):
-        found = read_json(folder / name).get(key) if (folder / name).is_file() else None
-        return [] if found is None else found if isinstance(found, list) else [found]
-
-    names = [token["content"] if isinstance(token, dict) else token for token in said(TOKENIZER_CONFIG, "eos_token")]
-    names = names or [tokenizer.id_to_token(number) or str(number) for number in said(CONFIG, "eos_token_id")]
+    said = content_of(tokenizer_state(folder)[1].get("eos_token"))
+    names = [] if said is None else [said]
+    if not names and (folder / CONFIG).is_file():
+        numbers = read_json(folder / CONFIG).get("eos_token_id")
+        numbers = numbers if isinstance(numbers, list) else [] if numbers is None else [numbers]
+        names = [tokenizer.id_to_token(number) or str(number) for number in numbers]
     names = names or [name for name in ENDS if tokenizer.token_to_id(name) is not None]
     remedy = f'write {{"eos_token": "…"}} into {folder / TOKENIZER_CONFIG}, of a copy of the folder if it is not yours'
     if len(names) != 1:
@@ -252,22 +267,37 @@ def _end_of(folder, tokenizer):
     return names[0]
 
 
-def _read_tokenizer(path):
+def _read_tokenizer(folder, marks):
+    """The tokenizer in a folder. marks: whether entries that only files beside it call special are found in a text."""
     from tokenizers import Tokenizer
 
+    state, said = tokenizer_state(folder)
+    if "dropout" in state["model"]:  # merges left out at random, for robustness: each run would have other numbers
+        state["model"]["dropout"] = None
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # the library raises nothing more special
-        raise DataError(f"{path}: the `tokenizers` library cannot read it: {error}") from None
+        raise DataError(f"{folder / SUBWORD_FILE}: the `tokenizers` library cannot read it: {error}") from None
+    for token in state["added_tokens"]:
+        if tokenizer.token_to_id(token["content"]) != token["id"]:
+            raise DataError(
+                f"{folder}: `{token['content']}` is said to be {token['id']}, but the `tokenizers` library makes it "
+                f"{tokenizer.token_to_id(token['content'])}: another entry has this number, or numbers below it have none"
+            )
     tokenizer.no_truncation()  # both may be left over from how the folder was made
     tokenizer.no_padding()
+    if marks:
+        added = {token["content"] for token in state["added_tokens"]}
+        named = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
+        named = {content_of(token) for token in named} & tokenizer.get_vocab().keys() - added
+        tokenizer.add_special_tokens(sorted(named))
     return tokenizer
 
 
 def _blind_to_marks(tokenizer, seen, end):
-    """A `tokenizers.Tokenizer` that spells `end` and special entries in a text as other text, all but `seen`; what it adds itself stays.
+    """(a `tokenizers.Tokenizer` that spells `end` and special entries in a text as other text, all but `seen`; these entries).
 
-    Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
+    What it adds itself stays. Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
     """
     from tokenizers import Tokenizer
 
@@ -284,7 +314,7 @@ def _blind_to_marks(tokenizer, seen, end):
         state["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in entries]
     else:
         state["model"]["vocab"] = {hidden.get(entry, entry): number for entry, number in entries.items()}
-    return Tokenizer.from_str(json.dumps(state))
+    return Tokenizer.from_str(json.dumps(state)), list(hidden)
 
 
 def batched(documents):

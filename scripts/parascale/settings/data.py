@@ -124,6 +124,12 @@ class Text:
         path=True,
     )
     prefix: str = option("text before each document (T5: `'summarize: '`)", default="")
+    marks: Literal["text", "tokens"] = option(
+        "special entries of a `pretrained` tokenizer that stand in a text (`<|im_start|>`, `</s>`): `text` spells them as other text; `tokens`, "
+        "as for texts of a chat template, reads them as the entries",
+        default="text",
+        before="text",
+    )
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
@@ -141,6 +147,10 @@ class Text:
             )
         if self.prefix and not own:
             raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was trained with it")
+        if self.marks == "tokens" and not own:
+            raise ConfigError(
+                f"{where}: `data.text.marks: tokens` needs a `pretrained` tokenizer, whose entries they are"
+            )
 
 
 @settings(CONDUCT)

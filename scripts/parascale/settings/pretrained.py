@@ -13,6 +13,19 @@ from parascale.errors import DataError
 from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"  # of older folders
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+FLAGS = ("single_word", "lstrip", "rstrip", "special")
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes for which `tokenizer.json` decides all
+# Of other classes: step → what of it → the key that decides it, and its default.
+DECIDED = {
+    "BertNormalizer": {
+        "lowercase": ("do_lower_case", True),
+        "strip_accents": ("strip_accents", None),
+        "handle_chinese_chars": ("tokenize_chinese_chars", True),
+    },
+    "ByteLevel": {"add_prefix_space": ("add_prefix_space", False)},
+}
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 END_BYTES, SAMPLE_BYTES, SAMPLES_APART = 1 << 20, 4096, 4 << 20
 UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
@@ -69,6 +82,9 @@ class Pretrained:
     def found_files(self, tokenizer, weights):
         """The files that are there, of those that prepared data depends on for its `tokenizer`, or a training for its model."""
         names = [CONFIG, *([TOKENIZER, TOKENIZER_CONFIG] if tokenizer else [])]
+        path = self.folder / TOKENIZER_CONFIG
+        if tokenizer and not (path.is_file() and b'"added_tokens_decoder"' in path.read_bytes()):
+            names += [SPECIAL_TOKENS, ADDED_TOKENS]
         if weights and (self.folder / WEIGHTS_INDEX).is_file():
             names += [WEIGHTS_INDEX, *self._parts()]
         elif weights:
@@ -95,24 +111,17 @@ class Pretrained:
 
     def _numbers(self, rows=None):
         """Entry → its number in the folder, without the special ones that the model has no row for. rows: default: as it says."""
-        tokenizer = self._json(TOKENIZER)
-        try:
-            entries = tokenizer["model"]["vocab"]
-            if isinstance(entries, list):  # a unigram model: pieces with their scores
-                entries = {piece: number for number, (piece, _) in enumerate(entries)}
-            special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-            rows = rows or self.config["vocab_size"]
-            return {entry: n for entry, n in (entries | special).items() if n < rows or entry not in special}
-        except (KeyError, TypeError, ValueError):
-            raise DataError(
-                f"{self.folder}: no vocabulary in {TOKENIZER} as the `tokenizers` library writes it, or none in {CONFIG}"
-            ) from None
+        _ = self.tokenizer_file
+        state, _ = tokenizer_state(self.folder)
+        rows = rows or self.config.get("vocab_size")
+        if rows is None:
+            raise DataError(f"{self.folder / CONFIG}: it has no `vocab_size`")
+        special = {token["content"]: token["id"] for token in state["added_tokens"]}
+        return {entry: n for entry, n in (_entries(state) | special).items() if n < rows or entry not in special}
 
     def _unknown_and_end(self, numbers):
         """The folder's numbers of the entries for what is unknown and for the end."""
-        there = (self.folder / TOKENIZER_CONFIG).is_file()
-        unknown = (self._json(TOKENIZER_CONFIG) if there else {}).get("unk_token") or UNKNOWN
-        unknown = unknown["content"] if isinstance(unknown, dict) else unknown
+        unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
             raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
         end = self.config.get("eos_token_id")
@@ -121,14 +130,7 @@ class Pretrained:
         return numbers[unknown], end
 
     def _json(self, name):
-        path = self._file(name)
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path}: not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise DataError(f"{path}: not a mapping")
-        return values
+        return _json_if_there(self._file(name))
 
     def _file(self, name):
         path = self.folder / name
@@ -139,6 +141,72 @@ class Pretrained:
                 f"`hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
+
+
+def tokenizer_state(folder: Path) -> tuple[dict, dict]:
+    """(`tokenizer.json` with what files beside it add or decide, what these say), as `transformers` reads a folder.
+
+    Raises DataError where they contradict each other.
+    """
+    state, said = _json_if_there(folder / TOKENIZER), _json_if_there(folder / TOKENIZER_CONFIG)
+    try:
+        there, entries = {token["content"]: token for token in state["added_tokens"]}, _entries(state)
+        added = said.get("added_tokens_decoder")
+        if added is None:  # an older folder, in which `tokenizer.json` knows best
+            said |= _json_if_there(folder / SPECIAL_TOKENS)
+            special = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
+            special, older = list(map(content_of, special)), _json_if_there(folder / ADDED_TOKENS).items()
+            added = {n: there.get(entry, {"content": entry, "special": entry in special}) for entry, n in older}
+        for number, token in sorted((int(number), token) for number, token in added.items()):
+            entry = token["content"]
+            known = there[entry]["id"] if entry in there else entries.get(entry, number)
+            if known != number:
+                raise DataError(
+                    f"{folder}: `{entry}` is {known} in {TOKENIZER}, but {number} in a file beside it; correct the wrong one"
+                )
+            flags = dict.fromkeys(FLAGS, False) | {"normalized": not token.get("special")}
+            there[entry] = {**flags, **token, "id": number}
+        state["added_tokens"] = list(there.values())
+        _obey(said, _json_if_there(folder / CONFIG), state)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DataError(
+            f"{folder}: no vocabulary in {TOKENIZER} as the `tokenizers` library writes it, or damaged entries in files beside it"
+        ) from None
+    return state, said
+
+
+def _obey(said, config, state):
+    """Change steps in `tokenizer.json` as the classes of `transformers` do that decide them, by what they are told."""
+    kind = said.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or GENERIC[0]
+    parts = [] if kind in GENERIC else filter(None, (state.get("normalizer"), state.get("pre_tokenizer")))
+    for part in parts:
+        for step in (part, *part.get("normalizers", ()), *part.get("pretokenizers", ())):
+            if step["type"] == "ByteLevel" and kind.lower().startswith("llama"):
+                continue  # is read by a generic class all the same
+            for name, (key, default) in DECIDED.get(step["type"], {}).items():
+                step[name] = default if said.get(key) is None else said[key]
+
+
+def _entries(state):
+    """Entry → number of the model's own vocabulary, without what was added to it."""
+    entries = state["model"]["vocab"]
+    return {piece: n for n, (piece, _) in enumerate(entries)} if isinstance(entries, list) else entries  # with scores
+
+
+def content_of(token):
+    """The text of an entry, which files name alone or with how it is found."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _json_if_there(path):
+    """The mapping in a file; empty where there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: not a mapping")
+    return values
 
 
 def folders(data, model=None):

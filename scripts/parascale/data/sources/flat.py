@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.sources.tables import require_form
 from parascale.errors import DataError
 
 BLOCK_TOKENS = 1 << 22
@@ -79,9 +78,10 @@ def _of_binary(path, size):
     other = magic // 10000 == 2024 and "llm.c, but no tokens that its `train` reads"
     if (path.parent / "index.json").is_file():
         other = "LitData"
+    if magic == int.from_bytes(b"\x93NUM", "little"):
+        other = "NumPy without its ending `.npy`"
     if other:
         raise DataError(f"{path}: a file of {other}. Read are {READ}")
-    require_form(path)
     if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
         raise DataError(
             f"{path}: looks like {why}, not nanoGPT's uint16 alone. Read are {READ}. Write its tokens as `.npy`: "

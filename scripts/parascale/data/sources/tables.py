@@ -13,13 +13,12 @@ ROWS_AT_ONCE = 1024  # memory holds their texts
 ARROW_MAGIC, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 # How files begin that are often called by another name → what they hold, and what to do.
 FORMS = {
-    b"\x1f\x8b\x08": ("gzip", "unpack it (`gunzip`), or let the name of a text end in `.gz`"),
+    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or let the name of a text end in `.gz`"),
     b"BZh": ("bzip2", "unpack it (`bunzip2`), or let the name of a text end in `.bz2`"),
     b"\xfd7zXZ": ("xz", "unpack it (`unxz`)"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`), or let the name of a text end in `.zst`"),
     b"PK\x03\x04": ("a zip archive", "unpack it (`unzip`)"),
     b"PAR1": ("Parquet", "let its name end in `.parquet`"),
-    b"\x93NUMPY": ("NumPy's array", "let its name end in `.npy`"),
 }
 
 
