@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data.number_tokenizer import NumberTokenizer
-from parascale.errors import ConfigError, DataError
+from parascale.data.tokenizer_folder import blind_to_marks, end_of, read_tokenizer
+from parascale.errors import ConfigError
 from parascale.files import read_json, write_json
-from parascale.settings.pretrained import CONFIG, NAMED, TOKENIZER_CONFIG, Pretrained, content_of, tokenizer_state
+from parascale.settings.pretrained import TOKENIZER_CONFIG, Pretrained
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
@@ -25,8 +26,6 @@ UNKNOWN_ID, END_ID = 0, 1
 DOCUMENTS_AT_ONCE = 1024
 BOUNDARY = "\ud800"  # half of a UTF-16 pair, which no text holds
 VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
-# As published models call the end of a text (GPT-2, Llama 3, Gemma, Llama 2, ChatML).
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>")
 
 
 def learn(documents, settings, renumbered=True):
@@ -43,7 +42,7 @@ def learn(documents, settings, renumbered=True):
     folder = pretrained.tokenizer_file.parent
     if not renumbered:
         return KeptTokenizer.read(folder, marks)
-    return PretrainedTokenizer(_read_tokenizer(folder, marks), pretrained.order, marks=marks)
+    return PretrainedTokenizer(read_tokenizer(folder, marks), pretrained.order, marks=marks)
 
 
 def load(folder, settings):
@@ -56,7 +55,7 @@ def load(folder, settings):
     vocabulary = read_json(Path(folder) / VOCABULARY_FILE)
     if settings["tokenizer"] == "word":
         return WordTokenizer(vocabulary, settings["lowercase"])
-    tokenizer = _read_tokenizer(Path(folder), marks)
+    tokenizer = read_tokenizer(Path(folder), marks)
     if settings["tokenizer"] == "subword":
         return SubwordTokenizer(tokenizer)
     return PretrainedTokenizer(tokenizer, [tokenizer.token_to_id(entry) for entry in vocabulary], marks=marks)
@@ -123,8 +122,12 @@ class _LibraryTokenizer:
         self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, ()
         if not marks:
             seen = None if unknown is None else vocabulary[unknown]
-            self._encoder, hidden = _blind_to_marks(tokenizer, seen, vocabulary[end])
-        self._hidden = hidden and re.compile("|".join(map(re.escape, sorted(hidden, reverse=True))))
+            self._encoder, hidden = blind_to_marks(tokenizer, seen, vocabulary[end])
+        starts = itertools.groupby(
+            sorted(hidden), lambda entry: entry[:2]
+        )  # far faster than hundreds of choices at each `<`
+        starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in starts]
+        self._hidden = hidden and re.compile("|".join(f"{re.escape(start)}(?:{rest})" for start, rest in starts))
 
     def save(self, folder):
         """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
@@ -239,82 +242,13 @@ class KeptTokenizer(PretrainedTokenizer):
     @classmethod
     def read(cls, folder, marks=False):
         """From a `tokenizer.json`, and from what the files beside it say of it."""
-        tokenizer = _read_tokenizer(folder, marks)
-        return cls(tokenizer, _end_of(folder, tokenizer), marks)
+        tokenizer = read_tokenizer(folder, marks)
+        return cls(tokenizer, end_of(folder, tokenizer), marks)
 
     def save(self, folder):
         """As the others, and beside them what ends a text, in Hugging Face's form."""
         super().save(folder)
         write_json(Path(folder) / TOKENIZER_CONFIG, {"eos_token": self.vocabulary[self.end]})
-
-
-def _end_of(folder, tokenizer):
-    """The entry that ends a text, as the files in a folder name it, else the only one of ENDS that there is."""
-
-    said = content_of(tokenizer_state(folder)[1].get("eos_token"))
-    names = [] if said is None else [said]
-    if not names and (folder / CONFIG).is_file():
-        numbers = read_json(folder / CONFIG).get("eos_token_id")
-        numbers = numbers if isinstance(numbers, list) else [] if numbers is None else [numbers]
-        names = [tokenizer.id_to_token(number) or str(number) for number in numbers]
-    names = names or [name for name in ENDS if tokenizer.token_to_id(name) is not None]
-    remedy = f'write {{"eos_token": "…"}} into {folder / TOKENIZER_CONFIG}, of a copy of the folder if it is not yours'
-    if len(names) != 1:
-        found = ", ".join(names) or f"none of {', '.join(ENDS)}"
-        raise DataError(f"{folder}: cannot tell which entry ends a text ({found}): {remedy}")
-    if tokenizer.token_to_id(names[0]) is None:
-        raise DataError(f"{folder}: `{names[0]}`, by which its settings say that it ends a text, is no entry: {remedy}")
-    return names[0]
-
-
-def _read_tokenizer(folder, marks):
-    """The tokenizer in a folder. marks: whether entries that only files beside it call special are found in a text."""
-    from tokenizers import Tokenizer
-
-    state, said = tokenizer_state(folder)
-    if "dropout" in state["model"]:  # merges left out at random, for robustness: each run would have other numbers
-        state["model"]["dropout"] = None
-    try:
-        tokenizer = Tokenizer.from_str(json.dumps(state))
-    except Exception as error:  # the library raises nothing more special
-        raise DataError(f"{folder / SUBWORD_FILE}: the `tokenizers` library cannot read it: {error}") from None
-    for token in state["added_tokens"]:
-        if tokenizer.token_to_id(token["content"]) != token["id"]:
-            raise DataError(
-                f"{folder}: `{token['content']}` is said to be {token['id']}, but the `tokenizers` library makes it "
-                f"{tokenizer.token_to_id(token['content'])}: another entry has this number, or numbers below it have none"
-            )
-    tokenizer.no_truncation()  # both may be left over from how the folder was made
-    tokenizer.no_padding()
-    if marks:
-        added = {token["content"] for token in state["added_tokens"]}
-        named = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
-        named = {content_of(token) for token in named} & tokenizer.get_vocab().keys() - added
-        tokenizer.add_special_tokens(sorted(named))
-    return tokenizer
-
-
-def _blind_to_marks(tokenizer, seen, end):
-    """(a `tokenizers.Tokenizer` that spells `end` and special entries in a text as other text, all but `seen`; these entries).
-
-    What it adds itself stays. Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
-    """
-    from tokenizers import Tokenizer
-
-    state = json.loads(tokenizer.to_str())
-    hidden = {}
-    for token in state["added_tokens"]:
-        if (token["special"] or token["content"] == end) and token["content"] != seen:
-            # A name that no text holds: U+FFFF is no character.
-            hidden[token["content"]] = token["content"] = f"\uffff{token['id']}\uffff"
-    entries = state["model"]["vocab"]
-    if state["model"].get("unk_token") in hidden:  # it is the end too, as in some copies of GPT-2
-        state["model"]["unk_token"] = hidden[state["model"]["unk_token"]]
-    if isinstance(entries, list):  # a unigram model: pieces with their scores
-        state["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in entries]
-    else:
-        state["model"]["vocab"] = {hidden.get(entry, entry): number for entry, number in entries.items()}
-    return Tokenizer.from_str(json.dumps(state)), list(hidden)
 
 
 def batched(documents):

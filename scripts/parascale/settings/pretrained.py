@@ -175,7 +175,7 @@ def tokenizer_state(folder: Path) -> tuple[dict, dict]:
     return state, said
 
 
-def _obey(said, config, state):
+def _obey(said: dict, config: dict, state: dict) -> None:
     """Change steps in `tokenizer.json` as the classes of `transformers` do that decide them, by what they are told."""
     kind = said.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or GENERIC[0]
     parts = [] if kind in GENERIC else filter(None, (state.get("normalizer"), state.get("pre_tokenizer")))
@@ -187,18 +187,18 @@ def _obey(said, config, state):
                 step[name] = default if said.get(key) is None else said[key]
 
 
-def _entries(state):
+def _entries(state: dict) -> dict[str, int]:
     """Entry → number of the model's own vocabulary, without what was added to it."""
     entries = state["model"]["vocab"]
     return {piece: n for n, (piece, _) in enumerate(entries)} if isinstance(entries, list) else entries  # with scores
 
 
-def content_of(token):
+def content_of(token: str | dict | None) -> str | None:
     """The text of an entry, which files name alone or with how it is found."""
     return token["content"] if isinstance(token, dict) else token
 
 
-def _json_if_there(path):
+def _json_if_there(path: Path) -> dict:
     """The mapping in a file; empty where there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
