@@ -101,12 +101,14 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
             few, many = sorted(map(np.count_nonzero, (wide[::2], wide[1::2])))
             if many >= 20 and few <= many / 50:
                 return "numbers of 4 or 8 bytes"
-    # Fields of a header leave zeros, which tokens hardly have so close by chance. It may count the tokens and begin with a name.
-    zeros = int(np.count_nonzero(head == 0))
-    chance = math.comb(HEAD, zeros) * np.mean(np.append(rest, 0) == 0) ** zeros
+    # A header may count the tokens, and its other fields leave zeros where tokens hardly have any so close. It may begin with a name.
     fields = head[:-1].astype(np.int64) + (head[1:].astype(np.int64) << 16)
     ends = [*range(4, 2 * HEAD + 1, 2), 128, 256, 512, 1024]
     counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
+    zeros, *elsewhere = np.count_nonzero(words[: len(words) // HEAD * HEAD].reshape(-1, HEAD) == 0, axis=1).tolist()
+    share = np.mean(np.append(rest, 0) == 0)
+    told = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
+    chance = math.comb(HEAD, zeros) * share**zeros if told else 1
     chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)
     chance *= 1e-3 if head[:2].tobytes().replace(b"_", b"a").isalnum() else 1
     return "numbers behind another tool's header" if chance < 1e-5 else None
