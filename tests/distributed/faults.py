@@ -10,6 +10,8 @@ from torch.nn.utils import get_total_norm
 
 from parascale.families.language import modules as transformer
 from parascale.parallel import fsdp
+from parascale.parallel.parallelize import ParallelModel
+from parascale.parallel.tying import local
 from parascale.train import loop, optim, step
 
 from .examine import train_and_look
@@ -166,3 +168,125 @@ def another_learning_rate():
     """One per cent more than the baseline's."""
     learning_rate = loop.learning_rate
     loop.learning_rate = lambda *arguments: 1.01 * learning_rate(*arguments)
+
+
+def _of_start(change):
+    """`change` the second matrix, of the first block, once the weights of the seed are there."""
+    initialise = ParallelModel.initialise
+
+    def changed(model, *arguments):
+        initialise(model, *arguments)
+        matrices = [local(p).detach() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        change(matrices[0])
+
+    ParallelModel.initialise = changed
+
+
+def a_start_one_per_cent_larger():
+    _of_start(lambda weight: weight.mul_(1.01))
+
+
+def a_start_of_few_digits():
+    _of_start(lambda weight: weight.copy_(weight.bfloat16()))
+
+
+def one_number_of_the_start():
+    """On every rank, or of each rank's shard."""
+    _of_start(lambda weight: weight[:1, :1].mul_(1.01))
+
+
+def one_number_of_the_start_on_one_rank():
+    _of_start(lambda weight: weight[:1, :1].mul_(1.01 if dist.get_rank() else 1.0))
+
+
+def _of_optimizer(**changed):
+    """Settings of every group of parameters."""
+    make_optimizers = loop.make_optimizers
+
+    def made(model, optim):
+        optimizers = make_optimizers(model, optim)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group.update(changed)
+        return optimizers
+
+    loop.make_optimizers = made
+
+
+def no_weight_decay():
+    _of_optimizer(weight_decay=0.0)
+
+
+def weight_decay_of_norms_too():
+    _of_optimizer(weight_decay=0.1)
+
+
+def another_second_moment():
+    _of_optimizer(betas=(0.9, 0.999))
+
+
+def another_epsilon():
+    _of_optimizer(eps=1e-8)
+
+
+def another_rate_in_one_step():
+    """By one per cent, while the rate rises."""
+    learning_rate = loop.learning_rate
+    loop.learning_rate = lambda step, *more: learning_rate(step, *more) * (1.01 if step == 2 else 1.0)
+
+
+def no_decay_though_it_is_set():
+    """As if a kernel left it out."""
+
+    class Undecayed(loop.Stepper):
+        def step(self, *arguments):
+            groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+            decays = [group["weight_decay"] for group in groups]
+            for group in groups:
+                group["weight_decay"] = 0.0
+            result = super().step(*arguments)
+            for group, decay in zip(groups, decays, strict=True):
+                group["weight_decay"] = decay
+            return result
+
+    loop.Stepper = Undecayed
+
+
+def another_limit_of_the_norm():
+    """Five per cent more."""
+    clip = step.clip
+    step.clip = lambda model, optimizers, norm, limit, *scale: clip(model, optimizers, norm, 1.05 * limit, *scale)
+
+
+def a_smoothed_loss():
+    """By 0.1 per cent."""
+    made = loop.GlobalLoss
+    loop.GlobalLoss = lambda smoothing: made(smoothing + 0.001)
+
+
+def _of_gradients(change):
+    """`change` the reduced gradients, a list, before they are clipped."""
+
+    class Changing(loop.Stepper):
+        def report(self, *arguments):
+            change([local(parameter.grad) for _, parameter in self.model.named_parameters()])
+            return super().report(*arguments)
+
+    loop.Stepper = Changing
+
+
+def gradients_of_few_digits():
+    """As if they were reduced in bf16."""
+    _of_gradients(lambda gradients: [each.copy_(each.bfloat16()) for each in gradients])
+
+
+def one_number_of_a_gradient():
+    _of_gradients(lambda gradients: gradients[0][:1, :1].mul_(1.5))
+
+
+def one_number_of_a_gradient_on_one_rank():
+    """Of a norm's weights, which every rank of a tensor-parallel group holds too."""
+
+    def change(gradients):
+        next(each for each in gradients if each.ndim == 1)[:1].mul_(1.01 if dist.get_rank() else 1.0)
+
+    _of_gradients(change)

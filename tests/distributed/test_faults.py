@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.folder_models import make_folder
+
 from .cases import but_slow, ranks_of
 from .conftest import COMPARED
 from .expected import Expected
@@ -66,3 +68,59 @@ def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settin
     run = job_from_settings(settings).run
     with pytest.raises(AssertionError, match=seen):
         Expected(run, whole_shapes(run)).check(facts)
+
+
+ROUNDED = (
+    "tf32",
+    "bf16",
+    "fp16",
+)  # by the tolerances of `rounding.py`; a parity run is in fp32 or fp64, whatever its run
+FOLDER = "fp64, norms in fp32"  # a folder of transformers, judged by the tolerance of fp32
+KINDS = ("fp32", "fp64", FOLDER, *ROUNDED)
+# Planted fault → where the tolerance lets it pass, with a rate at which weights hardly move, as in fine-tuning.
+PASSES = {
+    "a_start_one_per_cent_larger": (),
+    "a_start_of_few_digits": (),
+    "one_number_of_the_start": (),
+    "one_number_of_the_start_on_one_rank": (),
+    "no_weight_decay": (),
+    "weight_decay_of_norms_too": (),
+    "another_second_moment": (),
+    "another_epsilon": (),
+    "another_learning_rate": (),
+    "another_rate_in_one_step": (),
+    "one_number_of_a_gradient_on_one_rank": (),
+    "no_decay_though_it_is_set": ROUNDED,
+    "another_limit_of_the_norm": ROUNDED,
+    "a_smoothed_loss": ROUNDED,
+    "gradients_of_few_digits": ROUNDED,
+    "one_number_of_a_gradient": ROUNDED,
+}
+WHOLE = [
+    pytest.param(kind, axis, (*PASSES,), marks=pytest.mark.slow) for kind in KINDS for axis in ("dp", "fsdp", "tp")
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "faults"),
+    [
+        ("fp32", "dp", ("no_decay_though_it_is_set", "one_number_of_a_gradient_on_one_rank")),
+        ("bf16", "tp", ("one_number_of_the_start", "no_weight_decay", "a_smoothed_loss")),
+        *WHOLE,
+    ],
+)
+def test_what_each_tolerance_lets_pass(kind, axis, faults, make_settings, single, tmp_path_factory, tmp_path):
+    model = {}
+    if kind == FOLDER:
+        place = tmp_path_factory.getbasetemp() / "Llama"
+        model = {"kind": "transformers", "folder": str(place if place.exists() else make_folder(place, "Llama"))}
+    keys = {**KEYS, "model": model, "optim": {"lr": 3e-5}, "precision": "fp64" if kind == FOLDER else kind}
+    if axis == "fsdp":  # each rank has its own part of every parameter
+        faults = [fault for fault in faults if fault != "one_number_of_a_gradient_on_one_rank"]
+    verdicts = {}
+    for fault in faults:
+        settings = make_settings(fault, {axis: 2}, **keys)
+        run_on_ranks(train_with, 2, tmp_path / f"ranks-{fault}", fault, settings)
+        verdicts[fault] = verdict_on(settings, single(**keys))
+    passed = {fault for fault, verdict in verdicts.items() if verdict["verdict"] == "same"}
+    assert passed == {fault for fault in faults if kind in PASSES[fault]}, verdicts

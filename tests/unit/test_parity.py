@@ -12,7 +12,7 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.commands import parity
-from parascale.files import write_text
+from parascale.files import write_json, write_text
 from parascale.train.parity import Tolerance, compare, smallest_gradient
 from tests.command import call
 
@@ -21,11 +21,13 @@ from .checkpoints import save_run
 WIDE = Tolerance(loss=1e-3, grad_norm=1e-3, weights=1e-3)
 
 
-def recorded(folder, steps=2, losses=(3.0, 2.0, 1.0), norm=1.0, **saved):
+def recorded(folder, steps=2, losses=(3.0, 2.0, 1.0), norm=1.0, lr=1e-3, summary=None, **saved):
     """A run that trained `steps` steps before its checkpoint, with a record of three. saved: see `save_run`."""
     run, _, _ = save_run(folder, steps=steps, **saved)
-    lines = [{"step": n, "loss": loss, "grad_norm": norm, run.workload.unit: 48} for n, loss in enumerate(losses, 1)]
+    line = {"grad_norm": norm, "lr": lr, run.workload.unit: 48}
+    lines = [{"step": n, "loss": loss} | line for n, loss in enumerate(losses, 1)]
     write_text(folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    write_json(folder / "summary.json", summary or {})
     return run, folder
 
 
@@ -51,6 +53,44 @@ def test_losses_outside_are_named_by_their_first_step(tmp_path, baseline, record
     found = verdict_of(recorded(tmp_path, **record), baseline)
     assert (found["verdict"], found["reason"]) == ("different", "leaves the tolerance at step 2")
     assert found["first_step_outside"] == 2
+
+
+EXACT = {
+    "begun": {"numbers": {"a": 1, "b": 2}, "apart": None},
+    "ended": {"optimizer": {"a": [0.1], "b": [0.1]}, "apart": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"begun": {"numbers": {"a": 1, "b": 3}, "apart": None}}, "begins with other numbers (b)"),
+        ({"begun": {"numbers": {"a": 1}, "apart": None}}, "begins with other numbers (b)"),
+        ({"ended": {"optimizer": {"a": [0.1], "b": [0.0]}, "apart": None}}, "sets the optimizer to other numbers (b)"),
+        ({"ended": EXACT["ended"] | {"apart": "a"}}, "ranks hold different copies of a, at the end"),
+        ({"begun": EXACT["begun"] | {"apart": "a"}}, "ranks hold different copies of a, from the start"),
+        ({"begun": None, "ended": None}, None),
+    ],
+)
+def test_what_no_rounding_excuses_is_compared_to_the_bit_where_records_hold_it(found, reason, tmp_path):
+    """Records of earlier versions do not."""
+    baseline = recorded(tmp_path / "baseline", summary=EXACT)
+    verdict = verdict_of(recorded(tmp_path / "run", summary=EXACT | found), baseline)
+    assert (verdict["verdict"], verdict["reason"]) == (
+        ("different", reason) if reason else ("same", "within tolerance at every step")
+    )
+
+
+@pytest.mark.parametrize(("lr", "verdict"), [(1.0, "same"), (1e-3, "different")])
+def test_weights_are_judged_by_the_way_that_they_can_have_gone(lr, verdict, tmp_path):
+    """Half of the tolerance of their size is far more than they move at a small rate."""
+
+    def nudged(module, optimizer):
+        with torch.no_grad():
+            module.get_parameter("norm.weight").mul_(1 + WIDE.weights / 2)
+
+    baseline = recorded(tmp_path / "baseline", lr=lr)
+    assert verdict_of(recorded(tmp_path / "run", lr=lr, change=nudged), baseline)["verdict"] == verdict
 
 
 @pytest.mark.parametrize(("norm", "before"), [(1.0, ""), (1.1, "leaves the tolerance at step 1; ")])

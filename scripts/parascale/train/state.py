@@ -24,6 +24,7 @@ from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
 from parascale.train import wandb_run
+from parascale.train.exact import agreed
 from parascale.train.gauges import distinct
 from parascale.train.machine import Memory, read_machine
 from parascale.train.process import peak_memory
@@ -70,6 +71,8 @@ class RunState:
         self.parameters = self.model.count_parameters()
         reached = self._resume(steps)
         self.model.initialise(self.job.run.seed, reached is not None, self.alive)
+        if reached is None:
+            self._note_agreed("begun", [])
         first_step = (reached or 0) + 1
         places = gather(self.mesh, (socket.gethostname(), os.getpid(), read_machine(self.mesh.device)))
         self.hosts, self.processes, machines = ([place[part] for place in places] for part in range(3))
@@ -129,6 +132,11 @@ class RunState:
             )
         return facts["step"]
 
+    def _note_agreed(self, when, optimizers):
+        """What `agreed` finds, where kernels give the same bits on all ranks and these do not train apart."""
+        if self.job.run.deterministic and not self.model.ranks_differ:
+            self.facts[when] = agreed(self.model, optimizers)
+
     def _best(self, step):
         """The folder of the weights after `step`, which had the best validation loss of all until then."""
         return step_folder(self.job.work / "best", step)
@@ -175,6 +183,8 @@ class RunState:
         if self.lead:
             self.record.sync()
             more |= {"recorded": self.record.kept(), "continuation": self.continuation}
+        if step == self.steps:
+            self._note_agreed("ended", self.optimizers)
         self._save("checkpoints", step, self.optimizers, **more)
         self.last_checkpoint = time.monotonic()
         return {"checkpoint_seconds": time.perf_counter() - started}
