@@ -7,14 +7,16 @@ import pytest
 
 from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
+from parascale.checkpoint.manifest import read_manifest, write_manifest
 from parascale.checkpoint.verify import same_bits
-from parascale.files import read_json, read_json_lines
+from parascale.files import read_json, read_json_lines, sha256, write_json
 from parascale.settings.config import Checkpoints
 
 from .cases import ZERO_1, but_slow
 from .examine import train_settings
 from .harness import run_on_ranks
 from .jobs import job_from_settings
+from .tasks import CLASSIFICATION
 
 LAYOUTS = {
     "single": {},
@@ -175,6 +177,52 @@ def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
         other = make_settings(name, LAYOUTS["fsdp"], model, training={"steps": 8}, init_from="first") | start
         with pytest.raises(AssertionError, match=message):
             run_on_ranks(train_settings, 2, tmp_path / f"ranks-{name}", other)
+
+
+def of_other_words(tokens, folder):
+    """The same numbers, of which two stand for each other's words."""
+    shutil.copytree(tokens, folder)
+    words = read_json(folder / "vocabulary.json")
+    write_json(folder / "vocabulary.json", [*words[:-2], words[-1], words[-2]])
+    manifest = read_json(folder / "manifest.json")
+    manifest["files"]["vocabulary.json"]["sha256"] = sha256(folder / "vocabulary.json")
+    write_json(folder / "manifest.json", manifest)
+    return folder
+
+
+def of_other_classes(images, folder):
+    """The same pictures, whose labels have each other's names."""
+    shutil.copytree(images, folder)
+    manifest = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", manifest | {"classes": manifest["classes"][::-1]})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("language_model", "trained on numbers that mean something else: its vocabulary has other entries"),
+        ("classification", "class 0 is `.+` here and `.+` there"),
+    ],
+)
+def test_a_start_whose_numbers_mean_something_else_is_refused(task, message, tokens, images, make_settings, tmp_path):
+    """In the same sizes nothing else would say it; a checkpoint of an earlier version holds no meaning, and starts a run."""
+    of_images = task == "classification"
+    keys = {"task": task, **(CLASSIFICATION if of_images else {})}
+    data = images if of_images else tokens
+    steps = {**keys.pop("training", {}), "evaluate": False, "steps": 4}
+    first = make_settings("first", training=steps, data=data, **keys)
+    run_on_ranks(train_settings, 1, tmp_path / "ranks-first", first)
+    start = {"start": str(tmp_path / "results/first/checkpoint")}
+    other = (of_other_classes if of_images else of_other_words)(data, tmp_path / "other")
+    keys |= {"training": steps | {"steps": 5}, "init_from": "first"}
+    with pytest.raises(AssertionError, match=message):
+        run_on_ranks(train_settings, 1, tmp_path / "ranks-other", make_settings("other", data=other, **keys) | start)
+    run_on_ranks(train_settings, 1, tmp_path / "ranks-same", make_settings("same", data=data, **keys) | start)
+    manifest = read_manifest(start["start"])
+    del manifest["facts"]["meaning"]
+    write_manifest(start["start"], manifest["facts"], manifest["files"])
+    run_on_ranks(train_settings, 1, tmp_path / "ranks-old", make_settings("old", data=other, **keys) | start)
 
 
 @pytest.mark.parametrize("name", but_slow(["single", "fsdp", "pp"], {"single", "fsdp"}))

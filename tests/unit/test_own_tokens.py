@@ -19,6 +19,7 @@ from parascale.data.verify import verify_tokens
 from parascale.errors import ConfigError, DataError
 from parascale.settings import Source, Text
 from parascale.settings.data import ExpectedText
+from parascale.store.keys import data_known, meaning_of
 from tests.unit.test_tokenizers import gpt2, saved
 
 SIZE = 300  # entries of the vocabulary
@@ -152,7 +153,7 @@ def test_the_tokens_are_those_that_their_tool_reads_back(write, tmp_path):
     inputs, labels = Windows(tokens.split("train"), 7).batch([0, 3])
     assert inputs.tolist() == [TOKENS[:7], TOKENS[21:28]] and labels.tolist() == [TOKENS[1:8], TOKENS[22:29]]
     assert tokens.decode(tokens.encode("17 0 299")) == "17 0 299"
-    assert export.tokenizer(None, tokens) == {}
+    assert export.tokenizer(None, tokens) == {} and meaning_of(data_known(tmp_path / "flat")) is None
     with pytest.raises(ConfigError, match="came without a tokenizer: give numbers from 0 to 299"):
         tokens.encode("17 300")
 

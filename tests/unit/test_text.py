@@ -20,6 +20,7 @@ from parascale.files import write_json
 from parascale.plan.planner import require_windows
 from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
+from parascale.store.keys import data_known, meaning_of
 from tests.command import call
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
@@ -39,6 +40,15 @@ def raw_of(folder, train=TRAIN, validation="the bird", test="a dog"):
 def prepared(folder, settings=None, **texts):
     prepare(raw_of(folder, **texts), settings or Text(), ExpectedText(), folder / "flat")
     return Tokens(folder / "flat")
+
+
+@pytest.mark.parametrize("how", [{}, {"tokenizer": "subword", "max_vocabulary": 260}], ids=("words", "subwords"))
+def test_data_says_what_its_numbers_mean(how, tmp_path):
+    """By the entries in turn, whatever the order of the texts; in the same size others mean something else."""
+    texts = {"first": "ab ab cd\ncd ab", "again": "cd ab\nab ab cd", "other": "cd cd ab\nab cd"}
+    sizes = {prepared(tmp_path / name, Text(**how), train=text).vocabulary_size for name, text in texts.items()}
+    meaning = {name: meaning_of(data_known(tmp_path / name / "flat")) for name in texts}
+    assert len(sizes) == 1 and meaning["first"] == meaning["again"] != meaning["other"]
 
 
 def test_vocabulary_comes_from_the_train_split_by_count_then_spelling(tmp_path):

@@ -1,6 +1,8 @@
 """The key of a training, put together from its settings, its code and its data."""
 
+import json
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,31 @@ def data_known(folder: Path | None, start: Path | None = None) -> list[Any]:
     if start is not None and not start.is_dir():
         raise FileNotFoundError(start)
     return known if start is None else [*known, read_manifest(start)["files"]]
+
+
+def meaning_of(known: list) -> list | str | None:
+    """What the numbers in prepared data mean, by what is `known` of it: the classes in turn, or the digest of the vocabulary; None where
+    tokens came without one."""
+    manifest = json.loads(known[0])
+    return manifest.get("classes") or manifest.get("files", {}).get("vocabulary.json", {}).get("sha256")
+
+
+def check_meaning(run: Run, known: list, facts: dict) -> None:
+    """Raise ConfigError unless the numbers of a run's data, which is `known`, mean what they did where a checkpoint with these facts was
+    trained. Those of earlier versions do not say it."""
+    ours, theirs = meaning_of(known), facts.get("meaning")
+    if None in (ours, theirs) or ours == theirs:
+        return
+    if isinstance(ours, list) and isinstance(theirs, list):
+        number, is_now, was = next(each for each in zip(count(), [*ours, None], [*theirs, None]) if each[1] != each[2])
+        what = f"class {number} is `{is_now}` here and `{was}` there: give both data the same classes"
+    else:
+        what = (
+            "its vocabulary has other entries, or another order: name one tokenizer for both in `data.text.pretrained`"
+        )
+    raise ConfigError(
+        f"run {run.run}: init_from `{facts['run']}` was trained on numbers that mean something else: {what}, or drop init_from"
+    )
 
 
 def code_of_run(run: Run) -> str:

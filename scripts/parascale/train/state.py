@@ -23,6 +23,7 @@ from parascale.checkpoint.manifest import read_manifest, step_folder, whole_chec
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
+from parascale.store.keys import check_meaning, meaning_of
 from parascale.train import wandb_run
 from parascale.train.exact import agreed
 from parascale.train.gauges import distinct
@@ -123,6 +124,8 @@ class RunState:
             return self.saved["step"]
         if self.job.start is None:
             return None
+        begun_from = on_lead(self.mesh, partial(read_manifest, self.job.start))["facts"]
+        check_meaning(self.job.run, self.job.known_data, begun_from)
         # Weights, optimizer state and place in the data are another run's, but not its record.
         facts = store.load(self.job.start, self.model, self.optimizers)
         if facts["step"] >= steps:
@@ -195,6 +198,7 @@ class RunState:
             "step": step,
             "evaluation": self.facts,
             "layout": dataclasses.asdict(self.job.run.layout),
+            "meaning": meaning_of(self.job.known_data),
             **more,
         }
         # A copy, because the facts go on changing while the checkpoint is written.
