@@ -133,7 +133,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     pairs = [*overrides, *([] if root is None else [("root", str(root))])]
     values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
     if bases:
-        return _opened(load_project_file(*files, overrides=values, bases=bases))
+        return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
     above, marks = (Path.cwd(), *Path.cwd().parents), (Path("Snakefile"), CONFIGURATION)
     folder = next((each for each in above if all((each / mark).exists() for mark in marks)), None)
     if folder:
@@ -145,7 +145,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
         raise ConfigError(
             f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --configfile"
         )
-    return _opened(load_project_file(*files, overrides=values, bases=bases))
+    return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
 
 
 def _opened(project):

@@ -132,7 +132,7 @@ def test_no_table_causes_anything_but_rows_or_a_clear_error(tmp_path, text):
     table = tmp_path / "runs.tsv"
     table.write_text(f"run\tworkload\tseed\n{text}", newline="")
     try:
-        assert all(values["run"] and values["workload"] for values, _ in read_rows(table))
+        assert all(values["run"] and values["workload"] for values in (row.settings() for row in read_rows(table)))
     except ConfigError as error:
         assert str(table) in str(error)
 
@@ -366,3 +366,40 @@ def test_a_number_with_leading_zeros_is_taken_as_written_or_refused(tmp_path, pr
     assert Override().convert("key={a: 0x10, b: 0, c: 0.5, d: '007', e: 089}", None, None)[1] == {
         "a": 16, "b": 0, "c": 0.5, "d": "007", "e": "089",
     }  # fmt: skip
+
+
+def test_a_wrong_row_is_an_error_for_those_who_ask_for_it_or_for_all(project, tmp_path):
+    """Whoever wants the whole table hears of every wrong row at once; a right one has its baseline and number as they are without the others."""
+    workloads = {"small": WORKLOAD, "other": {**WORKLOAD, "data": {"dataset": "small", "source": {"split": "b"}}}}
+    rows = (
+        "a small 1 1 - -,single small 1 1 - -,same small 1 1 - -,b small 1 2 - -,c none 1 1 - -,d small 2 2 gone -,- small 1 1,"
+        "e small 2 2 b -,f small 1 1 - b,g other 1 1 - -,h small 1 1 1 1 1 1 1,i small 2 two - -,i small 1 1 - -"
+    )
+    wrong = ["b", "c", "d", "f", "g", "h", "i"]
+    with pytest.raises(ConfigError) as all_of_them:
+        project(HEADER + rows.replace(",", "\n") + "\n", workloads)
+    said = str(all_of_them.value).splitlines()
+    assert len(said) == 7 and all(f"line {number}" in "".join(said) for number in (5, 8, 12, 13)), said
+    config = {"site": "here", **{name: str(tmp_path / name) for name in ("workloads", "sites", "runs.tsv")}}
+    found = load_project({"runs": config.pop("runs.tsv"), **config}, whole=False)
+    assert [*found.right] == ["a", "single", "same", "e"] and set(found.runs) > {*wrong, *found.right}
+    assert [found.runs[name].repeat for name in found.right] == [1, 2, 3, 1]
+    assert found.compared("single") == ("single", "a") and "e" not in found.incomparable
+    for name in wrong:
+        with pytest.raises(ConfigError):
+            found.runs[name]
+    for ask in (found.runs.items, found.runs.values, lambda: found.trained, lambda: found.compared("e")):
+        with pytest.raises(ConfigError, match="line 5"):
+            ask()
+
+
+def test_a_wrong_row_may_be_the_baseline_that_others_get_by_default(project, tmp_path):
+    """They are then compared with none, not with the next row."""
+    table = "run workload gpus_per_node dp seed\nfirst small 1 1 x\nsecond small 1 1 1\nwide small 2 2 1\n"
+    with pytest.raises(ConfigError):
+        project(table)
+    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
+    found = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}, whole=False)
+    assert {run.baseline for run in found.right.values()} == {"first"}
+    with pytest.raises(ConfigError, match="line 2"):
+        found.baseline("wide")

@@ -75,9 +75,10 @@ def test_advice_is_for_the_rows_that_a_table_would_hold(tmp_path):
     ):
         run = compiled_where_it_gains(run, CLUSTER)
         path.write_text(as_table(run), encoding="utf-8")
-        ((row, place),) = read_rows(path)
-        assert row["workload"] == LLAMA.name
-        read = strict.load(Run, row | {"workload": run.workload}, place)
+        (row,) = read_rows(path)
+        values = row.settings()
+        assert values["workload"] == LLAMA.name
+        read = strict.load(Run, values | {"workload": run.workload}, row.place)
         assert compiled_where_it_gains(read, CLUSTER) == run
     assert {each.layout.compile for each in ranked} == {True}
     slow = advise(LLAMA, LAPTOP, 2, facts=FACTS)

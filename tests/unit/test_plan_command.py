@@ -79,6 +79,25 @@ def test_the_exit_code_is_the_verdict(write, call, settings, code, said):
     assert said in text
 
 
+@pytest.mark.parametrize(
+    "words", [("plan", "--run"), ("plan", "--check", "--run"), ("plan", "--explain"), ("check", "--run")]
+)
+def test_a_verb_that_names_a_run_needs_no_other_row(write, call, tmp_path, words):
+    """One that is for all of them says every wrong row."""
+    write()
+    with open(tmp_path / "config/runs.tsv", "a") as table:
+        table.write("odd\tw\t1\t4\t3\nlost\tnone\t1\t1\t1\n")
+    assert call(*words, "single")[0] != 78
+    assert call(*words, "sinle") == (
+        78,
+        "error: run `sinle` is not in config/runs.tsv; did you mean `single`? Allowed: single, wide, odd, lost\n",
+    )
+    assert call(*words, "odd")[0] == 78 and "line 4: run `odd`: dp × fsdp" in call(*words, "odd")[1]
+    code, text = call(*words[:-1])
+    if words[-1] == "--run":
+        assert code == 78 and "line 4: run `odd`" in text and "none.yaml: no such workload" in text
+
+
 def test_the_check_names_every_refusal_and_counts_what_has_no_price(write, call, tmp_path, monkeypatch):
     """Memory with its remedy, said once; limits, of finished runs too; and the cap."""
     write(dim=8192, config="budget: {core_hours: 0.5}\npartition: dc-gpu-devel\n")

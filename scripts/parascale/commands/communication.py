@@ -65,6 +65,6 @@ def shapes(project):
     """{(nodes, processes on each, mesh): name of the run that stands for it}, of all shapes that the run table has."""
     return {
         (run.layout.nodes, run.layout.processes_per_node, tuple(mesh_of(run).items())): name
-        for name, run in reversed(project.runs.items())
+        for name, run in reversed(project.right.items())
         if run.layout.world_size > 1
     }

@@ -34,7 +34,7 @@ def write_comparison(project, output, names, datasets, measured):
     report = build_report(
         records,
         project.config.title,
-        tuple(project.runs.values()),
+        tuple(project.right.values()),
         left_out=tuple(name for name in found if name not in shown),
         conversions=tuple(row for row in conversions(results) if row["run"] in shown),
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},

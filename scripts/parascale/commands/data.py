@@ -42,6 +42,9 @@ def with_dataset(verb):
         if workload:
             found = load_workload(project.config.workloads, workload)
         else:
+            _ = (
+                dataset in project.users or project.runs.values()
+            )  # raises where rows are wrong, which may be those that use it
             found = named("dataset", dataset, project.users, "the workloads of the project")
         found.refuse_script("it finds its own data")
         return verb(project=project, workload=found, **options)
@@ -284,7 +287,7 @@ def images_taken(project, dataset):
     from parascale.plan.planner import Planner
 
     planner, found = Planner(project), []
-    for name, run in project.runs.items():
+    for name, run in project.right.items():
         phases = planner.prediction(name).phases if run.workload.data.dataset == dataset else None
         if phases:
             computing = sum(seconds for phase, seconds in phases.items() if phase != "data")

@@ -43,10 +43,11 @@ def plan(find, name, check, explain):
     if explain and check:
         raise click.UsageError("give one of --explain and --check")
     project = find()
-    planner, names = Planner(project), name or list(project.runs)
+    planner = Planner(project)
     if explain:
         print(explanation(explain, planner))
         return 0
+    names = name or [run.run for run in project.runs.values()]
     for each in names:
         planner.run(each)  # a name that is not known is told before anything is printed
     for line in missing_data(project.datasets):

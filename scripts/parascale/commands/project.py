@@ -38,10 +38,10 @@ def check(context, find, name):
     if context.invoked_subcommand:
         return
     project = find()
-    runs = [named_run(project, each) for each in name]
-    check_environment(PINS, project.site, runs, in_job=slurm.job_id() is not None)
+    runs = [named_run(project, each) for each in name] or [*project.runs.values()]
+    check_environment(PINS, project.site, runs if name else (), in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(PINS))} pinned versions as tested, device {project.site.device}")
-    for workload in [run.workload for run in runs] or project.workloads.values():
+    for workload in [run.workload for run in runs] if name else project.workloads.values():
         for folder, *parts in folders(workload.data, workload.model):
             folder.check(*parts)
     if project.site.partitions and slurm.partitions():

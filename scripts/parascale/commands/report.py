@@ -44,7 +44,9 @@ def report(project, name, only, everything, output):
     else:
         datasets = [dataset for dataset in project.datasets if dataset not in project.pair_datasets]
         measured = list(shapes(project).values())
-        records = write_comparison(project, output, list(only or project.runs), datasets, measured)
+        records = write_comparison(
+            project, output, list(only) or [run.run for run in project.runs.values()], datasets, measured
+        )
     done = sum(record.done for record in records)
     print(f"{output}/index.html: {done} of {len(records)} runs finished", flush=True)
 
@@ -53,7 +55,7 @@ def write_job_report(project, name, output):
     """Write the report of one run as a page, and say where."""
     from parascale.report.job import load_job, render_job  # loads slowly
 
-    job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.runs.values()))
+    job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.right.values()))
     page = output / f"{name}.html"
     write_text(page, render_job(job, output))
     print(f"{page}: {job.record.status}", flush=True)

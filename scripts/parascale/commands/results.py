@@ -234,7 +234,7 @@ def require_finished(project, name, task):
     else:
         trained = named_run(project, name).workload.task
     if trained != task:
-        fitting = [each for each, run in project.runs.items() if run.workload.task == task]
+        fitting = [each for each, run in project.right.items() if run.workload.task == task]
         others = ", ".join(fitting) or "none"
         raise ConfigError(f"run `{name}` is for the task {trained}, not {task}; of this task: {others}")
     if not described.is_file():

@@ -127,7 +127,7 @@ def make_plan(
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
-        needed_by=_needed_by(planner.project.runs),
+        needed_by=_needed_by(planner.project.right),
         alone=tuple(name for name, reason in planner.project.incomparable.items() if reason == ALONE and name in names),
     )
 

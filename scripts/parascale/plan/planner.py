@@ -71,7 +71,7 @@ class Planner:
     @functools.cached_property
     def _all_probes(self) -> dict[str, Run]:
         """The probes of this run table by name, whatever they need."""
-        return probes(self.project.runs, self.site)
+        return probes(self.project.right, self.site)
 
     @functools.cached_property
     def probing(self) -> dict[str, Prediction]:
@@ -108,7 +108,7 @@ class Planner:
 
     def strategy(self, name: str | None) -> str | None:
         """The strategy of a run of the table or a probe; None for any other name, or none."""
-        run = self.project.runs.get(name) or (self.probes.get(name) if name is not None else None)
+        run = self.project.right.get(name) or (self.probes.get(name) if name is not None else None)
         return run.strategy if run else None
 
     def prediction(self, name: str, kind: str = "run") -> Prediction:

@@ -156,8 +156,8 @@ def load_records(results, work, names=None, project=None):
 
 def _completed(record, project, submitted):
     """A record with what the project knows of a run that left none. submitted: run → ids of its jobs."""
-    if record.run is None and record.name in project.runs:
-        record = replace(record, run=project.runs[record.name], site=project.site)
+    if record.run is None and record.name in project.right:
+        record = replace(record, run=project.right[record.name], site=project.site)
     if record.status == "missing" and record.name in submitted:
         said = f"no record, but submitted as Slurm job {few(submitted[record.name])}"
         record = replace(record, notes=(said, *record.notes))

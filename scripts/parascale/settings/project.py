@@ -19,7 +19,7 @@ from parascale.settings.config import Config
 from parascale.settings.options import declared
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
-from parascale.settings.runtable import COLUMNS, read_rows
+from parascale.settings.runtable import COLUMNS, Rows, read_rows, refuse
 from parascale.settings.site import Site
 from parascale.settings.workload import Workload
 from parascale.settings.yaml_files import (
@@ -38,7 +38,7 @@ ALONE = "no other run to compare it with: add a row of its workload on one proce
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded configuration: settings, the site, and every run by name, in the table's order.
+    """A loaded configuration: settings, the site, and every run by name, in the table's order; `Rows` where some are wrong.
 
     untrained: the workloads, by name, that no run trains but whose data is converted and measured.
     """
@@ -61,7 +61,12 @@ class Project:
     @functools.cached_property
     def workloads(self):
         """Every workload by name: those of the runs, then the untrained ones."""
-        return {run.workload.name: run.workload for run in self.runs.values()} | self.untrained
+        return {run.workload.name: run.workload for run in self.right.values()} | self.untrained
+
+    @property
+    def right(self) -> dict:
+        """The runs by name whose rows are right."""
+        return self.runs.right if isinstance(self.runs, Rows) else self.runs
 
     @functools.cached_property
     def users(self):
@@ -101,17 +106,18 @@ class Project:
     @functools.cached_property
     def incomparable(self):
         """{run: why} of those of whose layout a parity run would prove nothing."""
-        parity = self.config.parity
-        runs = {name: run.parity(parity.steps, parity.precision) for name, run in self.trained.items()}
-        others = {name: run for name, run in runs.items() if run.baseline != name}
+        parity, right = self.config.parity, self.right.items()
+        runs = {name: run.parity(parity.steps, parity.precision) for name, run in right if not run.workload.is_script}
+        others = {name: run for name, run in runs.items() if run.baseline in runs and run.baseline != name}
         reasons = {name: identity.no_comparison(run, runs[run.baseline]) for name, run in others.items()}
         compared = others.keys() | {run.baseline for name, run in others.items() if not reasons[name]}
-        lone = [name for name, run in runs.items() if run.layout.world_size > 1 and name not in compared]
+        alone = [name for name, run in runs.items() if run.baseline == name and run.layout.world_size > 1]
+        lone = [name for name in alone if name not in compared]
         return {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(lone, ALONE)
 
     def compared(self, name):
         """Names of the two runs whose parity runs the verdict on a run is found from; none of a baseline, and where they prove nothing."""
-        baseline = self.runs[name].baseline
+        baseline = self.baseline(name).run
         return () if name == baseline or name in self.incomparable else (name, baseline)
 
     def baseline(self, name):
@@ -119,51 +125,48 @@ class Project:
         return self.runs[self.runs[name].baseline]
 
 
-def load_project(values, files=(), bases=("config",)):
+def load_project(values: dict, files=(), bases=("config",), whole: bool = True) -> Project:
     """Load everything that a configuration (a mapping, as YAML gives it) names.
 
     files: those that the values were read from, in order; paths that one of them names are relative to it, all others to the
     current folder. bases: folders of the run table, workloads and sites where the configuration names no others: the first that
-    has them.
+    has them. whole: whether a wrong row of the run table is an error now, or for those who ask for it (`Rows`).
     """
     places = placed(values, files)
     defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
     config = resolved_paths(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
-    runs, names = {}, {}
-    for row, place in read_rows(config.runs):
-        strict.check_name(row["run"], place, "run", names)
-        run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
-        run = compiled_where_it_gains(_with_own_parts(run), site)
-        if run.run in runs:
-            raise ConfigError(f"{place}: run `{run.run}` appears twice in the table")
-        try:
-            run.check()
-            site.check_run(run)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: run `{run.run}`: {error}") from None
-        runs[run.run] = run
-    if not runs:
+    runs, errors, names, rows = {}, {}, {}, [*read_rows(config.runs)]
+    for row in rows:
+        with _kept(errors, row.name):
+            run = _run_of(row, find_workload, site, names)
+            if row.name in runs or row.name in errors:
+                raise ConfigError(f"{row.place}: run `{row.name}` appears twice in the table")
+            runs[row.name] = run
+    if not rows:
         raise ConfigError(f"{config.runs}: the run table has no rows")
-    runs = identity.numbered(_with_baselines(runs, config.runs))
-    _check_starts(runs, config.runs)
-    trained = {run.workload.name for run in runs.values()}
-    untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in trained}
-    project = Project(config, site, runs, untrained)
-    _check_datasets(project.workloads)
+    runs = _with_baselines(runs, errors, rows, config.runs)
+    _check_starts(runs, errors, config.runs)
+    named = {row.cells.get("workload") for row in rows}
+    untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in named}
+    _check_datasets(runs, errors, untrained)
+    if whole:
+        refuse(errors)
+    right = identity.numbered({name: run for name, run in runs.items() if name not in errors})
+    project = Project(config, site, Rows(right, errors) if errors else right, untrained)
     if "$" not in config.root and project.root.exists() and not project.root.is_dir():
         raise ConfigError(f"{places.of(('root',))}: `root` = `{config.root}` is a file; it must be a folder")
     return project
 
 
-def load_project_file(*files, overrides=None, bases=None):
+def load_project_file(*files, overrides=None, bases=None, whole=True) -> Project:
     """Load the configuration in YAML files, later ones on top of earlier ones.
 
-    overrides: single keys on top of all, whose paths are relative to the current folder. bases: as in `load_project`; default:
-    the folder of the first file.
+    overrides: single keys on top of all, whose paths are relative to the current folder. bases, whole: as in `load_project`;
+    default: the folder of the first file.
     """
-    return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])])
+    return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])], whole)
 
 
 def typed(values, files):
@@ -289,52 +292,88 @@ def compiled_where_it_gains(run, site):
     return dataclasses.replace(run, layout=dataclasses.replace(layout, compile=gains))
 
 
-def _with_baselines(runs, where):
+@contextlib.contextmanager
+def _kept(errors, name):
+    """A context whose ConfigError becomes that of a run, if it has none yet."""
+    try:
+        yield
+    except ConfigError as error:
+        errors.setdefault(name, error)
+
+
+def _run_of(row, find_workload, site, names):
+    """The Run of a Row, checked by itself. names: see `strict.check_name`."""
+    values = row.settings()
+    strict.check_name(values["run"], row.place, "run", names)
+    run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, row.place)
+    run = compiled_where_it_gains(_with_own_parts(run), site)
+    try:
+        run.check()
+        site.check_run(run)
+    except ConfigError as error:
+        raise ConfigError(f"{row.place}: run `{run.run}`: {error}") from None
+    return run
+
+
+def _with_baselines(runs, errors, rows, where):
     """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
     resolved, first = {}, {}
-    for name, run in runs.items():
-        if run.layout.world_size == 1:
-            first.setdefault(run.workload.name, name)
+    for row in rows:
+        known = runs.get(row.name)
+        if known.layout.world_size == 1 if known else row.may_be_baseline:
+            first.setdefault(row.cells.get("workload"), row.name)
     for name, run in runs.items():
         baseline = run.baseline or first.get(run.workload.name, name)
-        if baseline not in runs:
-            raise ConfigError(
-                f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"
-            )
-        if _method(runs[baseline].workload) != _method(run.workload):
-            other = f"trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
-            if runs[baseline].workload.name == run.workload.name:
-                other = "has another `accumulate`, of which each batch norm sees a part"
-            raise ConfigError(f"{where}: run `{name}`: baseline `{baseline}` {other}")
         resolved[name] = dataclasses.replace(run, baseline=baseline)
+        with _kept(errors, name):
+            if baseline not in runs and baseline not in errors:
+                raise ConfigError(
+                    f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"
+                )
+            if baseline in runs and _method(runs[baseline].workload) != _method(run.workload):
+                other = f"trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
+                if runs[baseline].workload.name == run.workload.name:
+                    other = "has another `accumulate`, of which each batch norm sees a part"
+                raise ConfigError(f"{where}: run `{name}`: baseline `{baseline}` {other}")
     return resolved
 
 
-def _check_starts(runs, where):
-    """Each run that starts from another must find it in the table, and not wait for itself."""
+def _check_starts(runs, errors, where):
+    """Each run that starts from another must find it in the table, right, and not wait for itself."""
     for name in runs:
         chain = [name]
-        while (start := runs[chain[-1]].init_from) is not None:
-            if start not in runs:
-                raise ConfigError(
-                    f"{where}: run `{chain[-1]}`: init_from `{start}` is not in the table{strict.nearest(start, runs)}"
-                )
-            if start in chain:
-                raise ConfigError(f"{where}: init_from is circular: {' → '.join([*chain, start])}")
-            if runs[start].workload.model != runs[chain[-1]].workload.model:
-                raise ConfigError(f"{where}: run `{chain[-1]}`: init_from `{start}` trains another model")
-            chain.append(start)
+        with _kept(errors, name):
+            while (start := runs[chain[-1]].init_from) is not None:
+                if start in errors:
+                    raise errors[start]
+                if start not in runs:
+                    raise ConfigError(
+                        f"{where}: run `{chain[-1]}`: init_from `{start}` is not in the table{strict.nearest(start, runs)}"
+                    )
+                if start in chain:
+                    raise ConfigError(f"{where}: init_from is circular: {' → '.join([*chain, start])}")
+                if runs[start].workload.model != runs[chain[-1]].workload.model:
+                    raise ConfigError(f"{where}: run `{chain[-1]}`: init_from `{start}` trains another model")
+                chain.append(start)
 
 
-def _check_datasets(workloads):
-    """Workloads that share a dataset must mean the same data."""
+def _check_datasets(runs, errors, untrained):
+    """Workloads that share a dataset must mean the same data: the first of them decides, runs of others are wrong."""
     seen, names = {}, {}
-    for workload in (each for each in workloads.values() if not each.is_script):
-        data = workload.data
-        strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", names)
-        other = seen.setdefault(data.dataset, workload)
-        if other.data.made_from() != data.made_from() or other.task != workload.task:
-            raise ConfigError(
-                f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
-                "but its task, source, shards, text or image settings differ; give one of them another `data.dataset`"
-            )
+    for workload in ({run.workload.name: run.workload for run in runs.values()} | untrained).values():
+        if workload.is_script:
+            continue
+        found = {}
+        with _kept(found, None):
+            data = workload.data
+            strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", names)
+            other = seen.setdefault(data.dataset, workload)
+            if other.data.made_from() != data.made_from() or other.task != workload.task:
+                raise ConfigError(
+                    f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
+                    "but its task, source, shards, text or image settings differ; give one of them another `data.dataset`"
+                )
+        if found and workload.name in untrained:
+            raise found[None]
+        for name in (each for each, run in runs.items() if found and run.workload.name == workload.name):
+            errors.setdefault(name, found[None])

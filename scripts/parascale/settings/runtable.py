@@ -2,10 +2,12 @@
 
 import csv
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
-from parascale.settings.layout import Layout
+from parascale.settings.layout import DEGREES, Layout
 from parascale.settings.options import declared, walk
 from parascale.settings.run import Run
 from parascale.settings.workload import TASKS
@@ -19,19 +21,72 @@ RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name 
 COLUMNS = [*RUN_COLUMNS, *LAYOUT_COLUMNS]
 
 
-def read_rows(path):
-    """Yield (settings of a Run, its Places in the file) for each row; `workload` is still a name."""
-    for row, place in _lines(path):
+class Row(NamedTuple):
+    """A line of the run table: column → text, where it stands, and why it cannot be read at all, if so."""
+
+    cells: dict
+    place: Places
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its run; its place where it has none."""
+        name = self.cells.get("run", "")
+        return str(self.place) if name in EMPTY else name
+
+    def settings(self) -> dict:
+        """Settings of a Run, of which `workload` is still a name. Raises ConfigError for cells that are none."""
+        if self.problem:
+            raise ConfigError(f"{self.place}: {self.problem}")
         values, layout = {}, {}
-        for column, cell in row.items():
+        for column, cell in self.cells.items():
             setting = LAYOUT_COLUMNS.get(column) or RUN_COLUMNS.get(column)
             if cell not in EMPTY:
                 given = layout if column in LAYOUT_COLUMNS else values
                 given[column] = _typed(setting, cell)
         for column in ("run", "workload"):
             if column not in values:
-                raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
-        yield {**values, "layout": strict.load(Layout, layout, place)}, place
+                raise ConfigError(f"{self.place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
+        return {**values, "layout": strict.load(Layout, layout, self.place)}
+
+    @property
+    def may_be_baseline(self) -> bool:
+        """Whether it is one process, as far as its cells tell."""
+        return all(self.cells.get(degree, "1") in ("1", *EMPTY) for degree in DEGREES)
+
+
+class Rows(Mapping):
+    """The runs of a table of which rows are wrong: who asks for one of those, or for all, gets their errors; names alone are always there.
+
+    right: {name: Run}. errors: {name, or place of a row without one: ConfigError}.
+    """
+
+    def __init__(self, right: dict, errors: dict):
+        self.right, self.errors = right, errors
+
+    def __getitem__(self, name: str) -> Run:
+        if name in self.errors:
+            raise self.errors[name]
+        return self.right[name]
+
+    def __iter__(self):
+        return iter([*self.right, *self.errors])
+
+    def __len__(self) -> int:
+        return len(self.right) + len(self.errors)
+
+    def items(self):
+        refuse(self.errors)
+        return self.right.items()
+
+    def values(self):
+        return dict(self.items()).values()
+
+
+def refuse(errors: dict) -> None:
+    """Raise one ConfigError that names all errors of rows, if there are any."""
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(map(str, errors.values()))))
 
 
 def as_table(run):
@@ -45,8 +100,8 @@ def as_table(run):
     return "\n".join(map("\t".join, (cells.keys(), cells.values())))
 
 
-def _lines(path):
-    """Rows of the run table with their place; `#` starts a comment line."""
+def read_rows(path: str):
+    """Yield a Row for each row of the run table; `#` starts a comment line. Raises ConfigError for a header that is none."""
     lines = strict.read_text(path, "the run table, key `runs`").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     reader = csv.reader((line for _, line in numbered), delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -56,21 +111,21 @@ def _lines(path):
         if header.count(column) > 1:
             raise ConfigError(f"{where}: column `{column}` appears twice in the header")
         if column not in COLUMNS:
-            _refuse_other_separators(header, where)
+            if problem := _other_separators(header):
+                raise ConfigError(f"{where}: {problem}")
             if {cell.lower() for cell in header}.isdisjoint(COLUMNS):
                 raise ConfigError(
                     f"{where}: no column `{column}`: the first line must be the header: run, workload, dp, …"
                 )
             raise ConfigError(f"{where}: unknown column `{column}`{_home(column) or strict.nearest(column, COLUMNS)}")
     for (number, _), cells in zip(numbered[1:], reader, strict=True):
-        if len(header) > 1:
-            _refuse_other_separators(cells, f"{path}, line {number}")
+        problem = _other_separators(cells) if len(header) > 1 else None
         if len(_cells(cells)) > len(header):
-            raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")
+            problem = f"{len(cells)} cells, but the header has {len(header)}"
         starts = [1 + sum(len(before) + 1 for before in cells[:index]) for index in range(len(cells))]
         columns = {(name,): (path, number, start) for name, start in zip(header, starts, strict=False)}
         place = Places(path, {(): (path, number, None), **columns})
-        yield dict(zip(header, _cells(cells), strict=False)), place
+        yield Row(dict(zip(header, _cells(cells), strict=False)), place, problem)
 
 
 def _cells(cells):
@@ -86,11 +141,11 @@ def _home(key):
     return found and f": `{found}` of the workload's file says it"
 
 
-def _refuse_other_separators(cells, where):
-    """Raise ConfigError for a line that is one cell, but holds what others separate cells with."""
-    for separator, name in ((",", "commas"), (";", "semicolons"), (" ", "spaces")):
-        if len(cells) == 1 and separator in cells[0].strip():
-            raise ConfigError(f"{where}: tabs separate columns, but this line has {name}")
+def _other_separators(cells):
+    """What is wrong with a line that is one cell, but holds what others separate cells with; else None."""
+    names = {",": "commas", ";": "semicolons", " ": "spaces"}
+    found = next((names[each] for each in names if len(cells) == 1 and each in cells[0].strip()), None)
+    return found and f"tabs separate columns, but this line has {found}"
 
 
 def _typed(setting, cell):
