@@ -25,7 +25,7 @@ FAMILIES = {
     "GPT-NeoX": ("GPTNeoXConfig", {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}),
     "SmolLM3": ("SmolLM3Config", LLAMA),
 }
-OTHERS = {"Mixtral": ("MixtralConfig", LLAMA)}
+OTHERS = {"Mixtral": ("MixtralConfig", LLAMA), "Apertus": ("ApertusConfig", LLAMA)}
 
 
 def make_folder(folder, family, **more):

@@ -10,7 +10,7 @@ from parascale import families
 from parascale.checkpoint.export import words_of
 from parascale.errors import CheckpointError, ConfigError
 from parascale.families.build import model_class
-from parascale.parallel.parallelize import PLANS
+from parascale.families.kind import PLANS
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import DataFacts, predict
 from parascale.settings import Layout, Model, Run, Site, Workload, make

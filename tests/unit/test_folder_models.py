@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +13,27 @@ from safetensors import safe_open
 
 from parascale.checkpoint.convert import convert
 from parascale.commands.project import check
-from parascale.errors import ConfigError, DataError
+from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.families.build import build_model, initialise
 from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
+from parascale.families.kind import offer_of
 from parascale.parallel import check_plans, tying
-from parascale.parallel.parallelize import offered
 from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.settings.config import Checkpoints
+from parascale.settings.layout import DEGREES
 from parascale.settings.pretrained import Pretrained
 from parascale.store.keys import modules_of_run
+from parascale.train.counting import keep_count
 from parascale.train.graph import narrowest_type
 
+from ..distributed.cases import but_slow
 from .checkpoints import save_run
-from .folder_models import FAMILIES, LLAMA, PLACES, VOCABULARY, make_folder
+from .folder_models import FAMILIES, LLAMA, OTHERS, PLACES, VOCABULARY, make_folder
 from .own_classes import VIT, VIT_WORKLOAD
 from .pretrained_folders import edit_config, make_bart
 
 ROOT = Path(__file__).parents[2]
+REFUSED = {"GPT-2": [{"tp": 2}, {"pp": 2}], "Mixtral": [{"tp": 2}], "Apertus": [{"tp": 2}]}
 TOKENS = torch.randint(VOCABULARY, (3, PLACES), generator=torch.Generator().manual_seed(2))
 
 
@@ -85,12 +90,40 @@ def test_the_documents_say_what_a_family_offers(family, tmp_path):
     """Models with two layers and twenty have the same plans."""
     folder = str(make_folder(tmp_path, family))
     with torch.device("meta"):
-        layouts = ", ".join(f"`{name}`" for name in offered(build(folder)))
+        layouts = ", ".join(f"`{name}`" for name in offer_of(build(folder))["layouts"])
     training = {"window": PLACES, "steps": 2}
     workload = make(Workload, name="x", model={"kind": "transformers", "folder": folder}, training=training)
     narrowest = narrowest_type(workload, VOCABULARY)
-    row = f"| {family} | {layouts} | {'–' if narrowest == 'fp64' else narrowest} |"
+    row = f"| {family} | {layouts} | {narrowest} |"
     assert row in (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
+
+
+def refusal(check, *arguments):
+    """Why a check refuses a layout; None where it does not."""
+    try:
+        check(*arguments)
+    except ConfigError as error:
+        return str(error).partition(": ")[2]
+
+
+@pytest.mark.parametrize("family", but_slow([*FAMILIES, *OTHERS], FAMILIES.keys() - {"GPT-2", "Llama"}))
+def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
+    """Before the model is counted, what the library's file says; then all of it, without its modules."""
+    folder = str(make_folder(tmp_path, family))
+    training = {"window": PLACES, "steps": 2}
+    workload = make(Workload, name="x", model={"kind": "transformers", "folder": folder}, training=training)
+    with torch.device("meta"):
+        model = build(folder)
+    layouts = [Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp")) for axis in DEGREES]
+    jobs = {layout: refusal(check_plans, model, layout) for layout in layouts}
+    for counted in (False, True):
+        if counted:
+            with suppress(RequirementError):  # a mixture: what it offers is known all the same
+                keep_count(workload, VOCABULARY)
+        plans = {layout: refusal(Run("x", workload, layout).check) for layout in layouts}
+        unsaid = {layout for layout in layouts if "does not say" in (jobs[layout] or "") and not counted}
+        assert {layout: None if layout in unsaid else why for layout, why in jobs.items()} == plans
+    assert [layout.dimensions for layout in layouts if jobs[layout]] == REFUSED.get(family, [])
 
 
 def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
@@ -104,7 +137,7 @@ def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
         with pytest.raises(Underivable, match=r"`base_model_pp_plan` has no place for `model\.norm\.weight`"):
             pipeline_plan(model.network)
         return
-    reason = "tp = 2: transformers declares no `base_model_tp_plan` for GPT2LMHeadModel. It can be trained as: single, ddp, fsdp"
+    reason = "tp = 2: transformers declares no `base_model_tp_plan` for gpt2. It can be trained as: single, ddp, fsdp"
     with pytest.raises(ConfigError, match=reason):
         check_plans(model, Layout(gpus_per_node=2, tp=2))
 
@@ -262,7 +295,7 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
         "no gradient for spare.weight, spare.bias: `ddp` refuses this model",
     ]
     printed = "\n".join(looked_at(folder, "--window", "16"))
-    assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("converts to fp32" in printed)
+    assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("computes some of its results in fp32" in printed)
     assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in printed
 
 
@@ -271,7 +304,9 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     grows = make_folder(tmp_path / "grows", "Llama", rope_parameters=rope)
     *_, offers, narrowest = looked_at(grows, "--window", PLACES)
-    assert offers.startswith("offers single, ddp, fsdp, tp, pp;") and narrowest.startswith("converts to fp32")
+    assert offers.startswith("offers single, ddp, fsdp, tp, pp;") and narrowest.startswith(
+        "computes some of its results in fp32"
+    )
     with torch.no_grad():
         assert torch.equal(begun(grows).eval()(TOKENS), theirs(grows))
     mixture = make_folder(tmp_path / "mixture", "Mixtral", num_local_experts=4)

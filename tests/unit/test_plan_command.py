@@ -31,13 +31,24 @@ def test_a_class_of_one_s_own_is_priced_once_it_is_counted(write, call, tmp_path
     unknown = "unknown: its model is not counted yet: run parascale check model config/workloads/w.yaml"
     assert unknown in call("plan", "--run", "single")[1]
     assert unknown in call("advise", "--workload", "w", "--gpus", "4")[1]
+    (tmp_path / "own").symlink_to("config/workloads")
+    assert unknown.replace("config/workloads", "own") in call("plan", "--config", "workloads=own")[1]
     code, said = call("check", "model", "config/workloads/w.yaml")
     assert code == 0 and said.endswith(f"counted for plans: {file.relative_to(tmp_path)}.counts.json\n")
     said = call("plan", "--run", "single")[1]
     assert "memory" in said and "1,000 steps of" in said and "unknown" not in said
     assert "GB a GPU: fits" in call("advise", "--workload", "w", "--gpus", "4")[1]
     assert "ceiling" in call("plan", "--explain", "single")[1]
+    with open(tmp_path / "config/runs.tsv", "a") as table:
+        table.write("halves\tw\t1\t2\t\t2\n")
+    (tmp_path / "config/runs.tsv").write_text(
+        (tmp_path / "config/runs.tsv").read_text().replace("\tdp\n", "\tdp\ttp\n")
+    )
+    for words in (["plan", "--check"], ["check"]):
+        code, said = call(*words, "--run", "halves")
+        assert code == 78 and "tp = 2: it offers no `tensor_plan`. It can be trained as: single, ddp\n" in said
     file.write_text(OWN + "\n")
+    assert unknown in call("plan", "--run", "halves")[1]
     assert unknown in call("plan", "--run", "single")[1]
 
 

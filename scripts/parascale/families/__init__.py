@@ -78,6 +78,11 @@ def check_class(path, name, kind):
         raise ConfigError(f"model.kind = `{kind}`: `{path}` has no class `{name}`{nearest(name, classes)}")
 
 
+def check_offered(model, layout) -> None:
+    """Raise ConfigError for a layout that a model of nobody's family here does not offer, as far as it was counted."""
+    import_module(f"{__name__}.counted").check_counted(model, layout)
+
+
 @functools.cache
 def _families(path):
     """The packages of all families below the folders of `path`."""

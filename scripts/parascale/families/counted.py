@@ -8,16 +8,19 @@ import functools
 import hashlib
 import json
 import math
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from parascale.errors import ConfigError, ParascaleError
+from parascale.families.kind import check_offer
 from parascale.families.sizes import Operations, Product, Sizes
 from parascale.files import read_json
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
-NOT_COUNTED = "its model is not counted yet: run parascale check model config/workloads/"  # and the workload's file
-FORM = 3  # of a count; another one is counted again
+NOT_COUNTED = "its model is not counted yet: run parascale check model "  # and the workload's file
+FORM = 4  # of a count; another one is counted again
 
 
 def counts_of(model, outputs, *places):
@@ -37,10 +40,32 @@ def counts_of(model, outputs, *places):
     return source.with_name(f"{source.name}.counts.json"), digest
 
 
-def _found(model, outputs, *places):
-    """The count, or None."""
+def offer_place(model) -> tuple[Path, str]:
+    """(file of the counts, digest in it of what a config Model offers), whatever its data is; errors as `counts_of`."""
+    place, digest = counts_of(model, None)
+    return place, f"offer-{digest}{_version() if model.folder else ''}"
+
+
+def check_counted(model, layout, uncounted: dict | None = None) -> None:
+    """Raise ConfigError for a layout that a model does not offer, as it was counted. uncounted: what it offers where it was not."""
+    offer = None
+    with suppress(ParascaleError):  # a damaged file is told to those who need the count
+        offer = _found(offer_place, model)
+    if offer := offer or uncounted:
+        check_offer(offer, layout)
+
+
+@functools.cache
+def _version():
+    """Of `transformers`, which decides what a folder's model offers."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("transformers")
+
+
+def _found(place_of, *of):
+    """What a file of counts has where `place_of` says, or None."""
     try:
-        path, digest = counts_of(model, outputs, *places)
+        path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
     except (ConfigError, OSError):  # the folder may be on another machine, and its variables set there
         return None
@@ -74,7 +99,7 @@ class CountedSizes(Sizes):
     working_bytes = _bytes("working")
 
     def __init__(self, model, outputs, *places):
-        self.found = found = _found(model, outputs, *places)
+        self.found = found = _found(counts_of, model, outputs, *places)
         for name in ("layers", "tied", "unit", "targets", "norms", "statistics", "splits_logits"):
             setattr(self, name, found[name])
         self.block_split, self.block_whole = found["block"]
@@ -85,7 +110,7 @@ class CountedSizes(Sizes):
     @staticmethod
     def unknown(model, outputs, *places):
         """What is missing: a folder, which may be on another machine, or the count."""
-        if _found(model, outputs, *places):
+        if _found(counts_of, model, outputs, *places):
             return None
         try:
             _ = model.folder and Pretrained(model.folder, "model.folder").config

@@ -3,6 +3,10 @@
 import fnmatch
 from dataclasses import dataclass
 
+from parascale.errors import ConfigError
+
+PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}  # degree → what a model must have for it
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -42,3 +46,33 @@ def matches(name, pattern):
     """Shell pattern on dotted names, one `*` for one part of the name."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def offer_of(model) -> dict:
+    """What a model offers, as plain data that plans keep: its class's name, the layouts, and why not the others."""
+    missing = {axis: f"it offers no `{plan}`" for axis, plan in PLANS.items() if not hasattr(model, plan)}
+    refusals = {axis: getattr(model, "refusals", {}).get(axis, why) for axis, why in missing.items()}
+    layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]
+    return {
+        "name": type(model).__name__,
+        "layouts": layouts,
+        "refusals": refusals,
+        "units": [*getattr(model, "shard_units", ())],
+    }
+
+
+def check_offer(offer: dict, layout) -> None:
+    """Raise ConfigError where a layout needs what a model does not offer, and would do nothing or fail."""
+    name = offer["name"]
+    for axis, why in offer["refusals"].items():
+        if getattr(layout, axis) > 1:
+            raise ConfigError(
+                f"{name} cannot be trained with {axis} = {getattr(layout, axis)}: {why}. "
+                f"It can be trained as: {', '.join(offer['layouts'])}"
+            )
+    for switch in ("activation_checkpointing", "compile"):
+        if getattr(layout, switch) and not offer["units"]:
+            raise ConfigError(
+                f"{name} cannot be trained with {switch}: it is done block by block, and the class does not say "
+                'what its blocks are. Add `shard_units`, patterns of their names: `shard_units = ("blocks.*",)`'
+            )

@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parascale.errors import ConfigError
 from parascale.families.build import initialise
 from parascale.families.head import Head
+from parascale.families.kind import check_offer, offer_of
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import HALF, Copies
@@ -39,8 +39,6 @@ from parascale.parallel.recompute import recomputed
 from parascale.settings import Layout, Run
 from parascale.settings.layout import DATA_AXES
 from parascale.settings.stages import held_stages
-
-PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
 
 @dataclass
@@ -160,29 +158,7 @@ def uses_ddp(run: Run) -> bool:
 
 def check_plans(model: nn.Module, layout: Layout) -> None:
     """Raise ConfigError where a layout needs a plan that the model does not offer, and would do nothing or fail."""
-    name = type(model).__name__
-    for axis, plan in PLANS.items():
-        if getattr(layout, axis) > 1 and not hasattr(model, plan):
-            raise ConfigError(
-                f"{name} cannot be trained with {axis} = {getattr(layout, axis)}: {why_not(model, axis)}. "
-                f"It can be trained as: {', '.join(offered(model))}"
-            )
-    for switch in ("activation_checkpointing", "compile"):
-        if getattr(layout, switch) and not getattr(model, "shard_units", ()):
-            raise ConfigError(
-                f"{name} cannot be trained with {switch}: it is done block by block, and the class does not say "
-                'what its blocks are. Add `shard_units`, patterns of their names: `shard_units = ("blocks.*",)`'
-            )
-
-
-def offered(model: nn.Module) -> list[str]:
-    """The layouts that a model has what they need for."""
-    return ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model, plan)]
-
-
-def why_not(model: nn.Module, axis: str) -> str:
-    """Why a model does not offer an axis."""
-    return getattr(model, "refusals", {}).get(axis, f"it offers no `{PLANS[axis]}`")
+    check_offer(offer_of(model), layout)
 
 
 def _make_part(

@@ -32,13 +32,14 @@ SEEN = ("train", "validation")  # splits whose size a plan needs
 class DataFacts:
     """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
 
-    sample_bytes: of a compressed image, on average; 0 of text.
+    sample_bytes: of a compressed image, on average; 0 of text. workloads: the folder of the workload's file.
     """
 
     vocabulary: int | None
     train_samples: int | None = None
     validation_samples: int | None = None
     sample_bytes: float = 0.0
+    workloads: str = Paths.workloads
 
 
 class Part(NamedTuple):
@@ -64,7 +65,7 @@ class Part(NamedTuple):
 class Prediction:
     """Frozen into `run.json` before a run starts. What is unknown is None, and `unknown` says why.
 
-    step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
+    steps: None of a script that does not say them. step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
     start-up, evaluation, saving); both are means, as slow runs are further off than fast ones. wall_low, wall_high: 80 of 100 runs lie
     between; 95 of 100 last no longer than limit_seconds. parts: `Part`s of wall_seconds, the first with the steps.
     memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe |
@@ -112,7 +113,8 @@ def predict(
     if facts.vocabulary is not None:
         unknown = unknown_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     if unknown:
-        return Prediction(basis, unknown=f"{unknown}{run.workload.name}.yaml" if unknown == NOT_COUNTED else unknown)
+        file = f"{facts.workloads}/{run.workload.name}.yaml" if unknown == NOT_COUNTED else ""
+        return Prediction(basis, unknown=unknown + file)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     moments, capacity = memory_moments(run, site, facts.vocabulary), capacity_bytes(run, site)
     fits, parts = verdict(moments, capacity), peak(moments)
@@ -213,10 +215,10 @@ def _of_script(run: Run, site: Site, calibration: Calibration) -> Prediction:
         remedy += " the target `calibrate`, if the script records its steps, or finish it once"
         return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}")
     step, extra = seen
-    mean, steps = math.exp(HISTORY_ERROR**2 / 2), steps or 1
+    mean = math.exp(HISTORY_ERROR**2 / 2)
     beside = {"beside the steps": extra * mean}
-    priced = _priced(run, site, steps * step * mean, beside, HISTORY_ERROR, 0.0, basis == "history")
-    return Prediction(basis, steps=steps, step_seconds=step, **priced)
+    priced = _priced(run, site, (steps or 1) * step * mean, beside, HISTORY_ERROR, 0.0, basis == "history")
+    return Prediction(basis, steps=steps, step_seconds=step if steps else None, **priced)
 
 
 def _priced(run: Run, site: Site, seconds: float, beside: Any, own: float, shared: float, seen: Any) -> dict[str, Any]:
@@ -300,7 +302,8 @@ def quantile(parts: Any, z: float) -> float:
 
 def data_facts(run: Run, paths: Paths | None = None) -> DataFacts:
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    return facts_of(paths.data_of(run) if paths else None, run)
+    found = facts_of(paths.data_of(run) if paths else None, run)
+    return dataclasses.replace(found, workloads=paths.workloads) if paths else found
 
 
 def facts_of(folder: Path | None, run: Run) -> DataFacts:

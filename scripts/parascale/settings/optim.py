@@ -25,7 +25,9 @@ class Optim:
         "growth of `lr` with the batch in weak scaling", default="none"
     )
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
-        "learning rate after the warm-up; `one_cycle` has none: it rises and falls, as `cycles` say", default="cosine"
+        "learning rate after the warm-up; `cosine`: in step t of n, after w of warm-up, `lr` × (r + (1 − r) × (1 + cos(π (t − w) / (n − w))) / 2) "
+        "with r = `min_lr_ratio`; `one_cycle` has no warm-up: it rises and falls, as `cycles` say",
+        default="cosine",
     )
     cycles: list[Cycle] = option("`one_cycle`: the cycles in turn; default: one with default values", default=[])
     swing: Number = option(

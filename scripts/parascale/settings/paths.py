@@ -29,6 +29,7 @@ class Paths:
     """Paths of a project. Results are declared by rules; work is declared by none, so that it survives a failed job."""
 
     root: Path
+    workloads: str = "config/workloads"
 
     @property
     def results(self):

@@ -56,7 +56,7 @@ class Project:
     @functools.cached_property
     def paths(self):
         """Where everything lies below the root."""
-        return Paths(self.root)
+        return Paths(self.root, self.config.workloads)
 
     @functools.cached_property
     def workloads(self):

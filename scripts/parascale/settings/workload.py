@@ -70,13 +70,14 @@ class Model:
 
     def check(self, run):
         """Raise ConfigError where the model cannot be trained as a run wants it."""
-        from parascale.families import check_class, kinds
+        from parascale.families import check_class, check_offered, kinds
 
         path, _, own = self.kind.partition(":")
         if own:
             if not Path(path).is_file():
                 raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
             check_class(Path(path), own, self.kind)
+            check_offered(self, run.layout)
             return  # a class of the user's own checks its own sizes
         known, task = kinds(), run.workload.task
         if self.kind not in known:
@@ -139,7 +140,12 @@ class Training:
 class LanguageTraining(Training):
     """Training on windows of text."""
 
-    window: int = option("tokens per sample", default=64, low=2, high=10**7)
+    window: int = option(
+        "tokens per sample; the last window of a split is filled up with 0, which counts in no loss and no metric",
+        default=64,
+        low=2,
+        high=10**7,
+    )
     stride: int | None = option(
         "tokens from one window's start to the next; default: `window`. 1, as published for WikiText, uses each token `window` times",
         default=None,

@@ -19,9 +19,9 @@ from parascale.errors import RequirementError
 from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
-from parascale.families.counted import SAMPLES, counts_of
+from parascale.families.counted import SAMPLES, counts_of, offer_place
 from parascale.families.dropout import Draws
-from parascale.families.kind import matches
+from parascale.families.kind import matches, offer_of
 from parascale.files import read_json, write_json
 from parascale.parallel import tying
 
@@ -50,10 +50,13 @@ def count(workload, outputs):
 
 
 def keep_count(workload, outputs):
-    """Write the count of a workload's model where plans look for it; returns the file. Raises RequirementError as `count`."""
+    """Write what a workload's model offers, and its count, where plans look for them; returns the file. Raises RequirementError as `count`."""
     place, digest = counts_of(workload.model, outputs, *workload.sizes)
-    found = {digest: count(workload, outputs)}
-    write_json(place, (read_json(place) if place.is_file() else {}) | found)
+    with torch.device("meta"):
+        offer = offer_of(build_model(workload.model, outputs, *workload.sizes))
+    found = (read_json(place) if place.is_file() else {}) | {offer_place(workload.model)[1]: offer}
+    write_json(place, found)
+    write_json(place, found | {digest: count(workload, outputs)})
     return place
 
 

@@ -9,7 +9,7 @@ from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
 from parascale.families.dropout import Draws
-from parascale.parallel.parallelize import PLANS, offered, why_not
+from parascale.families.kind import offer_of
 
 SAMPLES = 2
 OWN_DRAWS = (
@@ -49,11 +49,10 @@ def described(workload, outputs):
     parameters = dict(model.named_parameters())
     count = sum(each.numel() for each in parameters.values())
     yield f"{count:,} parameters: {STATES * count / 1e9:.3g} GB of weights, gradients and AdamW's states in fp32"
-    units = getattr(model, "shard_units", ())
-    yield f"offers {', '.join(offered(model))}" + (
-        f"; units of FSDP and recomputation: {', '.join(units)}" if units else ""
-    )
-    yield from (f"not {axis}: {why_not(model, axis)}" for axis, plan in PLANS.items() if not hasattr(model, plan))
+    offer = offer_of(model)
+    units = f"; units of FSDP and recomputation: {', '.join(offer['units'])}" if offer["units"] else ""
+    yield f"offers {', '.join(offer['layouts'])}{units}"
+    yield from (f"not {axis}: {why}" for axis, why in offer["refusals"].items())
     Draws([model], 0, [range(SAMPLES)], 1, device).begin_part(1, 0)
     random = torch.get_rng_state()
     try:
@@ -67,7 +66,7 @@ def described(workload, outputs):
     if not torch.equal(random, torch.get_rng_state()):
         yield f"its layouts will be `not comparable`: {OWN_DRAWS}"
     if narrowest == "fp32":
-        yield "converts to fp32 on the way, even in fp64: parity is judged by the tolerance of fp32"
+        yield "computes some of its results in fp32, even in a run in fp64: parity is judged by the tolerance of fp32"
 
 
 def _built(workload, outputs, device):

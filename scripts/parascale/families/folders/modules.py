@@ -11,20 +11,12 @@ import torch
 from torch import nn
 
 from parascale.errors import DataError
+from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES
 from parascale.families.foreign import Passed, StoredWeights, repeated, theirs_of
 from parascale.families.kind import PipelinePlan, matches
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 NETWORK = "network."
-# What `transformers` calls a way to split a module → our role of a `tensor_plan`.
-ROLES = {
-    "colwise": "columns",
-    "rowwise": "rows",
-    "colwise_gather_output": "columns_gathered",
-    "rowwise_split_input": "rows_of_whole",
-    "embedding_rowwise": "vocabulary",
-    "replicated_with_grad_allreduce": "on_heads",
-}
 
 
 class FolderModel(nn.Module):
@@ -119,10 +111,11 @@ def _network(pretrained, window):
 
 def tensor_plan(network):
     """Pattern of submodules → role. What the library does not split computes the same on all ranks."""
-    if not (declared := network.tp_plan):
-        raise Underivable(f"transformers declares no `base_model_tp_plan` for {type(network).__name__}")
+    if not network.config.base_model_tp_plan:
+        raise Underivable(NO_PLAN.format("tp", network.config.model_type))
+    declared = network.tp_plan
     if unknown := sorted(set(declared.values()) - ROLES.keys()):
-        raise Underivable(f"transformers splits it by `{unknown[0]}`, which has no equal here")
+        raise Underivable(NO_EQUAL.format(unknown[0]))
     _refuse_unsaid(network, declared)
     config, plan = network.config, {NETWORK + name: ROLES[way] for name, way in declared.items()}
     if getattr(config, "tie_word_embeddings", False):  # one matrix, split in one way
@@ -146,8 +139,9 @@ def _refuse_unsaid(network, declared):
 
 def pipeline_plan(network):
     """Where stages may be cut: before, between and after the layers."""
-    if not (declared := network.pp_plan):
-        raise Underivable(f"transformers declares no `base_model_pp_plan` for {type(network).__name__}")
+    if not network.config.base_model_pp_plan:
+        raise Underivable(NO_PLAN.format("pp", network.config.model_type))
+    declared = network.pp_plan
     base = [name for name in declared if name.startswith(f"{network.base_model_prefix}.")]
     names = [NETWORK + name for name in (*base, *(name for name in declared if name not in base))]
     units = repeated(network)

@@ -1,9 +1,29 @@
 """Settings of a language model that a folder in Hugging Face's form describes."""
 
+import functools
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
 from parascale.errors import ConfigError, DataError
+from parascale.families.counted import check_counted
+from parascale.families.kind import PLANS
 from parascale.settings.options import RECIPE, option, settings
 from parascale.settings.pretrained import Pretrained
 from parascale.settings.workload import Model
+
+# What `transformers` calls a way to split a module → our role of a `tensor_plan`.
+ROLES = {
+    "colwise": "columns",
+    "rowwise": "rows",
+    "colwise_gather_output": "columns_gathered",
+    "rowwise_split_input": "rows_of_whole",
+    "embedding_rowwise": "vocabulary",
+    "replicated_with_grad_allreduce": "on_heads",
+}
+# Why an axis is refused.
+NO_PLAN = "transformers declares no `base_model_{}_plan` for {}"
+NO_EQUAL = "transformers splits it by `{}`, which has no equal here"
 
 
 @settings(RECIPE)
@@ -38,6 +58,7 @@ class Folder(Model):
         except (ConfigError, DataError):  # the folder may be on another machine, and its variables set there
             described = {}
         self._check_layout(run.layout, described)
+        check_counted(self, run.layout, _declared(self.folder, described.get("model_type")))
         mixture = next(
             (key for key, value in described.items() if "experts" in key and type(value) is int and value), None
         )
@@ -65,3 +86,19 @@ class Folder(Model):
         layers = config.get("num_hidden_layers")
         if isinstance(layers, int) and layout.stages > layers:
             raise ConfigError(f"{layout.stages} pipeline stages, but the model in {self.folder} has {layers} layers")
+
+
+@functools.cache
+def _declared(folder: str, kind: str | None) -> dict:
+    """What a model offers, as `offer_of` has it, by the library's own file of its `model_type`, as far as that says it: importing it would
+    load torch. What else its modules refuse is known when they are counted."""
+    found, name = find_spec("transformers"), str(kind).replace("-", "_")
+    file = Path(found.origin if found else "").parent / f"models/{name}/configuration_{name}.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    ways = re.findall(r': "(\w+)"', "".join(re.findall(r"base_model_tp_plan = \{.*?\n    \}", text, re.DOTALL)))
+    declared = {axis for axis in PLANS if axis == "fsdp" or not text or f"base_model_{axis}_plan" in text}
+    refusals = {axis: NO_PLAN.format(axis, kind) for axis in PLANS if axis not in declared}
+    if unknown := sorted(set(ways) - ROLES.keys()):
+        refusals["tp"] = NO_EQUAL.format(unknown[0])
+    layouts = [each for each in ("single", "ddp", *PLANS) if each not in refusals]
+    return {"name": f"the model in {folder}", "layouts": layouts, "refusals": refusals, "units": ["its layers"]}
