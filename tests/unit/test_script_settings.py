@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from parascale.commands.plan import describe, explanation
 from parascale.commands.store import _wanted
 from parascale.errors import ConfigError
 from parascale.plan import budget, calibrate, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
-from parascale.plan.price import PlannedJob
+from parascale.plan.price import PlannedJob, left_of
 from parascale.settings import load_project_file, run_from_dict, script
 from parascale.store.keys import code_of_run, key_of_run
 
@@ -199,6 +200,22 @@ def test_a_probe_prices_its_layout_until_the_script_is_edited(project, observed)
     assert predict(found.runs["alone"], found.site, known).unknown
     project(("workloads/helper.py", "1", "2"))
     assert "run the target `calibrate`" in predict(both, found.site, known).unknown
+
+
+def test_a_script_that_does_not_say_its_steps_is_planned_without_them(project):
+    """One step of the whole time would be wrong, and would count a saved step as all of them."""
+    found = project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 100", ""))
+    run = found.runs["both"]
+    seen = calibrate.Observation(
+        "run", "both", dataclasses.asdict(run), None, 49.75, {}, extra_seconds=2.0, code=code_of_run(run)
+    )
+    planner = Planner(found)
+    planner.__dict__["calibration"] = calibrate.Calibration(found.site.name, (seen,))
+    predicted = planner.prediction("both")
+    assert (predicted.basis, predicted.steps, predicted.step_seconds) == ("history", None, None)
+    assert predicted.seconds == pytest.approx(49.75, rel=0.01) and left_of(predicted, 30) == predicted.parts
+    for said in (describe("both", planner), explanation("both", planner)):
+        assert "1 step" not in said and "its steps" in said and "49.8 s" in said
 
 
 @pytest.mark.parametrize("lines", [[], [(25, 10.0)]])

@@ -10,7 +10,7 @@ from parascale.plan import budget, ledger, limits, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import cores_asked
 from parascale.plan.price import PlannedJob, title
-from parascale.report.numbers import plural, price
+from parascale.report.numbers import duration, plural, price
 
 BASES = {
     "formula": "no run that computes alike was observed here; constants of this kind of GPU, or of processors as measured",
@@ -69,7 +69,12 @@ def describe(name, planner):
     if predicted.wall_seconds is not None:
         phases = [f"{phase} {1000 * seconds:.1f}" for phase, seconds in (predicted.phases or {}).items() if seconds]
         told = f" ({', '.join(phases)})" if phases else ""  # not of a script
-        lines.append(f"{predicted.steps:,} steps of {1000 * predicted.step_seconds:.1f} ms{told}")
+        each = (
+            f" of {1000 * predicted.step_seconds:.1f} ms{told}"
+            if predicted.steps
+            else f": {duration(predicted.seconds)} in all"
+        )
+        lines.append(f"{_steps(predicted)}{each}")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
             f"{predicted.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {price(predicted)}"
@@ -79,6 +84,11 @@ def describe(name, planner):
     if refusal := planner.refusal(name):
         lines.append(f"cannot start: {refusal}")
     return "\n    ".join(lines)
+
+
+def _steps(predicted) -> str:
+    """How many steps, as far as that is known: a script of the user's own may not say it."""
+    return plural(predicted.steps, "step") if predicted.steps else "its steps"
 
 
 def explanation(name, planner):
@@ -94,7 +104,7 @@ def explanation(name, planner):
             if seconds
         ]
     if predicted.wall_seconds is not None:
-        parts = {f"{predicted.steps:,} steps": predicted.seconds, **predicted.beside}
+        parts = {_steps(predicted): predicted.seconds, **predicted.beside}
         lines.append(f"a job of {predicted.wall_seconds / 3600:.3f} h:")
         lines += [f"  {part:15} {seconds:10,.1f} s" for part, seconds in parts.items()]
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600

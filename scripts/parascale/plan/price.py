@@ -134,11 +134,12 @@ def _training(job: PlannedJob, planner: Planner, ready: bool) -> tuple[Any, ...]
 
 
 def left_of(prediction: Prediction, step: int) -> tuple[Part, ...] | None:
-    """Parts of the seconds that are left of a training which has its state after `step` optimizer steps; None where they are unknown."""
+    """Parts of the seconds that are left of a training which has its state after `step` optimizer steps; None where they are unknown.
+    A script that does not say how many steps it makes may have done any part of them: none counts as done."""
     if prediction.wall_seconds is None:
         return None
     training, *beside = prediction.parts
-    done = prediction.seconds * min(1.0, step / prediction.steps)
+    done = prediction.seconds * min(1.0, step / prediction.steps) if prediction.steps else 0.0
     return training.times(1 - done / training.value), *beside
 
 
