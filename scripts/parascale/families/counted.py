@@ -8,11 +8,10 @@ import functools
 import hashlib
 import json
 import math
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from parascale.errors import ConfigError, ParascaleError
+from parascale.errors import ParascaleError
 from parascale.families.kind import check_offer
 from parascale.families.sizes import Operations, Product, Sizes
 from parascale.files import read_json
@@ -20,6 +19,7 @@ from parascale.settings.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model "  # and the workload's file
+_version = functools.cache(metadata.version)  # of the library, which decides what a folder's model offers
 FORM = 4  # of a count; another one is counted again
 
 
@@ -43,23 +43,13 @@ def counts_of(model, outputs, *places):
 def offer_place(model) -> tuple[Path, str]:
     """(file of the counts, digest in it of what a config Model offers), whatever its data is; errors as `counts_of`."""
     place, digest = counts_of(model, None)
-    return place, f"offer-{digest}{_version() if model.folder else ''}"
+    return place, f"{digest}-{_version('transformers') if model.folder else 'own'}"
 
 
 def check_counted(model, layout, uncounted: dict | None = None) -> None:
     """Raise ConfigError for a layout that a model does not offer, as it was counted. uncounted: what it offers where it was not."""
-    offer = None
-    with suppress(ParascaleError):  # a damaged file is told to those who need the count
-        offer = _found(offer_place, model)
-    if offer := offer or uncounted:
+    if offer := _found(offer_place, model) or uncounted:
         check_offer(offer, layout)
-
-
-@functools.cache
-def _version():
-    """Of `transformers`, which decides what a folder's model offers."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("transformers")
 
 
 def _found(place_of, *of):
@@ -67,7 +57,11 @@ def _found(place_of, *of):
     try:
         path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
-    except (ConfigError, OSError):  # the folder may be on another machine, and its variables set there
+    except (
+        ParascaleError,
+        OSError,
+        metadata.PackageNotFoundError,
+    ):  # the folder, and its variables, may be on another machine
         return None
 
 

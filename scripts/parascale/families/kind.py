@@ -50,8 +50,8 @@ def matches(name, pattern):
 
 def offer_of(model) -> dict:
     """What a model offers, as plain data that plans keep: its class's name, the layouts, and why not the others."""
-    missing = {axis: f"it offers no `{plan}`" for axis, plan in PLANS.items() if not hasattr(model, plan)}
-    refusals = {axis: getattr(model, "refusals", {}).get(axis, why) for axis, why in missing.items()}
+    missing, said = [axis for axis in PLANS if not hasattr(model, PLANS[axis])], getattr(model, "refusals", {})
+    refusals = {axis: said.get(axis, f"it offers no `{PLANS[axis]}`") for axis in missing}
     layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]
     return {
         "name": type(model).__name__,

@@ -19,7 +19,7 @@ from parascale.settings.config import Config
 from parascale.settings.options import declared
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
-from parascale.settings.runtable import COLUMNS, Rows, read_rows, refuse
+from parascale.settings.runtable import COLUMNS, Rows, read_rows
 from parascale.settings.site import Site
 from parascale.settings.workload import Workload
 from parascale.settings.yaml_files import (
@@ -151,10 +151,9 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
     named = {row.cells.get("workload") for row in rows}
     untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in named}
     _check_datasets(runs, errors, untrained)
-    if whole:
-        refuse(errors)
     right = identity.numbered({name: run for name, run in runs.items() if name not in errors})
     project = Project(config, site, Rows(right, errors) if errors else right, untrained)
+    _ = whole and project.runs.values()
     if "$" not in config.root and project.root.exists() and not project.root.is_dir():
         raise ConfigError(f"{places.of(('root',))}: `root` = `{config.root}` is a file; it must be a folder")
     return project
@@ -360,20 +359,17 @@ def _check_starts(runs, errors, where):
 def _check_datasets(runs, errors, untrained):
     """Workloads that share a dataset must mean the same data: the first of them decides, runs of others are wrong."""
     seen, names = {}, {}
-    for workload in ({run.workload.name: run.workload for run in runs.values()} | untrained).values():
-        if workload.is_script:
-            continue
-        found = {}
-        with _kept(found, None):
+    all_of_them = {name: run.workload for name, run in runs.items()} | {
+        f"workload {n}": w for n, w in untrained.items()
+    }
+    for name, workload in ((name, each) for name, each in all_of_them.items() if not each.is_script):
+        with _kept(errors, name):
             data = workload.data
             strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", names)
             other = seen.setdefault(data.dataset, workload)
-            if other.data.made_from() != data.made_from() or other.task != workload.task:
+            same = other.name == workload.name or other.data.made_from() == data.made_from()
+            if not same or other.task != workload.task:
                 raise ConfigError(
                     f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
                     "but its task, source, shards, text or image settings differ; give one of them another `data.dataset`"
                 )
-        if found and workload.name in untrained:
-            raise found[None]
-        for name in (each for each, run in runs.items() if found and run.workload.name == workload.name):
-            errors.setdefault(name, found[None])

@@ -31,8 +31,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """Of its run; its place where it has none."""
-        name = self.cells.get("run", "")
-        return str(self.place) if name in EMPTY else name
+        return str(self.place) if (name := self.cells.get("run", "")) in EMPTY else name
 
     def settings(self) -> dict:
         """Settings of a Run, of which `workload` is still a name. Raises ConfigError for cells that are none."""
@@ -75,18 +74,11 @@ class Rows(Mapping):
     def __len__(self) -> int:
         return len(self.right) + len(self.errors)
 
-    def items(self):
-        refuse(self.errors)
-        return self.right.items()
-
     def values(self):
-        return dict(self.items()).values()
+        """None: some are wrong. Raises one ConfigError that says all errors."""
+        raise ConfigError("\n".join(dict.fromkeys(map(str, self.errors.values()))))
 
-
-def refuse(errors: dict) -> None:
-    """Raise one ConfigError that names all errors of rows, if there are any."""
-    if errors:
-        raise ConfigError("\n".join(dict.fromkeys(map(str, errors.values()))))
+    items = values
 
 
 def as_table(run):
