@@ -169,7 +169,12 @@ def torchrun(words, project):
 
 
 def python(words, _):
-    assert words[0] == "-m" and words[1] in ("pytest", "tests.published.score", "tests.workflow.browser")
+    assert words[0] == "-m" and words[1] in (
+        "pytest",
+        "tests.published.score",
+        "tests.workflow.browser",
+        "tests.unit.test_surface",
+    )
     assert all(Path(word).exists() for word in words if word.startswith("tests/"))
 
 
