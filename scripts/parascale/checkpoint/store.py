@@ -109,7 +109,8 @@ class Saver:
         local = [value.to_local() if isinstance(value, DTensor) else value for value in state.values()]
         held = self._together(lambda: sum(value.nbytes for value in local))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
-        writer = dcp.FileSystemWriter(partial, overwrite=True)
+        # To copy ahead, torch waits for the GPU's current stream wherever there is a GPU, for copies in host memory too: the training's.
+        writer = dcp.FileSystemWriter(partial, overwrite=True, per_thread_copy_ahead=0)
         self._together(lambda: save_tensors(state, writer, self.group))
         index = [INDEX] if rank == 0 else []
         written = self._together(
