@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,13 @@ from parascale.errors import TrainingError
 from parascale.files import read_json, write_json, write_text
 from parascale.parallel.communication import OPERATIONS
 from parascale.plan.predict import data_facts, predict
+from parascale.train import parity
 
 from ..distributed.harness import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
+H100 = ("NVIDIA H100 80GB HBM3", 85.5e9, 700.0)  # as torch and NVML tell of one
+FACTS = 'print(\'["2.13", null, [["H100", 1, "0"]]]\')'
 # What installs itself when Python starts, in the processes of parts too: packages that are installed here and not allowed are not
 # found. torch's own requirements are.
 BLOCKER = """
@@ -95,8 +99,8 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     assert {row["verdict"] for row in rows.values()} == {"passed", "not measured"}
     assert rows["step with which it continued"]["value"] == parts.SAVED + 1
     assert {rows[f"bits of {which} training"]["value"] for which in ("the continued", "a repeated")} == {"same"}
-    verdicts = {row["what"]: row["value"] for row in found["parity"]}
-    assert verdicts == {"single": "baseline"} | dict.fromkeys(("ddp", "fsdp", "tp", "pp"), "same")
+    verdicts = {row["what"]: row["value"].partition(",")[0] for row in found["parity"]}
+    assert verdicts == {"single": "baseline"} | dict.fromkeys(("cpus", "ddp", "fsdp", "tp", "pp"), "same")
     assert rows["gpt2: graphs"]["value"] > 0 and rows["gpt2: graphs compiled after the second step"]["value"] == 0
     assert rows["gpt2: attention"]["value"] == "flash" and rows["gpt2: part of a step that waits for data"]["value"] > 0
     assert rows["our step over a bare loop's"]["value"] > 0
@@ -163,7 +167,7 @@ def planted(fault):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """Two H100s, as a machine with them is checked."""
-    return Here(tmp_path_factory.mktemp("gpus"), [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, [], math.inf)
+    return Here(tmp_path_factory.mktemp("gpus"), [H100] * 2, [], math.inf)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -176,7 +180,7 @@ def test_each_fault_fails_its_row(fault, here, monkeypatch):
 
 
 def test_rates_of_an_unknown_gpu_are_not_judged(tmp_path, monkeypatch):
-    here = Here(tmp_path, [["NVIDIA B1000", 300e9]] * 2, [], math.inf)
+    here = Here(tmp_path, [("NVIDIA B1000", 300e9, None)] * 2, [], math.inf)
     assert here.project.site.device == "cuda"
     monkeypatch.setattr(parts, "launched", planted("slow link"))
     assert list(parts.collectives(here))[-1]["verdict"] == "not measured"
@@ -187,27 +191,26 @@ def test_rates_of_an_unknown_gpu_are_not_judged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
-    [(1, 1), (2, 5), (3, 5), (4, 7), (8, 8)],
+    [(1, 2), (2, 6), (3, 6), (4, 8), (8, 9)],
 )
 def test_strategies_are_tried_as_they_are_shipped_where_there_are_gpus_for_them(gpus, expected, tmp_path, monkeypatch):
-    here = Here(tmp_path, [["NVIDIA H100 80GB HBM3", 85.5e9]] * gpus, [], math.inf)
+    here = Here(tmp_path, [H100] * gpus, [], math.inf)
     tried = []
 
     def launched(here, function, ranks, job):
         job.run.check()
-        tried.append((job.run.layout, ranks))
+        tried.append((job.run.layout, ranks, job.site.device))
         raise TrainingError
 
     monkeypatch.setattr(parts, "launched", launched)
     assert [row["verdict"] for row in parts.parity(here)] == ["failed"] * expected
-    assert tried == [
-        (here.project.runs[name].layout, here.project.runs[name].layout.world_size)
-        for name in parts.STRATEGIES[:expected]
-    ]
+    layouts = [here.project.runs[name].layout for name in ("single", *parts.STRATEGIES[: expected - 1])]
+    devices = ["cuda", "cpu", *["cuda"] * (expected - 2)]
+    assert tried == [(each, each.world_size, device) for each, device in zip(layouts, devices, strict=True)]
 
 
 def test_strategies_are_reported_after_a_baseline_that_failed(tmp_path, monkeypatch):
-    here = Here(tmp_path, [["NVIDIA H100 80GB HBM3", 85.5e9]] * 2, [], math.inf)
+    here = Here(tmp_path, [H100] * 2, [], math.inf)
 
     def launched(here, function, ranks, job):
         if ranks == 1:
@@ -216,8 +219,9 @@ def test_strategies_are_reported_after_a_baseline_that_failed(tmp_path, monkeypa
 
     monkeypatch.setattr(parts, "launched", launched)
     rows = list(parts.parity(here))
-    assert [(row["what"], row["verdict"]) for row in rows] == [(name, "failed") for name in parts.STRATEGIES[:5]]
-    assert rows[0]["value"] == "OutOfMemoryError" and "single/" in rows[1]["value"]
+    names = ["single", "cpus", *parts.STRATEGIES[1:5]]
+    assert [(row["what"], row["verdict"]) for row in rows] == [(name, "failed") for name in names]
+    assert rows[0]["value"] == "OutOfMemoryError" and "single/" in rows[2]["value"]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
         raise TrainingError("rank 1 failed")
 
     monkeypatch.setattr(parts, "PARTS", {"bad": failing, "long": endless, "last": endless})
-    monkeypatch.setattr(check, "FACTS", 'print(\'["2.13", null, [["H100", 1]]]\')')
+    monkeypatch.setattr(check, "FACTS", FACTS)
     started = time.monotonic()
     assert check.main(["--output", str(tmp_path), "--seconds", "2"]) == 1
     assert time.monotonic() - started < 30
@@ -270,6 +274,94 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
         "last": ["passed", "not reached"],
     }
     assert "rank 1 failed" in capsys.readouterr().out
+
+
+CUT = """
+import os, sys
+from parascale import check
+from parascale.check import parts
+
+def cut(here):
+    "It is killed, as the first part before its first row."
+    yield from [parts.row("before", 1.0)] * bool(name != [*parts.PARTS][0])
+    os.kill(os.getpid(), 9)
+
+check.FACTS = sys.argv[1]
+for name in parts.PARTS:
+    rows = {each: lambda here: [parts.row("all", 1.0)] for each in parts.PARTS}
+    if not os.fork():
+        parts.PARTS = rows | {name: cut}
+        check.main(["--output", f"{sys.argv[2]}/{name}"])
+    assert os.wait()[1] == 9
+"""
+
+
+def test_a_kill_in_any_part_leaves_what_came_before(tmp_path):
+    subprocess.run([sys.executable, "-c", CUT, FACTS, tmp_path], check=True, stdout=subprocess.DEVNULL)
+    names = list(parts.PARTS)
+    for number, name in enumerate(names):
+        found = read_json(tmp_path / name / "check.json")
+        assert list(found["seconds"]) == names[: number + 1] and found["machine"]["gpus"] == ["H100"]
+        expected = [["all"]] * number + [["before"] * (number > 0)] + [[]] * (len(names) - number - 1)
+        assert [[row["what"] for row in rows] for rows in found["parts"].values()] == expected
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_gpu_is_judged_by_the_cpus_beside_it_by_a_tolerance_of_its_own(gpus, tmp_path, monkeypatch):
+    here, asked = Here(tmp_path, [H100] * gpus, [], math.inf), {}
+
+    def compare(run, baseline, folder, baseline_folder, tolerance):
+        asked[run.run] = (baseline.run, run.precision, tolerance)
+        return {
+            "verdict": "different" if run.run == "cpus" else "same",
+            "loss_difference": 2e-5,
+            "weight_difference": 0.0,
+        }
+
+    monkeypatch.setattr(parts, "launched", lambda *_, **__: None)
+    monkeypatch.setattr(parity, "compare", compare)
+    rows = {row["what"]: row for row in parts.parity(here)}
+    assert [name for name, row in rows.items() if row["verdict"] == "failed"] == ["cpus"]
+    assert rows["cpus"]["value"] == "different, loss_difference 2.0e-05" and rows["single"]["value"] == "baseline"
+    assert asked.pop("cpus") == ("single", "fp32", replace(parity.TOLERANCES["fp32"], loss=parts.ACROSS))
+    assert asked == dict.fromkeys(("ddp", "fsdp", "tp", "pp") if gpus == 2 else (), ("single", "fp32", None))
+
+
+def test_nothing_that_compiles_comes_before_collectives_and_parity(here):
+    """Compiling may take the ten minutes."""
+    assert list(parts.PARTS)[:2] == ["collectives", "parity"]
+    assert not any(here.project.runs[name].layout.compile for name in parts.STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "share", "bf16"),
+    [
+        (H100, 1.0, 989),
+        ((*H100[:2], 350.0), 0.5, 989),  # a board that its owner slowed down
+        ((*H100[:2], None), 1.0, 989),
+        (("NVIDIA H100 PCIe", 85.0e9, 310.0), 310 / 350, 756),
+        (("NVIDIA H100 NVL", 100.0e9, 400.0), 1.0, 835),
+        (("NVIDIA H100", 85.0e9, 350.0), 1.0, 756),  # its power tells what its name does not
+        (("NVIDIA B1000", 300e9, 350.0), 1.0, None),
+    ],
+)
+def test_a_step_is_judged_by_what_its_board_may_draw(gpu, share, bf16, tmp_path, monkeypatch):
+    here = Here(tmp_path, [gpu], [], math.inf)
+    assert here.power == pytest.approx(share) and here.project.site.peak_tflops.get("bf16") == bf16
+    monkeypatch.setattr(parts, "launched", planted("slow"))
+    limits = {row["limit"] for row in parts.speed(here) if "MFU over" in row["what"]}
+    assert limits == {f"≥ {0.85 * share:.3g}"}
+
+
+@pytest.mark.parametrize(
+    ("said", "watts"), [("echo 310.00", 310.0), ("echo '[N/A]'", None), ("exit 9", None), ("", None)]
+)
+def test_power_is_what_the_driver_says_of_this_gpu(said, watts, tmp_path, monkeypatch):
+    if said:
+        (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\ntest "$1" = --id=GPU-0a && {said}\n')
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert processes.power_limit("0a") == watts
 
 
 def test_a_process_that_fails_says_why(tmp_path):

@@ -1,10 +1,11 @@
-"""`parascale check gpu`: ten minutes on this machine's GPUs, what tells most first, and a file to send back.
+"""`parascale check gpu`: ten minutes on this machine's GPUs, what compiles last, and a file to send back.
 
 Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. The launcher of all runs starts each part's processes: one that
 fails, hangs or runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which tries the check itself.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pickle
@@ -16,13 +17,13 @@ import sys
 import time
 from pathlib import Path
 
-from parascale.check.processes import GRACE_SECONDS, TIMEOUT_SECONDS, Here, stand_in
+from parascale.check.processes import GRACE_SECONDS, TIMEOUT_SECONDS, Here, power_limit, stand_in
 from parascale.files import write_json
 
 FACTS = """
 import json, torch
 gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-print(json.dumps([torch.__version__, torch.version.cuda, [[gpu.name, gpu.total_memory] for gpu in gpus]]))
+print(json.dumps([torch.__version__, torch.version.cuda, [[gpu.name, gpu.total_memory, str(gpu.uuid)] for gpu in gpus]]))
 """
 
 
@@ -43,20 +44,26 @@ def main(words):
     # In a process of its own, so that this one holds nothing of a GPU.
     told = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
     torch, cuda, gpus = json.loads(told)
+    gpus = [(name, size, power_limit(uuid)) for name, size, uuid in gpus]
     here = Here(options.output.absolute(), gpus, missing, started + options.seconds)
     machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": not gpus}
-    machine |= {"gpus": [name for name, _ in gpus], "torch": torch, "cuda": cuda}
-    machine |= {"processor": platform.machine(), "python": platform.python_version(), "not installed": missing}
+    machine |= {"gpus": [name for name, *_ in gpus], "watts": [watts for *_, watts in gpus]}
+    machine |= {"torch": torch, "cuda": cuda, "processor": platform.machine(), "python": platform.python_version()}
+    machine["not installed"] = missing
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     shutil.rmtree(here.root, ignore_errors=True)
-    parts = {name: [] for name in options.part or PARTS}
+    parts, seconds = {name: [] for name in options.part or PARTS}, {}
     for name, rows in parts.items():
+        begun, seconds[name] = time.monotonic(), 0.0
         print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
-        for row in _rows(PARTS[name], here):
-            value = f"{row['value']:.4g}" if isinstance(row["value"], float) else row["value"]
-            print(f"{row['verdict']:13}{row['what']}: {value} {row['limit']}", flush=True)
-            rows.append(row)
-            write_json(here.output / "check.json", {"machine": machine, "parts": parts})
+        for row in itertools.chain([None], _rows(PARTS[name], here)):
+            if row:
+                value = f"{row['value']:.4g}" if isinstance(row["value"], float) else row["value"]
+                print(f"{row['verdict']:13}{row['what']}: {value} {row['limit']}", flush=True)
+                rows.append(row)
+            seconds[name] = round(time.monotonic() - begun, 1)
+            write_json(here.output / "check.json", {"machine": machine, "seconds": seconds, "parts": parts})
+        print(f"{seconds[name]:.0f} s", flush=True)
     shutil.rmtree(here.root, ignore_errors=True)
     print(f"\nplease send back: {here.output / 'check.json'}")
     return int(any(row["verdict"] == "failed" for rows in parts.values() for row in rows))
@@ -64,15 +71,17 @@ def main(words):
 
 def _work(folder, started):
     """What a process of `launched` does: the launcher, or one that it `started`. Returns the exit code."""
-    function, ranks, site, values = pickle.loads((folder / "task.pickle").read_bytes())
+    function, ranks, site, values, tiny = pickle.loads((folder / "task.pickle").read_bytes())
     if not started:
         from parascale.launch.node import Launch, Place, run_node
 
         command, cores = ("-m", "parascale", *sys.argv[1:], "--started"), len(os.sched_getaffinity(0))
         return run_node(Launch(command, 1, ranks, site, TIMEOUT_SECONDS, GRACE_SECONDS, str(folder), cores), Place())
+    if site.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a step of an optimizer opens the first GPU otherwise
     from parascale.check import ranks as functions
 
-    if site.device == "cpu":
+    if tiny:
         functions.make_tiny()
     write_json(folder / f"found{os.environ['RANK']}.json", getattr(functions, function)(**values))
     return 0

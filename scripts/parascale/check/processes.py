@@ -27,7 +27,7 @@ TIMEOUT_SECONDS, GRACE_SECONDS = 120.0, 5.0  # of steps and collectives; to end 
 
 @dataclass
 class Here:
-    """Where a check runs. gpus: name and bytes of each; without any, sizes are tiny. missing: packages. deadline: by the monotonic clock."""
+    """Where a check runs. gpus: name, bytes, watts of each; without any, sizes are tiny. missing: packages. deadline: by the monotonic clock."""
 
     output: Path
     gpus: list
@@ -46,11 +46,31 @@ class Here:
         if not self.gpus:
             return project
         name, size, facts = self.gpus[0][0], self.gpus[0][1] / 1e9, {"peak_tflops": {}}
-        if sheet := data_sheet(f"{name} {size:.0f}GB"):
+        if sheet := self.sheet:
             facts = {"peak_tflops": sheet["peak_tflops"], "memory_gigabytes_per_second": sheet["memory"]}
             facts["node_link"] = Link(sheet["link"])
         facts |= {"device": "cuda", "gpu": name, "gpu_memory_gb": size, "gpus_per_node": len(self.gpus)}
         return replace(project, site=replace(load_site(project.config, "slurm"), **facts))
+
+    @cached_property
+    def sheet(self):
+        """The data sheet of its GPUs, or None."""
+        name, size, watts = self.gpus[0]
+        return data_sheet(f"{name} {size / 1e9:.0f}GB", watts)
+
+    @property
+    def power(self):
+        """The part of the data sheet's power that a GPU may draw; 1 where nobody says."""
+        return min(1.0, self.gpus[0][2] / self.sheet["watts"]) if self.gpus and self.sheet and self.gpus[0][2] else 1.0
+
+
+def power_limit(uuid):
+    """Watts that a board may draw now, by NVML's command; None where there is none, or it does not say."""
+    command = ["nvidia-smi", f"--id=GPU-{uuid}", "--query-gpu=enforced.power.limit", "--format=csv,noheader,nounits"]
+    try:
+        return float(subprocess.run(command, capture_output=True, text=True).stdout)
+    except (OSError, ValueError):
+        return None
 
 
 def launched(here, function, ranks, **values):
@@ -62,7 +82,8 @@ def launched(here, function, ranks, **values):
     folder = here.output / "logs" / f"{here.launches}-{function}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "task.pickle").write_bytes(pickle.dumps((function, ranks, here.project.site, values)))
+    site = values["job"].site if "job" in values else here.project.site
+    (folder / "task.pickle").write_bytes(pickle.dumps((function, ranks, site, values, not here.gpus)))
     command = [sys.executable, "-m", "parascale", "check", "gpu", "--task", str(folder)]
     with open(folder / "launch.log", "w+") as log:
         code = subprocess.run(command, stdout=log, stderr=log, timeout=here.deadline - time.monotonic()).returncode

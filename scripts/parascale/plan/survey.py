@@ -149,12 +149,22 @@ def _sheets() -> Any:
     return yaml.safe_load(SHEETS.read_text(encoding="utf-8"))
 
 
-def data_sheet(name: str | None) -> dict[str, Any] | None:
-    """What the data sheet says of a GPU of this name, such as `a100_80gb`; None of one that is not among them."""
+def data_sheet(name: str | None, watts: float | None = None) -> dict[str, Any] | None:
+    """What the data sheet says of a GPU of this name, such as `a100_80gb`, and power; None of one that is not among them."""
     words = (name or "").upper()
     known = [sheet["names"] for sheet in _sheets()]
     # A T4 is no T400, an A100 no A1000.
     names = next((names for names in known if any(re.search(rf"{each}(?!\d)", words) for each in names)), None)
     found = [sheet for sheet in _sheets() if sheet["names"] == names]
     size = re.search(r"(\d+)GB?\b", words)
-    return min(found, key=lambda sheet: abs(sheet["gpu_memory_gb"] - float(size[1])) if size else 0, default=None)
+
+    def apart(sheet):
+        memory = abs(sheet["gpu_memory_gb"] - float(size[1])) if size else 0
+        return -len(_words(words) & _words(sheet["gpu"])), abs(sheet["watts"] - watts) if watts else 0, memory
+
+    return min(found, key=apart, default=None)
+
+
+def _words(name):
+    """The words of a GPU's name that tell its form, such as PCIE."""
+    return {word for word in re.findall(r"[A-Z0-9]+", name.upper()) if not re.fullmatch(r"\d+GB?", word)}
