@@ -47,9 +47,8 @@ def main(words):
     gpus = [(name, size, power_limit(uuid)) for name, size, uuid in gpus]
     here = Here(options.output.absolute(), gpus, missing, started + options.seconds)
     machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": not gpus}
-    machine |= {"gpus": [name for name, *_ in gpus], "watts": [watts for *_, watts in gpus]}
+    machine |= {"gpus": [name for name, *_ in gpus], "watts": [watts for *_, watts in gpus], "not installed": missing}
     machine |= {"torch": torch, "cuda": cuda, "processor": platform.machine(), "python": platform.python_version()}
-    machine["not installed"] = missing
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     shutil.rmtree(here.root, ignore_errors=True)
     parts, seconds = {name: [] for name in options.part or PARTS}, {}

@@ -66,9 +66,13 @@ class Here:
 
 def power_limit(uuid):
     """Watts that a board may draw now, by NVML's command; None where there is none, or it does not say."""
-    command = ["nvidia-smi", f"--id=GPU-{uuid}", "--query-gpu=enforced.power.limit", "--format=csv,noheader,nounits"]
+    gpu, form = f"--id=GPU-{uuid.removeprefix('GPU-')}", "--format=csv,noheader,nounits"
     try:
-        return float(subprocess.run(command, capture_output=True, text=True).stdout)
+        return float(
+            subprocess.run(
+                ["nvidia-smi", gpu, "--query-gpu=enforced.power.limit", form], capture_output=True, text=True
+            ).stdout
+        )
     except (OSError, ValueError):
         return None
 
