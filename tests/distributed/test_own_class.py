@@ -11,10 +11,12 @@ from parascale.settings import Model, make
 from parascale.train.parity import compare_folders
 from tests.unit.own_classes import LSTM
 
+from ..ports import free_port
 from .cases import but_slow, pp, ranks_of
 from .conftest import COMPARED
 from .examine import train_settings
 from .harness import run_on_ranks
+from .test_folder_models import train_each
 
 # `options.drops` says how: by modules in each block or by a function; or torch's module is given the positions first.
 CLASS = """
@@ -115,6 +117,21 @@ def test_a_class_needs_few_lines_for_tensor_parallelism_and_none_for_fsdp(
     file.write_text(lines.replace('settings.options["drops"]', f'settings.options["drops"]\n        {made}'))
     verdict = verdict_of(layout, keys_of(file), make_settings, single, tmp_path)
     assert verdict["verdict"] == "same", verdict
+
+
+def test_a_class_that_sees_what_it_is_to_predict_is_refused_in_every_layout(file, make_settings, tmp_path):
+    """Each rank says so, those of a pipeline too that have no logits; half precision hides nothing."""
+    file = file.with_name("sees.py")
+    file.write_text(
+        CLASS.replace("self.layer(hidden_BTD)", "self.layer(hidden_BTD + hidden_BTD.mean(1, keepdim=True))")
+    )
+    keys = [keys_of(file) | {"precision": precision} for precision in ("fp32", "bf16", "fp64")]
+    cases = {
+        name: (make_settings(name, LAYOUTS[name], **each), free_port())
+        for name, each in zip(LAYOUTS, keys, strict=True)
+    }
+    for rank in run_on_ranks(train_each, 2, tmp_path / "ranks", cases, seconds=240):
+        assert all("sees.py:Own: the model sees tokens that come later" in str(said) for said in rank.values()), rank
 
 
 @pytest.mark.parametrize("drops", but_slow(["function", "positions first"], {"function"}))

@@ -25,7 +25,25 @@ FAMILIES = {
     "GPT-NeoX": ("GPTNeoXConfig", {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}),
     "SmolLM3": ("SmolLM3Config", LLAMA),
 }
-OTHERS = {"Mixtral": ("MixtralConfig", LLAMA), "Apertus": ("ApertusConfig", LLAMA)}
+BERT = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"} | {"pad_token_id": 0}
+OTHERS = {
+    "Mixtral": ("MixtralConfig", LLAMA | {"num_local_experts": 4}),
+    "Qwen3-MoE": ("Qwen3MoeConfig", LLAMA | {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}),
+    "GLM-4-MoE": (
+        "Glm4MoeConfig",
+        LLAMA
+        | {
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "Apertus": ("ApertusConfig", LLAMA),
+    "BERT": ("BertConfig", BERT),
+    "RoBERTa": ("RobertaConfig", BERT),
+}
 
 
 def make_folder(folder, family, **more):

@@ -3,6 +3,7 @@
 import json
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 WORDS = [f"w{number}" for number in range(60)]
@@ -28,9 +29,8 @@ def make_t5(folder, **more):
     tokenizer.add_special_tokens(T5_SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8}
-    config = T5Config(
-        vocab_size=tokenizer.get_vocab_size() + ROWS_BEYOND, decoder_start_token_id=0, **{**sizes, **more}
-    )
+    sizes |= {"vocab_size": tokenizer.get_vocab_size() + ROWS_BEYOND, "decoder_start_token_id": 0}
+    config = T5Config(**sizes | more)
     return _save(folder, tokenizer, T5ForConditionalGeneration, config)
 
 
@@ -50,7 +50,7 @@ def make_bart(folder, **more):
         for key, value in {"layers": 2, "attention_heads": 4, "ffn_dim": 32}.items()
     }
     sizes = {"d_model": 16, "max_position_embeddings": 64, "init_std": 0.3, **halves}
-    config = BartConfig(vocab_size=tokenizer.get_vocab_size() + ROWS_BEYOND, **{**sizes, **more})
+    config = BartConfig(**{"vocab_size": tokenizer.get_vocab_size() + ROWS_BEYOND, **sizes, **more})
     return _save(folder, tokenizer, BartForConditionalGeneration, config)
 
 
@@ -98,6 +98,14 @@ def edit_config(folder, **values):
     """Change values of a folder's `config.json`."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def edit_weights(folder, change):
+    """Change what a folder stores, name → tensor, by a function of it that returns what to add; None takes a tensor away."""
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    stored |= change(stored)
+    save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, path, {"format": "pt"})
 
 
 def _texts():

@@ -294,6 +294,16 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
         "not pp: it offers no `pipeline_plan`",
         "no gradient for spare.weight, spare.bias: `ddp` refuses this model",
     ]
+    (tmp_path / "sees.py").write_text(UNUSED.replace("return hidden_BTD", "return hidden_BTD.flip(1)"))
+    for target in (f"{tmp_path}/sees.py:Unused", make_folder(tmp_path / "encoder", "BERT")):
+        with pytest.raises(ConfigError, match="sees tokens that come later"):
+            looked_at(target, "--window", "16")
+    other = make_folder(tmp_path / "bin", "Llama")
+    (other / "model.safetensors").rename(other / "pytorch_model.bin")
+    assert any(
+        line.startswith("not weights: true: ") and "save_pretrained" in line
+        for line in looked_at(other, "--window", "16")
+    )
     printed = "\n".join(looked_at(folder, "--window", "16"))
     assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("computes some of its results in fp32" in printed)
     assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in printed

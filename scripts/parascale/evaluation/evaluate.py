@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -11,6 +12,11 @@ import torch.nn.functional as F
 from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import evaluation_share
 from parascale.data.text import IGNORED
+
+FORESIGHT = (
+    "the model sees tokens that come later, which it is to predict, as an encoder does: give a class's attention a causal mask; in a "
+    "folder's config.json set `is_decoder` = true, if its model has that"
+)
 
 
 def summed_loss(logits_BTV, labels_BT, label_smoothing=0.0):
@@ -33,6 +39,33 @@ def correct_within(logits_BK, labels_B, count):
     """The number of samples whose label is among the `count` likeliest classes, as a tensor. Of equals the first ones count."""
     likeliest_Bn = logits_BK.topk(min(count, logits_BK.shape[-1])).indices
     return (likeliest_Bn == labels_B[:, None]).any(-1).sum()
+
+
+@torch.no_grad()
+def foresees(outputs: Callable, window: int, entries: int, device: torch.device | str, tolerance: float) -> bool:
+    """Whether a language model's outputs for earlier tokens change with later ones. False on a pipeline rank without the last stage.
+
+    outputs: function from tokens (B, T) to numbers (B, T, …), or to None on such a rank. tolerance: changes up to this part of those
+    that later places show are rounding: kernels that group tokens may add up in another order.
+    Later tokens are all one, then all another: what attends to them moves as far as it can. The last one changes by itself too.
+    """
+    first_BT = torch.arange(window, device=device).remainder(entries)[None]
+    cut = window // 2 | 1  # odd: no border of blocks of tokens
+    first_BT[:, cut:] = 0
+    before, moved = outputs(first_BT), []
+    for place in (cut, window - 1):
+        changed_BT = first_BT.clone()
+        changed_BT[:, place:] = entries - 1
+        after = outputs(changed_BT)  # on all ranks, whatever they know by now
+        if before is not None and before.shape[:-1].numel() == window:  # not outputs of some tokens alone
+            kind = torch.promote_types(before.dtype, torch.float32)
+            moved.append(torch.linalg.vector_norm(after - before, dim=-1, dtype=kind).flatten())
+    if not moved:
+        return False
+    earlier = torch.maximum(moved[0][:cut].max(), moved[1][:-1].max())
+    return bool(
+        earlier > tolerance * moved[0][cut:].max()
+    )  # not so for numbers that are none, which have an error of their own
 
 
 @torch.no_grad()

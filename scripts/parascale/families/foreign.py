@@ -3,11 +3,13 @@ weights from a folder in Hugging Face's form, read a tensor at a time."""
 
 import copy
 import functools
+import re
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.errors import ConfigError, DataError, RequirementError, few
 from parascale.settings.pretrained import CONFIG
 
 
@@ -45,12 +47,12 @@ def theirs_of(pretrained, places):
         ) from None
     file, values = pretrained.folder / CONFIG, dict(pretrained.config)
     kind = values.pop("model_type", None)
-    try:
-        theirs = CONFIG_MAPPING[kind].from_dict(values)
-    except KeyError:
-        raise DataError(f"{file}: the installed `transformers` has no `model_type` = {kind}") from None
-    except Exception as error:  # its checks raise errors of several kinds
-        raise DataError(f"{file}: `transformers` does not take it: {error}") from None
+    if kind not in CONFIG_MAPPING:
+        raise DataError(f"{file}: the installed `transformers` has no `model_type` = {kind}")
+    for key in ("_attn_implementation", "attn_implementation"):
+        if values.get(key) != "eager":  # of the maker's machine; the library chooses what computes the same here
+            values.pop(key, None)
+    theirs = _taken(file, "take", CONFIG_MAPPING[kind].from_dict, values)
     longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
     if longest is not None and places > longest:
         raise ConfigError(
@@ -62,9 +64,24 @@ def theirs_of(pretrained, places):
     return theirs
 
 
+def network_of(pretrained, theirs, auto):
+    """The module, in fp32, that an `Auto…` class of `transformers` makes of a config. Raises DataError where it makes none."""
+    return _taken(pretrained.folder / CONFIG, "build", functools.partial(auto.from_config, dtype=torch.float32), theirs)
+
+
+def _taken(file, verb, function, values):
+    """What a function of `transformers` makes of a config; its checks raise errors of many kinds."""
+    try:
+        return function(values)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise DataError(f"{file}: `transformers` does not {verb} it: {type(error).__name__}: {said}") from None
+
+
 class StoredWeights:
     """What the safetensors of a `Pretrained` folder hold for the parameters of `network`, a module of `transformers`, under its own names:
-    stored ones are renamed, and experts joined, as the library does when it loads them."""
+    stored ones are renamed, and experts joined, as the library does when it loads them. What has no place there is an error, unless the
+    library calls it harmless, or it is a buffer that earlier versions stored."""
 
     def __init__(self, pretrained, network):
         from transformers.conversion_mapping import (
@@ -74,6 +91,9 @@ class StoredWeights:
         self.pretrained, self.config, self.prefix = pretrained, network.config, network.base_model_prefix
         self.transforms = get_model_conversion_mapping(network)
         self.held = dict.fromkeys(network.state_dict(), True)
+        self.ignored = [*(network._keys_to_ignore_on_load_unexpected or ()), r"\.masked_bias$"]
+        made = {name for name, _ in network.named_buffers()} - self.held.keys()
+        self.ignored += [rf"(^|\.){re.escape('.'.join(name.split('.')[-2:]))}$" for name in made]
         same = {}
         for name, tensor in network.named_parameters(remove_duplicate=False):
             same.setdefault(id(tensor), []).append(name)
@@ -81,18 +101,38 @@ class StoredWeights:
         self.names = {name: names for names in same.values() for name in names}
 
     def tensor(self, name):
-        """The tensor for a parameter, or None."""
-        for alias in self.names.get(name, [name]):
-            first, converter, stored = self._sources.get(alias, (None, None, {}))
-            if converter is not None:
-                converter = copy.deepcopy(converter)
-                for each, pattern in stored.items():
-                    converter.add_tensor(first, each, pattern, self._read(each))
-                made = converter.convert(first, config=self.config)[alias]
-                return made[0] if isinstance(made, list) else made
-            if stored:
-                return self._read(next(iter(stored)))
-        return None
+        """The tensor for a parameter, or None. Raises DataError where the folder stores several for it that differ."""
+        first, *others = [alias for alias in self.names.get(name, [name]) if alias in self._sources] or [None]
+        tensor = self._made(first) if first else None
+        for other in others:
+            also = self._made(other)
+            if also.dtype != tensor.dtype or not torch.equal(also, tensor):
+                raise DataError(
+                    f"{self.pretrained.folder}: its weights have `{other}` beside another `{first}`, which its config.json ties: set "
+                    "`tie_word_embeddings` = false there, or remove it from the weights"
+                )
+        return tensor
+
+    def _made(self, name):
+        """The tensor of a name for which something is stored."""
+        first, converter, stored = self._sources[name]
+        if converter is None:
+            return self._read(next(iter(stored)))
+        converter = copy.deepcopy(converter)
+        for each, pattern in stored.items():
+            converter.add_tensor(first, each, pattern, self._read(each))
+        made = converter.convert(first, config=self.config)[name]
+        return made[0] if isinstance(made, list) else made
+
+    def check(self):
+        """Raise DataError unless all that is stored has its place. Names are read, no numbers."""
+        _ = self._sources
+
+    def _harmless(self, name, stored):
+        if any(re.search(pattern, name) for pattern in self.ignored):
+            return True
+        # The mask of attention, as GPT-2's folders have it.
+        return name.endswith(".attn.bias") and all(self._read(each).ndim == 4 for each in stored)
 
     @functools.cached_property
     def _sources(self):
@@ -111,6 +151,12 @@ class StoredWeights:
             ends = converter.target_patterns if converter is not None else [""]
             for end in ends:
                 found.setdefault(first.replace(ends[0], end), (first, converter, {}))[2][stored] = pattern
+        surplus = {name: each for name, (_, _, each) in found.items() if name not in self.held}
+        if surplus := [next(iter(each)) for name, each in surplus.items() if not self._harmless(name, each)]:
+            raise DataError(
+                f"{self.pretrained.folder}: its weights have no place in the model of its config.json for {few(surplus, 2)}: correct "
+                "that file, or load and save the folder with `transformers`, which leaves them out"
+            )
         return found
 
     def _read(self, stored):

@@ -9,7 +9,7 @@ import json
 import math
 from pathlib import Path
 
-from parascale.errors import DataError
+from parascale.errors import ConfigError, DataError, few
 from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -27,6 +27,8 @@ DECIDED = {
     "ByteLevel": {"add_prefix_space": ("add_prefix_space", False)},
 }
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+# Reading them may run code, and takes the memory of the whole model.
+OTHER_WEIGHTS = ("pytorch_model*.bin", "consolidated*.pth", "tf_model.h5", "flax_model.msgpack", "*.gguf")
 END_BYTES, SAMPLE_BYTES, SAMPLES_APART = 1 << 20, 4096, 4 << 20
 UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
 
@@ -54,9 +56,12 @@ class Pretrained:
     @property
     def weight_files(self):
         """The safetensors that hold the weights: one file, or those that its index names."""
-        if not (self.folder / WEIGHTS_INDEX).is_file():
-            return [self._file(WEIGHTS)]
-        return [self._file(name) for name in self._parts()]
+        return [self._file(name) for name in self._parts()] if self._in_parts else [self._file(WEIGHTS)]
+
+    @property
+    def _in_parts(self):
+        """Where both are there, `transformers` reads the one file."""
+        return (self.folder / WEIGHTS_INDEX).is_file() and not (self.folder / WEIGHTS).is_file()
 
     @functools.cached_property
     def order(self):
@@ -85,7 +90,7 @@ class Pretrained:
         path = self.folder / TOKENIZER_CONFIG
         if tokenizer and not (path.is_file() and b'"added_tokens_decoder"' in path.read_bytes()):
             names += [SPECIAL_TOKENS, ADDED_TOKENS]
-        if weights and (self.folder / WEIGHTS_INDEX).is_file():
+        if weights and self._in_parts:
             names += [WEIGHTS_INDEX, *self._parts()]
         elif weights:
             names.append(WEIGHTS)
@@ -135,12 +140,32 @@ class Pretrained:
     def _file(self, name):
         path = self.folder / name
         if not path.is_file():
+            if name == WEIGHTS:
+                self.refuse_other_forms()
             raise DataError(
                 f"{path}: no such file. A tokenizer is a folder with {TOKENIZER}; a pretrained model has {CONFIG} and {WEIGHTS} "
                 "(or its parts with their index) too. Fetch it on a login node, for example with "
                 f"`hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
+
+    def refuse_other_forms(self) -> None:
+        """Raise ConfigError where weights are there, but none as safetensors."""
+        there = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.folder.glob(pattern))
+        if there and not any(self.folder.glob("*.safetensors*")):
+            raise ConfigError(
+                f"{self.folder}: its weights are in {few(there, 1)} alone, but {WEIGHTS} is read: load the folder with `from_pretrained` of "
+                "`transformers`, and write it again with `save_pretrained`"
+            )
+
+
+def refuse_other_forms(location: str) -> None:
+    """Raise ConfigError for a folder whose weights are there in another form alone."""
+    try:
+        folder = Pretrained(location)
+    except ConfigError:  # it may be on another machine, and its variables set there
+        return
+    folder.refuse_other_forms()
 
 
 def tokenizer_state(folder: Path) -> tuple[dict, dict]:

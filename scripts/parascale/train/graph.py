@@ -1,11 +1,13 @@
 """What a model computes, from its graph on tensors without data, of which the largest takes no memory."""
 
+from contextlib import suppress
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.errors import few
-from parascale.evaluation.evaluate import summed_loss
+from parascale.errors import ConfigError, DataError, few
+from parascale.evaluation.evaluate import FORESIGHT, foresees, summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
 from parascale.families.dropout import Draws
@@ -16,6 +18,7 @@ OWN_DRAWS = (
     "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
     "`nn.Dropout` whose input has the samples as its first dimension"
 )
+WHOLE = 4e8  # parameters and logits of a model that is tried with numbers too
 STATES = 16  # bytes of a parameter: its weight, its gradient and two moments
 
 
@@ -43,7 +46,10 @@ def narrowest_type(workload, outputs):
 
 
 def described(workload, outputs):
-    """Lines that say what a model is before it trains: parameters, layouts, and what will be refused."""
+    """Lines that say what a model is before it trains: parameters, layouts, and what will be refused.
+
+    Raises ConfigError where no layout trains it, DataError for a folder whose weights are to be read and do not fit.
+    """
     device = "cpu" if ":" in workload.model.kind else "meta"
     model = _built(workload, outputs, device)
     parameters = dict(model.named_parameters())
@@ -53,6 +59,14 @@ def described(workload, outputs):
     units = f"; units of FSDP and recomputation: {', '.join(offer['units'])}" if offer["units"] else ""
     yield f"offers {', '.join(offer['layouts'])}{units}"
     yield from (f"not {axis}: {why}" for axis, why in offer["refusals"].items())
+    try:
+        getattr(model, "check_weights", bool)()
+    except (ConfigError, DataError) as error:
+        if workload.model.pretrained:
+            raise
+        yield f"not weights: true: {error}"
+    if workload.model.is_own and workload.task == "language_model" and _foresees(workload, outputs, count):
+        raise ConfigError(FORESIGHT)
     Draws([model], 0, [range(SAMPLES)], 1, device).begin_part(1, 0)
     random = torch.get_rng_state()
     try:
@@ -67,6 +81,24 @@ def described(workload, outputs):
         yield f"its layouts will be `not comparable`: {OWN_DRAWS}"
     if narrowest == "fp32":
         yield "computes some of its results in fp32, even in a run in fp64: parity is judged by the tolerance of fp32"
+
+
+@torch.no_grad()
+def _foresees(workload, outputs, parameters) -> bool:
+    """Whether a language model sees later tokens, which is tried where it is not too large, with weights of which none is zero."""
+    window = workload.training.window
+    if window < 2 or parameters + window * outputs > WHOLE:
+        return False
+    with (
+        torch.random.fork_rng(devices=[]),
+        suppress(Exception),
+    ):  # an error of the model's own is shown by the passes that follow
+        torch.manual_seed(0)
+        model = build_model(workload.model, outputs, *workload.sizes).eval()
+        for each in model.parameters():
+            each += 0.02 * torch.randn_like(each)
+        return foresees(model, window, outputs, "cpu", 1e-5)
+    return False
 
 
 def _built(workload, outputs, device):

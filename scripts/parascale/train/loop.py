@@ -19,7 +19,7 @@ from parascale.families.dropout import generators
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import AttentionSeen, Clock, profiler
-from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_non_finite
+from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_foresight, refuse_non_finite
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import PATIENCE, Watchdog, garbage_kept, listen_for_signals, peak_memory
@@ -70,6 +70,8 @@ def train(job, make_steps=None):
         if stepper.scale is not None:
             stepper.scale = LossScale(device, state.saved.get("loss_scale"))
         stack.enter_context(_failure_noted(state))
+        if first_step == 1:
+            refuse_foresight(run, model, task.outputs)
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Feed(parts, training.accumulate, device)

@@ -7,8 +7,11 @@ import torch
 import torch.distributed as dist
 
 from parascale.data.text import IGNORED
-from parascale.errors import DivergedError
-from parascale.evaluation.evaluate import split_sums, summed_loss
+from parascale.errors import ConfigError, DivergedError
+from parascale.evaluation.evaluate import FORESIGHT, foresees, split_sums, summed_loss
+
+# Precision → what `foresees` takes for rounding.
+ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3}
 
 
 class GlobalLoss:
@@ -81,6 +84,22 @@ def evaluate(run, model, samples, metrics=(), workers=0, between=lambda: None):
         total = split_sums(model.outputs, samples, *places, metrics, workers, loss, between)
     model.train()
     return total
+
+
+def refuse_foresight(run, model, entries) -> None:
+    """Raise ConfigError, on all ranks, where a language model that is not ours sees the tokens that it is to predict.
+
+    Three forward passes of one window, in every layout. First weights of zero hide what stands before them: `check model` has others.
+    """
+    workload = run.workload
+    if workload.task != "language_model" or not workload.model.is_own or (window := workload.training.window) < 2:
+        return
+    model.train(False)
+    with computation_context(model), torch.compiler.set_stance("force_eager"):
+        seen = foresees(model.outputs, window, entries, model.mesh.device, ROUNDING[run.precision])
+    model.train()
+    if all_reduce(torch.tensor(float(seen)), model.mesh).item():
+        raise ConfigError(f"{workload.model.folder or workload.model.kind}: {FORESIGHT}")
 
 
 def refuse_non_finite(run, where, figures):

@@ -12,7 +12,7 @@ from torch import nn
 
 from parascale.errors import DataError
 from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES
-from parascale.families.foreign import Passed, StoredWeights, repeated, theirs_of
+from parascale.families.foreign import Passed, StoredWeights, network_of, repeated, theirs_of
 from parascale.families.kind import PipelinePlan, matches
 from parascale.settings.pretrained import CONFIG, Pretrained
 
@@ -38,6 +38,7 @@ class FolderModel(nn.Module):
                 "with its tokenizer (`data.text.pretrained`), or give the folder's config.json a larger `vocab_size`"
             )
         self._stored = StoredWeights(self._pretrained, self.network)
+        self.check_weights = self._stored.check
         if settings.weights:
             self.initialise_parameter = self._fill
         self.shard_units = repeated(self)
@@ -64,10 +65,11 @@ class FolderModel(nn.Module):
         return self.network(**given, use_cache=False).logits
 
     def _fill(self, name, shard):
-        """Fill this rank's part of a parameter from the folder; a buffer has what its constructor gave it."""
+        """Fill this rank's part of a parameter from the folder; a buffer that is not stored has what its constructor gave it."""
         name = name.removeprefix(NETWORK)
         if name in self._buffers_made:
-            shard.copy_(self._buffers_made[name])
+            stored = self._stored.tensor(name) if name in self._stored.held else None
+            shard.copy_(self._buffers_made[name] if stored is None else stored)
         else:
             self._stored.fill(name, shard, self._stored.tensor(name))
 
@@ -101,8 +103,12 @@ def _network(pretrained, window):
         )
     # No window is padded: a row for padding would be left out of training, and looked for in every batch.
     theirs.pad_token_id = None
-    network = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32)
+    network = network_of(pretrained, theirs, AutoModelForCausalLM)
     for module in network.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise DataError(
+                f"{place}: {theirs.model_type} counts positions from those of padding, which no window has here"
+            )
         # It would look, in each pass, for positions beyond those that its frequencies are made for: no window has any.
         if getattr(module, "rope_type", None) == "dynamic":
             module.rope_type = "default"

@@ -9,7 +9,7 @@ from parascale.errors import ConfigError, DataError
 from parascale.families.counted import check_counted
 from parascale.families.kind import PLANS
 from parascale.settings.options import RECIPE, option, settings
-from parascale.settings.pretrained import Pretrained
+from parascale.settings.pretrained import Pretrained, refuse_other_forms
 from parascale.settings.workload import Model
 
 # What `transformers` calls a way to split a module → our role of a `tensor_plan`.
@@ -57,6 +57,13 @@ class Folder(Model):
             described = Pretrained(self.folder, "model.folder").config
         except (ConfigError, DataError):  # the folder may be on another machine, and its variables set there
             described = {}
+        if self.weights:
+            refuse_other_forms(self.folder)
+        if described.get("output_router_logits"):
+            raise ConfigError(
+                f"the config.json in {self.folder} asks for a mixture's second loss (`output_router_logits`), which is not computed here: "
+                "set it to false to train without"
+            )
         self._check_layout(run.layout, described)
         check_counted(self, run.layout, _declared(self.folder, described.get("model_type")))
         mixture = next(

@@ -14,7 +14,7 @@ from torch import nn
 
 from parascale.errors import DataError
 from parascale.families.dropout import Dropout
-from parascale.families.foreign import StoredWeights, theirs_of
+from parascale.families.foreign import StoredWeights, network_of, theirs_of
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 # `model_type` of a folder → how the names of its modules end: those whose output is dropped, and attention, whose weights are.
@@ -54,6 +54,7 @@ class PretrainedSummariser(nn.Module):
         self.network = _network(self._pretrained, settings.dropout, max(window, summary_window))
         self._first = self.network.config.decoder_start_token_id
         self._stored = StoredWeights(self._pretrained, self.network)
+        self.check_weights = self._stored.check
 
     def forward(self, documents_BS, mask_BS, summaries_BT):
         return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
@@ -102,7 +103,7 @@ def _network(pretrained, dropout, places):
     from transformers import AutoModelForSeq2SeqLM  # slow to load, and needed for this kind alone
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    network = AutoModelForSeq2SeqLM.from_config(theirs, dtype=torch.float32)
+    network = network_of(pretrained, theirs, AutoModelForSeq2SeqLM)
     for module in network.modules():
         if type(module) is T5LayerNorm:
             module.forward = functools.partial(_rms_norm, module)

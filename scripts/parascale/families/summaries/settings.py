@@ -3,6 +3,7 @@
 from parascale.errors import ConfigError
 from parascale.families.language.settings import Transformer
 from parascale.settings.options import RECIPE, Number, option, settings
+from parascale.settings.pretrained import refuse_other_forms
 from parascale.settings.workload import Model
 
 
@@ -37,3 +38,4 @@ class Pretrained(Model):
                 "model.kind = `pretrained` reads numbers of its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
                 f"the same folder, but model.pretrained = `{self.pretrained}` and data.text.pretrained = `{tokens}`"
             )
+        refuse_other_forms(self.pretrained)
