@@ -146,7 +146,7 @@ def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settin
 def test_a_bias_that_only_rounding_moves_is_no_difference(file, make_settings, single, tmp_path):
     """Softmax cancels a bias of keys. Here it begins at zero, so that the noise which moves it is all that it is."""
     file = file.with_name("keys.py")
-    attention = "F.scaled_dot_product_attention(hidden_BTD, self.layer(hidden_BTD), hidden_BTD)"
+    attention = "F.scaled_dot_product_attention(hidden_BTD, self.layer(hidden_BTD), hidden_BTD, is_causal=True)"
     zero = "self.layer.bias = nn.Parameter(torch.zeros(settings.dim))"
     lines = CLASS.replace("self.layer(hidden_BTD).tanh()", attention).replace(
         "from torch import nn", "import torch\nfrom torch import nn"

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data.text import Windows
-from parascale.evaluation.evaluate import split_sums
+from parascale.evaluation.evaluate import foresees, split_sums
 from parascale.evaluation.generate import continue_tokens
 from parascale.families.build import build_model
 from parascale.settings import Model, make
+from parascale.train.loss import ROUNDING
 
 VOCABULARY = 17
 
@@ -72,3 +73,53 @@ def test_a_text_continues_in_the_same_way_alone_and_among_others(model, temperat
         return continue_tokens(model, some, 5, 6, temperature, generators)
 
     assert continued(prompts) == [continued([prompt])[0] for prompt in prompts]
+
+
+def convolved(hidden_BTD):
+    """A causal sum of all tokens by FFT, in which rounding errors of later ones reach all."""
+    places, size = torch.arange(hidden_BTD.shape[1]), 2 * hidden_BTD.shape[1]
+    weights_T1 = (1 / (1 + places.float()))[:, None]
+    product = torch.fft.rfft(hidden_BTD, size, 1) * torch.fft.rfft(weights_T1, size, 0)
+    return torch.fft.irfft(product, size, 1)[:, : len(places)]
+
+
+def in_blocks(size):
+    """Tokens see the mean of their block of so many."""
+    return lambda hidden: torch.cat([part.mean(1, True).expand_as(part) for part in hidden.split(size, 1)], 1)
+
+
+EARLIER = {
+    "nothing": lambda x: x,
+    "sums": lambda x: x.cumsum(1),
+    "FFT": convolved,
+    "none": lambda x: x * torch.nan,
+    "zeros": lambda x: 0 * x,
+}
+LATER = {
+    "mean": lambda x: x + x.mean(1, keepdim=True),
+    "one of many": lambda x: x + 0.02 * x.mean(1, keepdim=True),
+    "next": lambda x: x.roll(-1, 1),
+    "last": lambda x: x + 0.1 * x[:, -1:],
+    "backwards": lambda x: x.flip(1).cumsum(1).flip(1),
+    **{f"blocks of {size}": in_blocks(size) for size in (2, 3, 5, 8)},
+}
+
+
+@settings(max_examples=60)
+@given(
+    window=st.integers(2, 70),
+    kind=st.sampled_from([*EARLIER, *LATER]),
+    precision=st.sampled_from(["fp64", "fp32", "bf16"]),
+)
+def test_what_sees_later_tokens_is_found_and_nothing_else(window, kind, precision):
+    mix = (EARLIER | LATER)[kind]
+    table_VD = torch.randn(VOCABULARY, 8, generator=torch.Generator().manual_seed(window))
+    number = torch.bfloat16 if precision == "bf16" else torch.float32  # some models compute less than they are told to
+
+    def outputs(tokens_BT):
+        return mix(table_VD[tokens_BT]).to(number)
+
+    if kind.startswith("blocks"):
+        window += -window % int(kind[-1])  # whole ones
+    assert foresees(outputs, window, VOCABULARY, "cpu", ROUNDING[precision]) == (kind in LATER)
+    assert not foresees(lambda tokens_BT: None, window, VOCABULARY, "cpu", 0.0)

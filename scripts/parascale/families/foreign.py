@@ -52,7 +52,7 @@ def theirs_of(pretrained, places):
     for key in ("_attn_implementation", "attn_implementation"):
         if values.get(key) != "eager":  # of the maker's machine; the library chooses what computes the same here
             values.pop(key, None)
-    theirs = _taken(file, "take", CONFIG_MAPPING[kind].from_dict, values)
+    theirs = taken(pretrained, "take", CONFIG_MAPPING[kind].from_dict, values)
     longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
     if longest is not None and places > longest:
         raise ConfigError(
@@ -64,18 +64,13 @@ def theirs_of(pretrained, places):
     return theirs
 
 
-def network_of(pretrained, theirs, auto):
-    """The module, in fp32, that an `Auto…` class of `transformers` makes of a config. Raises DataError where it makes none."""
-    return _taken(pretrained.folder / CONFIG, "build", functools.partial(auto.from_config, dtype=torch.float32), theirs)
-
-
-def _taken(file, verb, function, values):
-    """What a function of `transformers` makes of a config; its checks raise errors of many kinds."""
+def taken(pretrained, verb: str, function, config, **more):
+    """What a function of `transformers` makes of a config. Raises DataError for whatever it raises: its checks have many kinds of errors."""
     try:
-        return function(values)
+        return function(config, **more)
     except Exception as error:
-        said = " ".join(str(error).split())
-        raise DataError(f"{file}: `transformers` does not {verb} it: {type(error).__name__}: {said}") from None
+        place, said = pretrained.folder / CONFIG, " ".join(str(error).split())
+        raise DataError(f"{place}: `transformers` does not {verb} it: {type(error).__name__}: {said}") from None
 
 
 class StoredWeights:

@@ -12,7 +12,7 @@ from torch import nn
 
 from parascale.errors import DataError
 from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES
-from parascale.families.foreign import Passed, StoredWeights, network_of, repeated, theirs_of
+from parascale.families.foreign import Passed, StoredWeights, repeated, taken, theirs_of
 from parascale.families.kind import PipelinePlan, matches
 from parascale.settings.pretrained import CONFIG, Pretrained
 
@@ -103,7 +103,7 @@ def _network(pretrained, window):
         )
     # No window is padded: a row for padding would be left out of training, and looked for in every batch.
     theirs.pad_token_id = None
-    network = network_of(pretrained, theirs, AutoModelForCausalLM)
+    network = taken(pretrained, "build", AutoModelForCausalLM.from_config, theirs, dtype=torch.float32)
     for module in network.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             raise DataError(

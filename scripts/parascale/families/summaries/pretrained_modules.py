@@ -14,7 +14,7 @@ from torch import nn
 
 from parascale.errors import DataError
 from parascale.families.dropout import Dropout
-from parascale.families.foreign import StoredWeights, network_of, theirs_of
+from parascale.families.foreign import StoredWeights, taken, theirs_of
 from parascale.settings.pretrained import CONFIG, Pretrained
 
 # `model_type` of a folder → how the names of its modules end: those whose output is dropped, and attention, whose weights are.
@@ -103,7 +103,7 @@ def _network(pretrained, dropout, places):
     from transformers import AutoModelForSeq2SeqLM  # slow to load, and needed for this kind alone
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    network = network_of(pretrained, theirs, AutoModelForSeq2SeqLM)
+    network = taken(pretrained, "build", AutoModelForSeq2SeqLM.from_config, theirs, dtype=torch.float32)
     for module in network.modules():
         if type(module) is T5LayerNorm:
             module.forward = functools.partial(_rms_norm, module)
