@@ -113,6 +113,7 @@ MORE = {
     "its slow attention": (family("Gemma 2"), config(attn_implementation="eager"), None),
     "mixture": (family("Mixtral"), NONE, None),
     "an expert too few": (family("Mixtral"), config(num_local_experts=5), r"is \[4, .* config.json \[5"),
+    "a name too many": (family("GPT-2"), adds("wte.weight", (VOCABULARY, 32)), "no place .*wte.weight"),
     "its pooler": (
         family("BERT", is_decoder=True),
         adds("bert.pooler.dense.weight", (32, 32)),

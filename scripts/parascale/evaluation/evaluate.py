@@ -63,9 +63,8 @@ def foresees(outputs: Callable, window: int, entries: int, device: torch.device 
     if not moved:
         return False
     earlier = torch.maximum(moved[0][:cut].max(), moved[1][:-1].max())
-    return bool(
-        earlier > tolerance * moved[0][cut:].max()
-    )  # not so for numbers that are none, which have an error of their own
+    # Not so for numbers that are none, which have an error of their own.
+    return bool(earlier > tolerance * moved[0][cut:].max())
 
 
 @torch.no_grad()

@@ -146,8 +146,11 @@ class StoredWeights:
             ends = converter.target_patterns if converter is not None else [""]
             for end in ends:
                 found.setdefault(first.replace(ends[0], end), (first, converter, {}))[2][stored] = pattern
-        surplus = {name: each for name, (_, _, each) in found.items() if name not in self.held}
-        if surplus := [next(iter(each)) for name, each in surplus.items() if not self._harmless(name, each)]:
+        if surplus := [
+            [*each][-1]
+            for name, (_, converter, each) in found.items()
+            if (name not in self.held and not self._harmless(name, each)) or (converter is None and len(each) > 1)
+        ]:
             raise DataError(
                 f"{self.pretrained.folder}: its weights have no place in the model of its config.json for {few(surplus, 2)}: correct "
                 "that file, or load and save the folder with `transformers`, which leaves them out"
