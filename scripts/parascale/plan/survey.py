@@ -158,13 +158,13 @@ def data_sheet(name: str | None, watts: float | None = None) -> dict[str, Any] |
     found = [sheet for sheet in _sheets() if sheet["names"] == names]
     size = re.search(r"(\d+)GB?\b", words)
 
-    def apart(sheet):
+    def apart(sheet: dict[str, Any]) -> tuple[float, ...]:
         memory = abs(sheet["gpu_memory_gb"] - float(size[1])) if size else 0
         return -len(_words(words) & _words(sheet["gpu"])), abs(sheet["watts"] - watts) if watts else 0, memory
 
     return min(found, key=apart, default=None)
 
 
-def _words(name):
+def _words(name: str) -> set[str]:
     """The words of a GPU's name that tell its form, such as PCIE."""
     return {word for word in re.findall(r"[A-Z0-9]+", name.upper()) if not re.fullmatch(r"\d+GB?", word)}
