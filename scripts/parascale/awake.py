@@ -3,7 +3,7 @@
 import time
 
 
-class Awake:
+class SuspendAwareClock:
     """Called over and over, it returns the seconds that have passed since it was made. Of those between two calls it counts at most `most`."""
 
     def __init__(self, most=2.0):

@@ -61,7 +61,7 @@ class Interrupted(ParascaleError):
     """A run was asked to stop; it saved its state and continues where it stopped when started again."""
 
 
-def few(values, most=10, between=", "):
+def shorten_list(values, most=10, between=", "):
     """The first of some values for a message, and how many more there are. most: values that it shows."""
     shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
     more = [f"… and {len(shown) - most:,} more"] if len(shown) > most else []

@@ -16,7 +16,7 @@ import uuid
 from contextlib import suppress
 
 from parascale import slurm
-from parascale.awake import Awake
+from parascale.awake import SuspendAwareClock
 from parascale.errors import TrainingError
 from parascale.files import locked, make_folder, read_json, user_name, write_json
 
@@ -56,7 +56,7 @@ class Lease:
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
             return holder and holder["time"]
-        awake = Awake()
+        awake = SuspendAwareClock()
         while awake() < STALE_SECONDS:
             if holder["host"] != socket.gethostname() and time.time() - holder["time"] > 10 * STALE_SECONDS:
                 break  # clocks of nodes agree to far better than this, and this machine may have slept
@@ -138,7 +138,7 @@ class Lease:
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
         print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
         self._write()
-        awake, held_since = Awake(), 0.0
+        awake, held_since = SuspendAwareClock(), 0.0
         while awake() - held_since < STALE_SECONDS:
             time.sleep(LOOK_SECONDS)
             now = self.holder()

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from parascale.errors import few
+from parascale.errors import shorten_list
 
 WHOLE = "the model"
 
@@ -145,6 +145,6 @@ def as_text(card):
         lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
         lines.append(f"  looks like: {first['looks_like']}")
     else:
-        left = f"; not compared: {few(card['not_compared'])}" if card["not_compared"] else ""
+        left = f"; not compared: {shorten_list(card['not_compared'])}" if card["not_compared"] else ""
         lines.append(f"same: {card['steps']} steps{left}")
     return "\n".join([*lines, ""])

@@ -1,6 +1,6 @@
 """Notes of the ranks of a run that hangs or fails: what each was doing, at which line, and which collectives it called last.
 
-A rank writes its own (`train.witness`); its launcher writes for one that cannot, and says from all of them who kept the others
+A rank writes its own (`train.flight_state`); its launcher writes for one that cannot, and says from all of them who kept the others
 waiting (`launch.hang`). A note is a mapping:
 
     host, gpu             where the rank ran

@@ -12,7 +12,7 @@ Until one of the two is done, plans, trainings and records name what was edited 
 import functools
 
 from parascale import provenance
-from parascale.errors import few
+from parascale.errors import shorten_list
 from parascale.files import read_json
 
 FAMILY = "families/"
@@ -57,6 +57,6 @@ def warning():
     if not (names := unproven()):
         return ""
     return (
-        f"{few(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code count as its own until "
+        f"{shorten_list(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code count as its own until "
         "`make same-numbers` has compared them, or raised the version"
     )

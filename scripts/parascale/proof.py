@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from parascale.errors import DataError, few
+from parascale.errors import DataError, shorten_list
 from parascale.files import write_json, write_text
 from parascale.likeness import WHOLE, as_text, home, looks_like, match, nearest, of_samples, rms, row, spans, table
 
@@ -92,7 +92,9 @@ def compare(single, parallel):
     if len(one) != len(many):
         raise DataError(f"{single} has {len(one)} steps, but {parallel} {len(many)}; record the same steps of both")
     if len(kept := {part.about.get("every", 1) for steps in (one, many) for parts in steps for part in parts}) > 1:
-        raise DataError(f"{single} and {parallel} keep one column of {few(sorted(kept))}; record both with one `every`")
+        raise DataError(
+            f"{single} and {parallel} keep one column of {shorten_list(sorted(kept))}; record both with one `every`"
+        )
     told = ("world", "layout", "torch", "python", "system", "tf32")
     card = {"schema_version": 1, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     card |= {

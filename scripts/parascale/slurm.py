@@ -83,7 +83,7 @@ def parse_job(line):
 
 
 def _job_line():
-    return told(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
+    return output_or_empty(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
 
 
 def _moment(text):
@@ -118,7 +118,7 @@ def ask_steps_to_stop():
 
 def cancel(job):
     """End a job."""
-    told(["scancel", job], ANSWER_SECONDS)
+    output_or_empty(["scancel", job], ANSWER_SECONDS)
 
 
 def note_permanent_failure():
@@ -127,7 +127,7 @@ def note_permanent_failure():
     Snakemake's processes between Slurm and ours pass no exit code on, and a full disk takes no file.
     """
     if job_id() and "RANK" not in os.environ and os.environ.get("SLURM_NODEID", "0") == "0":
-        told(["scontrol", "update", f"jobid={job_id()}", f"comment={PERMANENT_FAILURE_COMMENT}"])
+        output_or_empty(["scontrol", "update", f"jobid={job_id()}", f"comment={PERMANENT_FAILURE_COMMENT}"])
 
 
 # --- jobs that this user has submitted
@@ -157,13 +157,13 @@ def states(name):
 def last_state(job):
     """The state of a job in the accounting, such as COMPLETED; None where there is none."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
-    words = told(command).split()
+    words = output_or_empty(command).split()
     return words[0] if words else None
 
 
 def described(job):
     """What Slurm says of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
-    return fields(told(["scontrol", "show", "job", job, "--oneliner"]))
+    return fields(output_or_empty(["scontrol", "show", "job", job, "--oneliner"]))
 
 
 # --- the machine
@@ -182,7 +182,7 @@ def configuration():
 
 def partitions():
     """`records("partition")`; empty where Slurm does not answer."""
-    return parse_records("partition", told(_show("partition")))
+    return parse_records("partition", output_or_empty(_show("partition")))
 
 
 def parse_records(kind, text):
@@ -194,7 +194,7 @@ def parse_records(kind, text):
 def accounts():
     """The accounts of this user, by name, as far as Slurm tells."""
     command = ["sacctmgr", "-nP", "show", "associations", f"user={user_name(os.getuid())}", "format=account"]
-    return sorted(set(told(command, ANSWER_SECONDS).split()))
+    return sorted(set(output_or_empty(command, ANSWER_SECONDS).split()))
 
 
 def _show(kind):
@@ -215,7 +215,7 @@ class Charged:
 
 def charged(job_ids):
     """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
-    return parse_sacct(told(sacct_command(job_ids))) if job_ids else {}
+    return parse_sacct(output_or_empty(sacct_command(job_ids))) if job_ids else {}
 
 
 def sacct_command(job_ids):
@@ -266,7 +266,7 @@ def _ask(command, within=ANSWER_SECONDS):
     return done.stdout
 
 
-def told(command, within=GLANCE_SECONDS):
+def output_or_empty(command, within=GLANCE_SECONDS):
     """The output of a command, Slurm's or a driver's; empty where there is none within so many seconds."""
     with suppress(RequirementError):
         return _ask(command, within)

@@ -7,7 +7,7 @@ A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. T
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from parascale.errors import ConfigError, few
+from parascale.errors import ConfigError, shorten_list
 from parascale.train.job import job_of
 from parascale_slurm_executor.executor import RootExecutor
 from snakemake_logger_plugin_parascale import trained_by
@@ -43,6 +43,6 @@ def refuse_shared_jobs(workflow):
     for names, what in ((grouped, "group"), (arrayed, "Slurm array")):
         if names:
             raise ConfigError(
-                f"each training is a Slurm job of its own, so that it can stop and continue alone: take {few(names)} out of its "
+                f"each training is a Slurm job of its own, so that it can stop and continue alone: take {shorten_list(names)} out of its "
                 f"{what} (`groups`, `slurm-array-jobs`; instead of `all`, name rules that train nothing)"
             )

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("scripts/parascale")
 DECIDING = {
     "": "families/** parallel/** plan/** store/** checkpoint/** data/formats/** lease.py files.py slurm.py submissions.py provenance.py evaluation/**",
-    "train": "loss optim step state parity clock averaging stage take_over",
+    "train": "loss optim step state parity clock averaging stage acquire_run",
     "report": "verdict derived timing comparing numbers readings summary",
     "settings": "identity layout run workload data site strict optim",
     "data": "sampler crops ahead loader verify convert convert_tokens text tokenize pairs images image_tables jpeg advice",

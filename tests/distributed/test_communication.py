@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.checkpoint.ranks import gather, on_lead, together
+from parascale.checkpoint.ranks import gather, on_rank0, together
 from parascale.checkpoint.store import Saver
 from parascale.parallel import communication, make_mesh, start_processes, stop_processes
 from parascale.settings import Layout
@@ -129,7 +129,7 @@ def beside_gpus():
     groups, before = [gloo()], sockets()
     told = [
         gather(mesh, mesh.rank),
-        on_lead(mesh, lambda: mesh.rank),
+        on_rank0(mesh, lambda: mesh.rank),
         together(mesh, lambda: mesh.rank, "failed"),
         all_reduce(torch.ones(1), mesh).item(),
     ]

@@ -26,9 +26,9 @@ def watch_averaging(settings):
             seen.append({"calls": counter.calls["all_reduce"], "trained": self.checksum()})
             return result
 
-        def come_together(self, step, last):
+        def average_ranks(self, step, last):
             with Collectives() as counter:
-                super().come_together(step, last)
+                super().average_ranks(step, last)
             seen[-1] |= {"averaging": counter.calls["all_reduce"], "weights": self.checksum()}
 
         def checksum(self):

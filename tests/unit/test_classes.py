@@ -16,7 +16,7 @@ from PIL import Image
 from parascale.data import classes
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
 from parascale.data.convert import convert
-from parascale.data.loader import Feed, read_batches
+from parascale.data.loader import Prefetcher, read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.evaluate import correct_within
@@ -148,7 +148,7 @@ def test_what_is_decoded_for_a_gpu_comes_there_as_it_was():
     device, samples = torch.device("cuda", 0), AugmentedImages(Reader(), 16, 1, 0.3)
     chosen = [[number, number + 1] for number in range(40)]
     assert all(pixels.is_pinned() for pixels, _ in samples.batches(chosen, 2, device))
-    feed = Feed(read_batches(samples, chosen, 2, device), 1, device)
+    feed = Prefetcher(read_batches(samples, chosen, 2, device), 1, device)
     for numbers in chosen:
         ((pixels, _),) = feed.take()
         if numbers is not chosen[-1]:

@@ -11,7 +11,7 @@ from PIL import Image
 from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
-from parascale.data.loader import Feed, read_batches
+from parascale.data.loader import Prefetcher, read_batches
 from parascale.errors import DataError
 from parascale.evaluation.evaluate import split_sums
 from parascale.settings.formats import Formats
@@ -145,7 +145,7 @@ def test_nothing_runs_on_after_the_last_batch(reader):
 def test_what_a_gpu_decodes_stays_there(reader):
     """Through the feed of a training, and as an evaluation takes it while decoding goes on ahead."""
     device, order = torch.device("cuda", 0), np.arange(COUNT)
-    feed = Feed(read_batches(trained(reader), [order, order], 1, device), 1, device)
+    feed = Prefetcher(read_batches(trained(reader), [order, order], 1, device), 1, device)
     expected = pixels(trained(reader), [order], 0, device)
     for _ in range(2):
         ((images, labels),) = feed.take()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from parascale.families.build import build_model
-from parascale.families.dropout import Draws, Dropout
+from parascale.families.dropout import Dropout, DropoutKeys
 from parascale.settings import Layout, Model, Run, Workload, identity, make
 from parascale.train.step import torch_seed
 
@@ -17,7 +17,7 @@ from parascale.train.step import torch_seed
 def mask(samples, shape, *, step=1, seed=1, layer="block.dropout", part=0, probability=0.2, device="cpu"):
     """What a layer keeps of the samples at some places of the global batch."""
     model = torch.nn.ModuleDict({layer.partition(".")[0]: torch.nn.ModuleDict({"dropout": Dropout(probability)})})
-    Draws([model], seed, [samples], 1, device).begin_part(step, 0)
+    DropoutKeys([model], seed, [samples], 1, device).begin_part(step, 0)
     dropout = model[layer.partition(".")[0]]["dropout"]
     dropout.part = part
     return (dropout(torch.ones(len(samples), *shape, device=device)) > 0).cpu()
@@ -26,7 +26,7 @@ def mask(samples, shape, *, step=1, seed=1, layer="block.dropout", part=0, proba
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_so_many_are_dropped_and_the_others_weigh_more(probability):
     model = torch.nn.ModuleDict({"a": Dropout(probability)})
-    Draws([model], 1, [list(range(64))], 1, "cpu").begin_part(1, 0)
+    DropoutKeys([model], 1, [list(range(64))], 1, "cpu").begin_part(1, 0)
     values = torch.ones(64, 32, 128, requires_grad=True)
     dropped = model["a"](values)
     dropped.sum().backward()
@@ -68,7 +68,7 @@ def test_only_masks_of_a_rank_are_left_to_the_fused_kernel(masks, training, prob
     """None: attention is written out. What lies outside of attention draws by place all the same."""
     settings = make(Model, dim=16, heads=2, layers=1, dropout=0.2, dropout_masks=masks)
     model = build_model(settings, 50, 8).train(training)
-    Draws([model], 1, [[0, 1]], 1, "cpu").begin_part(1, 0)
+    DropoutKeys([model], 1, [[0, 1]], 1, "cpu").begin_part(1, 0)
     assert model.embedding.dropout.key is not None
     with patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
         model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
@@ -109,4 +109,4 @@ def test_runs_with_masks_of_ranks_are_compared_with_nothing_else():
 
 def test_a_layer_that_drops_nothing_costs_no_keys():
     layers = {"some": Dropout(0.1), "none": Dropout(0.0)}
-    assert Draws([torch.nn.ModuleDict(layers)], 1, [[0]], 1, "cpu").modules == [layers["some"]]
+    assert DropoutKeys([torch.nn.ModuleDict(layers)], 1, [[0]], 1, "cpu").modules == [layers["some"]]

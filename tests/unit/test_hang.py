@@ -14,7 +14,7 @@ from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for
 from parascale.launch.workers import Worker
 from parascale.notes import WAITING, note_path, state_in, state_of
-from parascale.train.witness import Witness, is_new
+from parascale.train.flight_state import FlightState, is_new
 
 GROUPS = {
     "0": ["all ranks", [0, 1, 2, 3]],
@@ -121,7 +121,7 @@ def test_a_rank_waits_whose_call_is_not_done(last, number, operation, monkeypatc
     entries = [*(entry("nccl:all_reduce", [[1]], number, True) for number in (1, 2, 3)), entry(*last)]
     dump = pickle.dumps({"entries": entries})
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace", lambda **_: dump)
-    note = Witness(None).note(1.0)
+    note = FlightState(None).note(1.0)
     assert (note["doing"], note["call"]["number"], note["call"]["operation"]) == (WAITING, number, operation)
     assert note["joined"]["1 nccl"] == (number or 3) and note["new"]
 

@@ -10,8 +10,8 @@ from parascale.cli import open_project
 from parascale.files import read_json, write_json, write_text
 from parascale.lease import Lease
 from parascale.store.trainings import Store
+from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.job import ChangedDataError, job_of, published
-from parascale.train.take_over import continuation_of, take_over
 
 from .test_plan_budget import project
 from .test_store import fill
@@ -99,7 +99,7 @@ def test_a_training_belongs_to_the_data_that_it_was_started_on(job, after):
 
 def begun(job, text):
     """As a job that was told to stop; `text` stands for what it did."""
-    lease, _, found, _ = take_over(job)
+    lease, _, found, _ = acquire_run(job)
     write_json(job.work / "run.json", {"continuation": continuation_of(job)})
     write_text(job.work / "did", text)
     lease.release()
@@ -120,7 +120,7 @@ def test_what_stepped_aside_before_stays_when_more_of_its_kind_does(job):
         "first",
         "second",
     ]
-    lease, *_ = take_over(job)
+    lease, *_ = acquire_run(job)
     assert (job.work / "did").read_text() == "second"
     lease.release()
 
@@ -134,5 +134,5 @@ def test_other_work_stays_when_a_finished_training_is_shown(job, lost):
     if not lost:
         write_json(job.work / "run.json", {"key": "other"})
     keep(job)
-    assert take_over(job)[2] is None
+    assert acquire_run(job)[2] is None
     assert step.is_dir() and not (job.work / "lease.json").exists()

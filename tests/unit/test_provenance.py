@@ -162,7 +162,7 @@ UNDECIDING = {
     "launch/*": "starting processes",
     "train/job.py": "what a process is told",
     "train/state.py": "state, record and result",
-    "train/take_over.py": "what was begun, and who goes on with it",
+    "train/acquire_run.py": "what was begun, and who goes on with it",
     "train/parity.py": "verdicts",
     "train/[cegmprsw]*.py": "clock, events, gauges, monitor, progress, record, staging, watchdog",
     "*.py": "files, errors, leases, telemetry",

@@ -19,7 +19,7 @@ def gather(mesh, value, group=None):
     return values
 
 
-def on_lead(mesh, work):
+def on_rank0(mesh, work):
     """Do `work` on rank 0; its result, or its error as it is, on every rank."""
     if mesh.devices is None:
         return work()

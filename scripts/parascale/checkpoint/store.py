@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index, save_tensors
-from parascale.checkpoint.ranks import gather, on_lead, together
+from parascale.checkpoint.ranks import gather, on_rank0, together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
@@ -124,7 +124,7 @@ class Saver:
 
 def check(folder, mesh):
     """The facts of a checkpoint of which every byte is as it was written. Called by every rank; CheckpointError on all otherwise."""
-    manifest = on_lead(mesh, lambda: read_manifest(folder))
+    manifest = on_rank0(mesh, lambda: read_manifest(folder))
     share = dict(list(manifest["files"].items())[mesh.rank :: mesh.world_size])  # together the ranks read each once
     together(mesh, lambda: check_files(folder, share), "cannot be loaded")
     return manifest["facts"]

@@ -35,7 +35,7 @@ def list_(project):
     found, shown = Store(project.paths.trainings), shown_places(project.paths.results)
     trainings, begun = found.all(), unfinished(project.paths.under_way)
     rows = [[*_words(kept), ", ".join(shown.get(kept.key, ["-"]))] for kept in trainings]
-    rows += [[*_words(each), "stepped aside" if each.aside else "unfinished"] for each in begun]
+    rows += [[*_words(each), "stepped aside" if each.parked else "unfinished"] for each in begun]
     rows += [[*_words(left), "left over"] for left in found.leftovers()]
     if rows:
         print(*aligned([("key", "training", "finished", "core-h", "GB", "shown as"), *rows]), sep="\n")
@@ -68,7 +68,7 @@ def free(project, keys, unused, yes):
     found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
     chosen = [_named(key, [*found.all(), *found.leftovers(), *begun]) for key in keys]
     if unused:
-        chosen += [*_surplus(found, project, 0), *(each for each in begun if each.aside)]
+        chosen += [*_surplus(found, project, 0), *(each for each in begun if each.parked)]
     chosen = list(dict.fromkeys(chosen))
     if not chosen:
         print("nothing to free")

@@ -21,7 +21,7 @@ from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
 from parascale.data.sampler import Sampler
-from parascale.errors import ConfigError, DataError, few
+from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.files import atomic_folder, atomic_path, read_json, require_space, sha256, sync_path, write_json
 
 RECORD = "record.json"
@@ -129,7 +129,7 @@ def write_manifest(index, dataset, format_name, settings, output):
 def bad_message(dataset, bad):
     """The message that lists bad samples. bad: as in a shard's record or a manifest, {split, source, name, reason} each."""
     lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
-    return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + few(lines, SHOWN, "\n  ")
+    return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + shorten_list(lines, SHOWN, "\n  ")
 
 
 def _inodes(index, format_name, shards, settings):

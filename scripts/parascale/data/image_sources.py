@@ -40,7 +40,7 @@ from parascale.data.named_files import (
     require_no_names_of_splits,
 )
 from parascale.data.pool import ordered_map
-from parascale.errors import DataError, few
+from parascale.errors import DataError, shorten_list
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
 FORMS = (
@@ -87,7 +87,7 @@ def index_images(root, settings, output, columns=None):
         classes, splits = scan_folders(folders or {"train": root}, root, notes)
     if len(classes) < 2:
         raise DataError(
-            f"{root}: only one class, `{few(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
+            f"{root}: only one class, `{shorten_list(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
             f"`data.source.location` to the folder that holds them. {FORMS}"
         )
     if pack is None:
@@ -131,13 +131,13 @@ def finished(root, splits, classes, settings, notes):
     for split, (others, _) in splits.items():
         if len(lacking := np.setdiff1d(others["label"], rows["label"])):
             raise DataError(
-                f"{root}: the {split} split has classes that the train split does not have: {few(classes[label] for label in lacking)}. "
+                f"{root}: the {split} split has classes that the train split does not have: {shorten_list(classes[label] for label in lacking)}. "
                 "Remove them or add them to the train split."
             )
     single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
     if len(single):
         notes.append(
-            f"train: {len(single):,} classes have one image, too few to hold any out: {few(classes[label] for label in single)}. "
+            f"train: {len(single):,} classes have one image, too few to hold any out: {shorten_list(classes[label] for label in single)}. "
             "Add images, or take the classes out"
         )
     if "validation" not in splits and settings.validation_fraction:
@@ -240,7 +240,7 @@ def scan_tables(tables, columns, root):
         gone = [path for (path, _), size in zip(part, sizes, strict=True) if size is None]
         if gone:
             raise DataError(
-                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {few(gone)}. "
+                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {shorten_list(gone)}. "
                 f"Paths are relative to {root}."
             )
         writer = ImageIndexWriter()

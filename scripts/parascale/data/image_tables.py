@@ -12,7 +12,7 @@ import pyarrow as pa
 from parascale.data.images import ImageIndexWriter
 from parascale.data.sources.readers import csv_rows
 from parascale.data.sources.tables import open_table, table_rows
-from parascale.errors import DataError, few
+from parascale.errors import DataError, shorten_list
 
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 ROWS = 256  # rows of packed Parquet in memory at once
@@ -31,8 +31,8 @@ def pack_tables(tables, numbers_in, columns, folder):
                     unknown = [row for row, (_, label) in some if lacks(label) or label_text(label) not in numbers]
                     if unknown:
                         raise DataError(
-                            f"{path}: rows without a label, or with one that is not a class: {few(unknown)}. The classes are "
-                            f"{few(numbers)}: give each row one of them, or remove it."
+                            f"{path}: rows without a label, or with one that is not a class: {shorten_list(unknown)}. The classes are "
+                            f"{shorten_list(numbers)}: give each row one of them, or remove it."
                         )
                     data = [_image_bytes(image, path, row) for row, (image, _) in some]
                     lengths = np.fromiter(map(len, data), np.int64, len(data))
@@ -89,7 +89,7 @@ def _own_names(path, column):
         label = json.loads(metadata).get("info", {}).get("features", {}).get(column, {})
         names = tuple(label.get("names", ()))
         if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"names of classes are not text, or given twice: {few(names)}")
+            raise ValueError(f"names of classes are not text, or given twice: {shorten_list(names)}")
     except (ValueError, AttributeError, TypeError) as error:
         raise DataError(
             f"{path}: the metadata `huggingface` on column `{column}` cannot be read ({error}); write the file again, or remove the metadata"
@@ -145,7 +145,7 @@ def path_label(path, columns):
         missing = [number for number, row in enumerate(rows, 1) if lacks(row[place])]
         if missing:
             raise DataError(
-                f"{path}: {len(missing):,} rows have no {what}: {few(missing)}. Give each one or remove it."
+                f"{path}: {len(missing):,} rows have no {what}: {shorten_list(missing)}. Give each one or remove it."
             )
     return [(str(name), label_text(label).strip()) for name, label in rows]
 

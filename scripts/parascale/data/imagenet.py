@@ -12,7 +12,7 @@ import tarfile
 from parascale.data.images import ImageIndexWriter
 from parascale.data.named_files import is_foreign, note_foreign
 from parascale.data.sources.archives import require_end
-from parascale.errors import DataError, few
+from parascale.errors import DataError, shorten_list
 
 TRAIN, VALIDATION, LABELS = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "LOC_val_solution.csv"
 KAGGLE = "ILSVRC/Data/CLS-LOC"
@@ -94,9 +94,9 @@ def _labels_of(names, labels, place):
     names = [name.removesuffix(".JPEG") for name in names]
     unknown, gone = [name for name in names if name not in labels], sorted(labels.keys() - set(names))
     if unknown:
-        raise DataError(f"{place}: images without a class in {LABELS}: {few(unknown)}; fetch the table again")
+        raise DataError(f"{place}: images without a class in {LABELS}: {shorten_list(unknown)}; fetch the table again")
     if gone:
-        raise DataError(f"{place}: lacks images that {LABELS} names: {few(gone)}; fetch both again")
+        raise DataError(f"{place}: lacks images that {LABELS} names: {shorten_list(gone)}; fetch both again")
     return [labels[name] for name in names]
 
 

@@ -23,7 +23,7 @@ def _copying(device):
     return torch.cuda.Stream(device)
 
 
-class Feed:
+class Prefetcher:
     """The batches of a rank on its device, `count` parts a step. On a GPU a stream of its own copies them from pinned memory.
 
     parts: iterator over tuples of tensors, on the CPU or on the device already.

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Container
 
 from parascale.data.manifests import MANIFEST
-from parascale.errors import ConfigError, DataError, few
+from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.settings.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
@@ -161,7 +161,7 @@ def saved_files(folder):
         raise DataError(f"{state}: not as `datasets.save_to_disk` writes it ({error}); save the data again") from None
     missing = [path for path in found if not os.path.isfile(path)]
     if missing:
-        raise DataError(f"{few(missing)}: missing, but named in {state}; fetch or save the data again")
+        raise DataError(f"{shorten_list(missing)}: missing, but named in {state}; fetch or save the data again")
     return found
 
 
@@ -225,7 +225,7 @@ def as_spelled(folder: str | os.PathLike, path: str) -> str:
 def note_foreign(paths, notes, where=""):
     """Count in the notes what was left out."""
     if paths:
-        shown = few(os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths)
+        shown = shorten_list(os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths)
         notes.append(f"{where}{len(paths):,} hidden, foreign or copied files or folders were left out: {shown}")
 
 
@@ -264,7 +264,7 @@ def require_no_names_of_splits(place, names):
     found = [split for split, others in SPLIT_NAMES.items() if not words.isdisjoint(others)]
     if len(found) > 1:
         raise DataError(
-            f"{place}: its folders {few(names)} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
+            f"{place}: its folders {shorten_list(names)} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
         )
 
 

@@ -15,7 +15,7 @@ from parascale.data.convert_tokens import token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.samples import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress
-from parascale.errors import DataError, few
+from parascale.errors import DataError, shorten_list
 from parascale.files import sha256
 
 SHOWN = 20  # differences that a message lists
@@ -108,6 +108,6 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
 
 def _difference(folder, found):
     return DataError(
-        f"{folder} is not its source, {len(found):,} differences:\n  " + few(found, SHOWN, "\n  ") + "\n"
+        f"{folder} is not its source, {len(found):,} differences:\n  " + shorten_list(found, SHOWN, "\n  ") + "\n"
         f"Remove the folders of what is named, and {folder}/*.json, and run the target `formats` again."
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parascale.data.loader import Feed, read_batches
+from parascale.data.loader import Prefetcher, read_batches
 from parascale.data.sampler import evaluation_share
 from parascale.data.text import IGNORED
 
@@ -86,7 +86,7 @@ def split_sums(
     parts_of_share = (share[number * batch : (number + 1) * batch] for number in range(passes))
     chosen, ahead = itertools.tee(np.array(part, dtype=np.int64) for part in parts_of_share)
     filled = (numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in ahead)
-    feed = Feed(read_batches(samples, filled, workers, device), 1, torch.device(device))
+    feed = Prefetcher(read_batches(samples, filled, workers, device), 1, torch.device(device))
     for numbers in chosen:
         between()
         ((*inputs, labels),) = feed.take()

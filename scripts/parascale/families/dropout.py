@@ -11,7 +11,7 @@ from parascale.families.hashing import key, mixed, numbers
 
 
 class Dropout(nn.Dropout):
-    """torch's dropout until a `Draws` takes the module up. Its input's dimensions are samples and the places in a sample. Where
+    """torch's dropout until a `DropoutKeys` takes the module up. Its input's dimensions are samples and the places in a sample. Where
     the first one has another length, in a class of the user's own, it draws as torch does.
 
     key: random numbers of the samples under way. part: which of equal parts of the second dimension this rank holds, where tensor
@@ -75,7 +75,7 @@ def generators(device):
     return torch.cat([*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states)
 
 
-class Draws:
+class DropoutKeys:
     """The random keys of this rank's dropout: one for each layer and each sample of what it computes at the moment.
 
     parts: this rank's modules. positions: of its samples in a step's global batch, in the parts in which it computes them.

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from parascale import slurm
-from parascale.awake import Awake
+from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED, rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
@@ -192,7 +192,7 @@ def process_environment(launch, environment):
 
 def _watch(launch, workers, peers, stop):
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
-    stop_at, ended_at, awake = None, None, Awake()
+    stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
         time.sleep(TICK_SECONDS)
         now = awake()

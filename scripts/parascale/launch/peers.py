@@ -2,7 +2,7 @@
 
 import time
 
-from parascale.awake import Awake
+from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, PERMANENT_FAILURE
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.channel import Failure, Report, Stopping
@@ -69,7 +69,7 @@ class Peers:
                 self.listen()
                 time.sleep(TICK_SECONDS)
             return self._verdict or self._joint()
-        awake, deadline = Awake(), timeout
+        awake, deadline = SuspendAwareClock(), timeout
         while len(self._reports) < len(self._hosts) and (now := awake()) < deadline:
             self.listen()
             if self.failed:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import psutil
 
-from parascale.awake import Awake
+from parascale.awake import SuspendAwareClock
 from parascale.errors import RequirementError
 from parascale.launch.channel import Channel, Met, Node, Refused
 
@@ -70,7 +70,7 @@ def host_meeting(me, nodes, place, network, port, wait):
     port: where torch will meet. wait: called over and over with no arguments; it sleeps a moment, and raises when the
     launcher is told to stop. Raises RequirementError where nodes are missing when the time is over, and names them.
     """
-    awake, seconds = Awake(), meeting_seconds(nodes)
+    awake, seconds = SuspendAwareClock(), meeting_seconds(nodes)
     present, channels, strangers = {0: me}, {}, []
     with _listener(me, place, network) as listener:
         while len(present) < nodes and awake() < seconds:
@@ -99,7 +99,7 @@ def host_meeting(me, nodes, place, network, port, wait):
 
 def join_meeting(me, nodes, place, wait):
     """Be another node: introduce yourself to node 0. Return (Channel to it, torch's port)."""
-    awake, channel, reason, seconds = Awake(), None, None, meeting_seconds(nodes)
+    awake, channel, reason, seconds = SuspendAwareClock(), None, None, meeting_seconds(nodes)
     who, where = f"node {me.node} ({me.host})", f"node 0 at {place.address}:{place.port}"
     # Node 0 gives up first, and says who is missing.
     while awake() < seconds + (5 if channel and channel.proven else 0):

@@ -11,7 +11,7 @@ from statistics import NormalDist
 from typing import Any
 
 from parascale import numerics
-from parascale.errors import ParascaleError, few
+from parascale.errors import ParascaleError, shorten_list
 from parascale.plan import limits
 from parascale.plan.calibrate import OWN, computes
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
@@ -174,7 +174,7 @@ def _requests(jobs: Any) -> Iterator[tuple[Any, ...]]:
         if not job.nodes or job is not members[0]:
             continue
         hours = None if any(each.limit_hours is None for each in members) else sum(each.limit_hours for each in members)
-        name, hint = few([title(each.rule, each.wildcards) for each in members], NAMED), ""
+        name, hint = shorten_list([title(each.rule, each.wildcards) for each in members], NAMED), ""
         if len(members) > 1:
             name, hint = f"{len(members)} jobs in one group ({name})", ": put fewer into one (`--group-components`)"
         nodes, gpus = (max(getattr(each, what) for each in members) for what in ("nodes", "gpus"))
@@ -238,13 +238,13 @@ def warnings(plan: Plan) -> list[str]:
     if plan.cap is not None and plan.unknown:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     if plan.cap is not None and plan.spent_unknown:
-        lost = few(plan.spent_unknown, NAMED)
+        lost = shorten_list(plan.spent_unknown, NAMED)
         said.append(
             f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
             "record nor accounting tells"
         )
     if plan.alone:
-        said.append(f"no parity run of {few(plan.alone, NAMED)}, on several processes: {ALONE}")
+        said.append(f"no parity run of {shorten_list(plan.alone, NAMED)}, on several processes: {ALONE}")
     if edited := numerics.warning():
         said.append(edited)
     for job in (job for job in plan.jobs if job.kind):
@@ -272,7 +272,7 @@ def _grouped(jobs: Any, name: str, words: str) -> tuple[str, ...]:
     groups = defaultdict(list)
     for job in jobs:
         groups[getattr(job, name)].append(title(job.rule, job.wildcards))
-    return tuple(words.format(value, few(titles, NAMED), len(titles)) for value, titles in groups.items())
+    return tuple(words.format(value, shorten_list(titles, NAMED), len(titles)) for value, titles in groups.items())
 
 
 def ranges(jobs: Any) -> dict[str, float]:

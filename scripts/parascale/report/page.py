@@ -8,7 +8,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from parascale import files
-from parascale.errors import few
+from parascale.errors import shorten_list
 from parascale.report import chart, figures, numbers
 from parascale.report.comparing import grouped, is_different
 from parascale.report.machines import contradictions
@@ -95,7 +95,9 @@ def _subtitle(report):
 def warnings(report):
     """What must stand at the very top: runs that compute something other than their baseline, or on another machine than named."""
     elsewhere = grouped(report.done, contradictions)
-    said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
+    said = [
+        f"{shorten_list([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text
+    ]
     alone = {each.name for each in report.records if each.run and each.run.layout.world_size == 1}
     for record in filter(is_different, report.records):
         wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"

@@ -5,7 +5,7 @@ To add a part, write a function of a Report that returns a Part and name it in P
 
 from dataclasses import dataclass
 
-from parascale.errors import few
+from parascale.errors import shorten_list
 from parascale.report import figures, numbers
 from parascale.report.comparing import grouped
 from parascale.report.machines import machines_text
@@ -209,8 +209,8 @@ def provenance(report):
     """By what code and on what: a row for runs of which all is the same."""
     known = [record for record in report.records if record.provenance]
     groups = grouped(known, lambda record: tuple(_origin(record).items()))
-    rows = [dict(origin) | {"run": few([each.name for each in some], 6)} for origin, some in groups.items()]
-    left_out = few([f"`{name}`" for name in report.left_out], 12)
+    rows = [dict(origin) | {"run": shorten_list([each.name for each in some], 6)} for origin, some in groups.items()]
+    left_out = shorten_list([f"`{name}`" for name in report.left_out], 12)
     notes = (f"Not in the run table, and left out: {left_out}.",) if left_out else ()
     tables = (make_table("Origin of the runs", ORIGIN, rows).known(),)
     return Part("provenance", "Where this comes from", tables=tables, notes=notes)

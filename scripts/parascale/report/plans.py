@@ -1,6 +1,6 @@
 """What was planned beside what was charged, which layouts formulas advise, and what to do next."""
 
-from parascale.errors import few
+from parascale.errors import shorten_list
 from parascale.report import numbers
 from parascale.report.comparing import grouped
 from parascale.report.tables import Column, make_table
@@ -33,7 +33,7 @@ def next_steps(report):
 
 def _unfinished(report):
     if names := [record.name for record in report.records if record.status in ("failed", "missing")]:
-        said = few([f"`{name}`" for name in names], 4)
+        said = shorten_list([f"`{name}`" for name in names], 4)
         yield f"{said}: no result yet. A run goes on from its checkpoint.", f"parascale launch --run {names[0]}"
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale import submissions
-from parascale.errors import DamagedError, ParascaleError, few
+from parascale.errors import DamagedError, ParascaleError, shorten_list
 from parascale.files import read_json_lines
 from parascale.report.measured import read_record, typed
 from parascale.report.timing import timing_of
@@ -159,7 +159,7 @@ def _completed(record, project, submitted):
     if record.run is None and record.name in project.right:
         record = replace(record, run=project.right[record.name], site=project.site)
     if record.status == "missing" and record.name in submitted:
-        said = f"no record, but submitted as Slurm job {few(submitted[record.name])}"
+        said = f"no record, but submitted as Slurm job {shorten_list(submitted[record.name])}"
         record = replace(record, notes=(said, *record.notes))
     return record
 

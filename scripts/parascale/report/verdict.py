@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from parascale.errors import few
+from parascale.errors import shorten_list
 from parascale.report import layouts, numbers
 from parascale.report.comparing import MARGIN, Member, Spread, caveats, grouped, is_different, is_less
 from parascale.report.summary import stands_out
@@ -122,7 +122,7 @@ def _sentence(experiment, winners):
     winner = next((each for each in winners if each.aim.badge == "fastest"), None)
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
-    alike = few([f"`{member.label}`" for member in winner.alike], most=4)
+    alike = shorten_list([f"`{member.label}`" for member in winner.alike], most=4)
     mean, alike = (" by its mean", f"; {alike} cannot be told from it") if alike else ("", "")
     best, took = winner.best, numbers.duration(winner.best.time.mean)
     if best is head:

@@ -9,7 +9,7 @@ import json
 import math
 from pathlib import Path
 
-from parascale.errors import ConfigError, DataError, few
+from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -154,7 +154,7 @@ class Pretrained:
         there = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.folder.glob(pattern))
         if there and not any(self.folder.glob("*.safetensors*")):
             raise ConfigError(
-                f"{self.folder}: its weights are in {few(there, 1)} alone, but {WEIGHTS} is read: load the folder with `from_pretrained` of "
+                f"{self.folder}: its weights are in {shorten_list(there, 1)} alone, but {WEIGHTS} is read: load the folder with `from_pretrained` of "
                 "`transformers`, and write it again with `save_pretrained`"
             )
 

@@ -132,7 +132,7 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
     current folder. bases: folders of the run table, workloads and sites where the configuration names no others: the first that
     has them. whole: whether a wrong row of the run table is an error now, or for those who ask for it (`Rows`).
     """
-    places = placed(values, files)
+    places = with_locations(values, files)
     defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
     config = resolved_paths(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
@@ -212,7 +212,7 @@ def _first(bases, name):
     return next((place for place in places if os.path.exists(place)), places[0])
 
 
-def placed(values, files):
+def with_locations(values, files):
     """The Places of a configuration's values: where a file says what is given here. Others were given by hand."""
     read, marks = {}, {}
     for path in files:

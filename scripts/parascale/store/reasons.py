@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from parascale.checkpoint.manifest import step_of, whole_checkpoints
-from parascale.errors import ParascaleError, few
+from parascale.errors import ParascaleError, shorten_list
 from parascale.files import read_json
 from parascale.settings import Run, Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
 from parascale.settings.project import Project
 from parascale.store.folders import is_whole, record_in
 from parascale.store.keys import data_known, key_of_run, modules_of_run
-from parascale.store.trainings import Kept, Store
+from parascale.store.trainings import Store, StoredTraining
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Reasons:
         return {}, 0.0
 
     @functools.cached_property
-    def _last(self) -> dict[str, Kept]:
-        """Place → the Kept that was last used there."""
+    def _last(self) -> dict[str, StoredTraining]:
+        """Place → the StoredTraining that was last used there."""
         return {kept.place: kept for kept in self.store.all()}
 
     def _changes(self, record: dict[str, Any], run: Run, known: list[Any] | None, resharded: bool = False) -> str:
@@ -98,7 +98,7 @@ class Reasons:
         words = [identity.in_words({key: pair for key, pair in (changed | devices).items() if pair[0] != pair[1]})]
         then, now = record.get("code", {}), modules_of_run(run)
         if edited := sorted(identity.changes(then, now)):
-            words.append(f"training code: {few(edited, 3)}" if then else "training code")
+            words.append(f"training code: {shorten_list(edited, 3)}" if then else "training code")
         if known is not None and record.get("data") not in (None, identity.digest_of(known)):
             words.append("its data")
         return ", ".join(filter(None, words))

@@ -54,7 +54,7 @@ class StoreError(ParascaleError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class StoredTraining:
     """A folder of the store: a training, or what no key leads to (key `-`), such as half of one.
 
     place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601. core_hours: None if unknown. used: when it was last
@@ -81,17 +81,17 @@ class Store:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
-    def finished(self, key: str) -> Kept | None:
-        """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
+    def finished(self, key: str) -> StoredTraining | None:
+        """The StoredTraining of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
             values = read_json(manifest := self.folder / key / MANIFEST)
             told = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
-            return Kept(manifest.parent, key, used=manifest.stat().st_mtime, **told)
+            return StoredTraining(manifest.parent, key, used=manifest.stat().st_mtime, **told)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def all(self) -> list[Kept]:
-        """Every Kept, the one that was used longest ago first."""
+    def all(self) -> list[StoredTraining]:
+        """Every StoredTraining, the one that was used longest ago first."""
         keys = [path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
         return sorted(filter(None, map(self.finished, keys)), key=lambda kept: kept.used)
 
@@ -139,7 +139,7 @@ class Store:
                 copy_tree(shown / name, folder / name)
         return True
 
-    def check(self, kept: Kept, shown: Path | None = None) -> None:
+    def check(self, kept: StoredTraining, shown: Path | None = None) -> None:
         """Raise StoreError, which names the file, unless every file of a training is what it was.
 
         shown: a folder that shows it. The weights that both have in common are not read.
@@ -189,7 +189,7 @@ class Store:
         write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
-    def leftovers(self) -> Iterator[Kept]:
+    def leftovers(self) -> Iterator[StoredTraining]:
         """What no key leads to, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
         left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
@@ -198,7 +198,7 @@ class Store:
                 name, _, why = folder.name.lstrip(".").partition(".")
                 place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
                 told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-                yield Kept(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
+                yield StoredTraining(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
 
 
 @contextmanager

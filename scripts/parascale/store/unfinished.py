@@ -6,17 +6,17 @@ from pathlib import Path
 
 from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.lease import Lease
-from parascale.store.trainings import Kept
+from parascale.store.trainings import StoredTraining
 
 ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
 
-class Unfinished(Kept):
+class Unfinished(StoredTraining):
     """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
     people. core_hours: of its attempts that ended, None where its record does not say."""
 
     @property
-    def aside(self) -> bool:
+    def parked(self) -> bool:
         """Whether it stepped aside, and comes back only with the settings that it was begun with."""
         return ASIDE in self.place
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 def make_averager(run, model):
     """The averager of a run's model, or None where ranks do not train apart."""
-    kinds = {"all": Everyone, "neighbour": Neighbours, "server": Server}
+    kinds = {"all": AllReduce, "neighbour": Gossip, "server": Server}
     return kinds[run.averaging](run, model) if run.average_every else None
 
 
-class Everyone:
+class AllReduce:
     """Everyone goes on from the mean of all, which is one model at any time."""
 
     def __init__(self, run, model):
@@ -64,7 +64,7 @@ class Everyone:
             parameter.copy_(piece.view_as(parameter))
 
 
-class Neighbours(Everyone):
+class Gossip(AllReduce):
     """Everyone goes on from the mean of itself and of the neighbour on its left or right, in turn."""
 
     def average(self, turn):
@@ -82,7 +82,7 @@ class Neighbours(Everyone):
         self.take(own.add_(theirs).div_(2))
 
 
-class Server(Everyone):
+class Server(AllReduce):
     """One rank at a time visits the parameter server, which the first rank keeps.
 
     Its parameters, and those that each rank took home from its last visit, are kept with the rank's state in checkpoints.

@@ -20,7 +20,7 @@ from parascale.evaluation.evaluate import summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
 from parascale.families.counted import SAMPLES, counts_of, offer_place
-from parascale.families.dropout import Draws
+from parascale.families.dropout import DropoutKeys
 from parascale.families.kind import matches, offer_of
 from parascale.files import read_json, write_json
 from parascale.parallel import tying
@@ -168,7 +168,7 @@ class Pass:
             self.model.eval()(*inputs)
         self.called, self.first, self.last = len(self.kept), set(), set()
         self.model.train()
-        Draws([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
+        DropoutKeys([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
         self.entered, self.kept, self.live.work = [], [], self.of_ends
         logits = self.model(*inputs)
         if not self.kept:

@@ -6,11 +6,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.errors import ConfigError, DataError, few
+from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.evaluation.evaluate import FORESIGHT, foresees, summed_loss
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
-from parascale.families.dropout import Draws
+from parascale.families.dropout import DropoutKeys
 from parascale.families.kind import offer_of
 
 SAMPLES = 2
@@ -67,7 +67,7 @@ def described(workload, outputs):
         yield f"not weights: true: {error}"
     if workload.model.is_own and workload.task == "language_model" and _foresees(workload, outputs, count):
         raise ConfigError(FORESIGHT)
-    Draws([model], 0, [range(SAMPLES)], 1, device).begin_part(1, 0)
+    DropoutKeys([model], 0, [range(SAMPLES)], 1, device).begin_part(1, 0)
     random = torch.get_rng_state()
     try:
         narrowest = _tried(workload, model, device)
@@ -76,7 +76,7 @@ def described(workload, outputs):
         return
     unused = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
     if unused:
-        yield f"no gradient for {few(unused, 5)}: `ddp` refuses this model"
+        yield f"no gradient for {shorten_list(unused, 5)}: `ddp` refuses this model"
     if not torch.equal(random, torch.get_rng_state()):
         yield f"its layouts will be `not comparable`: {OWN_DRAWS}"
     if narrowest == "fp32":

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from parascale.data.loader import Feed, read_batches
+from parascale.data.loader import Prefetcher, read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import Interrupted
 from parascale.evaluation.task import Task, open_task
@@ -74,7 +74,7 @@ def train(job, make_steps=None):
             refuse_foresight(run, model, task.outputs)
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
-        feed = Feed(parts, training.accumulate, device)
+        feed = Prefetcher(parts, training.accumulate, device)
         model.train()
 
         # --- steps
@@ -127,7 +127,7 @@ def make_steps_of_engine(session):
         session.begin_step(step)
         result = stepper.step(session.batches(step), *session.requests())
         if stepper.averager:
-            stepper.come_together(step, last=step == session.steps)
+            stepper.average_ranks(step, last=step == session.steps)
         session.end_step(step, result)
 
 
@@ -140,7 +140,7 @@ class Session:
     clock: Clock
     watchdog: Watchdog
     task: Task
-    feed: Feed  # of this rank's batches of training, in the order in which they are computed
+    feed: Prefetcher  # of this rank's batches of training, in the order in which they are computed
     stepper: Stepper
     state: RunState
     progress: Progress

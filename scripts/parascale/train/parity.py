@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from parascale.checkpoint import read
-from parascale.errors import ParascaleError, few
+from parascale.errors import ParascaleError, shorten_list
 from parascale.files import read_json, read_json_lines
 from parascale.settings import identity, run_from_dict
 from parascale.train.graph import OWN_DRAWS, narrowest_type
@@ -122,7 +122,7 @@ def _exact_faults(folder, baseline_folder):
             yield f"ranks hold different copies of {apart}, {'from the start' if when == 'begun' else 'at the end'}"
         if found and wanted and found[of_what] != wanted[of_what]:
             changed = identity.changes(wanted[of_what], found[of_what])
-            yield f"{'begins with' if when == 'begun' else 'sets the optimizer to'} other numbers ({few([*changed], 3)})"
+            yield f"{'begins with' if when == 'begun' else 'sets the optimizer to'} other numbers ({shorten_list([*changed], 3)})"
 
 
 def _draws(run, *folders):

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from parascale.awake import Awake
+from parascale.awake import SuspendAwareClock
 from parascale.errors import Interrupted
-from parascale.train.witness import Witness
+from parascale.train.flight_state import FlightState
 
 # Seconds for torch's collectives. Its clock goes on while this process stands still, so the watchdog is to decide long before.
 PATIENCE = 30 * 86400.0
@@ -62,9 +62,9 @@ class Watchdog:
     def __init__(self, timeout_seconds, devices):
         self.timeout, self.seconds, self.alone = timeout_seconds, timeout_seconds * GRACE, devices is None
         self.tick = min(1.0, SLACK * self.seconds)
-        self.awake, self.now = Awake(2 * self.tick), 0.0  # the second as of the follower's last tick
+        self.awake, self.now = SuspendAwareClock(2 * self.tick), 0.0  # the second as of the follower's last tick
         self.left = threading.Event()
-        self.witness = Witness(devices)
+        self.flight_state = FlightState(devices)
         self.follower = threading.Thread(target=self._follow, name="watchdog", daemon=True)
 
     def feed(self):
@@ -88,10 +88,10 @@ class Watchdog:
                 self.fed = self.now
             seen, quiet, waited = moved, self.now - self.stepped, 0.0
             if quiet > NOTED * self.timeout:
-                waited = min(quiet, self.witness.write(self.since))
+                waited = min(quiet, self.flight_state.write(self.since))
                 noted = True
             elif noted:
-                self.witness.forget()
+                self.flight_state.forget()
                 noted = False
             if (waited > self.timeout or self.now - self.fed > self.seconds) and not self.left.is_set():
                 self._end(quiet)
@@ -99,7 +99,7 @@ class Watchdog:
     def _end(self, quiet):
         faulthandler.dump_traceback(file=sys.stderr)
         with suppress(Exception):
-            note = self.witness.note(self.since)
+            note = self.flight_state.note(self.since)
             place = f" at {note['where']}" if note["where"] else ""
             print(f"no step or batch ended for {quiet:.0f} s: {note['doing']}{place}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -119,7 +119,7 @@ class Watchdog:
         self.follower.join()
         expected = kind is None or issubclass(kind, (Interrupted, KeyboardInterrupt))
         if not expected:
-            self.witness.write(self.since, error)
+            self.flight_state.write(self.since, error)
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
         if expected or self.alone:
             with self.guard:

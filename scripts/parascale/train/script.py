@@ -13,10 +13,10 @@ from parascale.files import make_folder, read_json, write_json
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
+from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.gauges import distinct, host
 from parascale.train.job import FILES
 from parascale.train.record import Recorder, description, publish
-from parascale.train.take_over import continuation_of, take_over
 
 
 def train(job, node, run, saved, ended):
@@ -27,7 +27,7 @@ def train(job, node, run, saved, ended):
     """
     if node:
         return run(partial(_watched, job, node))
-    lease, died_at, job, _ = take_over(job)
+    lease, died_at, job, _ = acquire_run(job)
     if job is None:  # another one has finished it meanwhile
         return 0
     record = Recorder(job.work)

@@ -20,17 +20,17 @@ import torch.distributed as dist
 
 from parascale.checkpoint import store
 from parascale.checkpoint.manifest import read_manifest, step_folder, whole_checkpoints
-from parascale.checkpoint.ranks import gather, on_lead
+from parascale.checkpoint.ranks import gather, on_rank0
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
 from parascale.store.keys import check_meaning, meaning_of
 from parascale.train import wandb_run
+from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.exact import agreed
 from parascale.train.gauges import distinct
 from parascale.train.machine import Memory, read_machine
 from parascale.train.process import peak_memory
 from parascale.train.record import Recorder, description, publish
-from parascale.train.take_over import continuation_of, take_over
 
 
 class RunState:
@@ -66,7 +66,7 @@ class RunState:
         outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
         """
         self.steps, self.outputs, self.excluded = steps, outputs, excluded
-        died_at, finished = on_lead(self.mesh, self._take_over)
+        died_at, finished = on_rank0(self.mesh, self._take_over)
         if finished:
             return None
         self.parameters = self.model.count_parameters()
@@ -94,7 +94,7 @@ class RunState:
         last sign, and whether the training is finished.
         """
         self.job.check_data()  # it is open by now
-        self.lease, died_at, job, self.continued_code = take_over(self.job)
+        self.lease, died_at, job, self.continued_code = acquire_run(self.job)
         if job is None:
             return died_at, True
         self.job = job
@@ -109,10 +109,10 @@ class RunState:
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
-        for folder in on_lead(self.mesh, lambda: whole_checkpoints(self.job.work / "checkpoints")):
+        for folder in on_rank0(self.mesh, lambda: whole_checkpoints(self.job.work / "checkpoints")):
             try:
                 # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
-                facts = on_lead(self.mesh, partial(read_manifest, folder))["facts"]
+                facts = on_rank0(self.mesh, partial(read_manifest, folder))["facts"]
                 if (best := facts["evaluation"]["best_step"]) is not None:
                     store.check(self._best(best), self.mesh)
                 self.saved = store.load(folder, self.model, self.optimizers)
@@ -124,7 +124,7 @@ class RunState:
             return self.saved["step"]
         if self.job.start is None:
             return None
-        begun_from = on_lead(self.mesh, partial(read_manifest, self.job.start))["facts"]
+        begun_from = on_rank0(self.mesh, partial(read_manifest, self.job.start))["facts"]
         check_meaning(self.job.run, self.job.known_data, begun_from)
         # Weights, optimizer state and place in the data are another run's, but not its record.
         facts = store.load(self.job.start, self.model, self.optimizers)

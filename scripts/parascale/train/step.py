@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parascale.data.sampler import share
 from parascale.errors import TrainingError
-from parascale.families.dropout import Draws
+from parascale.families.dropout import DropoutKeys
 from parascale.parallel import fsdp
 from parascale.train.averaging import make_averager
 from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
@@ -68,9 +68,9 @@ def local_samples(sampler, first_step, steps, run, mesh):
 
 
 def make_draws(run, model):
-    """The Draws of dropout on this rank: what is random follows from a sample's place in the global batch, whoever computes it."""
+    """The DropoutKeys of dropout on this rank: what is random follows from a sample's place in the global batch, whoever computes it."""
     positions = own_parts(np.arange(run.global_batch), run, model.mesh)
-    draws = Draws(model.parts, run.seed, positions, run.layout.micro_batches, model.mesh.device)
+    draws = DropoutKeys(model.parts, run.seed, positions, run.layout.micro_batches, model.mesh.device)
     for stage in model.pipeline.stages if model.pipeline is not None else ():
         stage.draws = draws
     return draws
@@ -219,7 +219,7 @@ class Stepper:
             values[:2] /= values[3]
         return values
 
-    def come_together(self, step, last):
+    def average_ranks(self, step, last):
         """After a step, ranks that train apart take from each other what their averager says."""
         with self.clock.phase("communication"):
             self.averager.after(step, last)

@@ -13,7 +13,7 @@ from parascale.store.unfinished import ASIDE
 from parascale.train.job import show_kept
 
 
-def take_over(job):
+def acquire_run(job):
     """Hold the lease of the work folder; what was begun with other settings or code is set aside until those come back.
 
     Returns the lease; when the holder before, if it died, gave its last sign; the Job, with the prediction that what was begun in its layout

@@ -26,7 +26,7 @@ WORLD = "default_pg"
 OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "Connection closed by peer", "Timed out waiting")
 
 
-class Witness:
+class FlightState:
     """Tells the state of this process, also from another thread. devices: the run's DeviceMesh, or None."""
 
     def __init__(self, devices):
