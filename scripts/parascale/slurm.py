@@ -48,18 +48,10 @@ def node_name():
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def this_step():
-    """(job, step, number of this task's node, host name of node 0) of the job step that this process is a task of.
-
-    RequirementError where Slurm does not say which nodes it has.
-    """
-    command = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
-    hosts = _ask(command).split()
-    if not hosts:
-        line = " ".join(command)
-        raise RequirementError(f"`{line}` names no nodes of this step; start it with `parascale launch` in a job")
-    job, step, node = (os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "NODEID"))
-    return job, step, int(node), hosts[0]
+def number_in_step() -> int | None:
+    """The number of this task's node among those of its job step, from 0; None outside a job."""
+    number = os.environ.get("SLURM_NODEID")
+    return None if number is None else int(number)
 
 
 def allocation():

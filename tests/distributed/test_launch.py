@@ -1,6 +1,5 @@
 """The launcher starts, stops and ends a run's processes as promised, whoever is killed. Without Slurm."""
 
-import contextlib
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import pytest
 from parascale.errors import PERMANENT_FAILURE
 
 from ..command import COMMAND
-from ..ports import free_port
 
 LAUNCH = [*COMMAND, "launch", "--site", "local"]
 PATIENCE = 120  # seconds for processes to start: imports take long where cores are shared
@@ -246,32 +244,20 @@ def test_logs_of_earlier_attempts_are_kept(tmp_path):
     assert (tmp_path / "logs" / "rank1.log").read_text().count("hello from rank 1") == 2
 
 
-def test_launchers_started_by_hand_meet_in_spite_of_strangers(tmp_path):
-    """They prove a secret in a file of their user's; nobody else who finds the port can join."""
-    port = free_port()
-    meet = {"meet": f"127.0.0.1:{port}", "secret-file": tmp_path / "mine"}
-    meet["secret-file"].write_bytes(b"\n" + os.urandom(31))  # any bytes will do
-    meet["secret-file"].chmod(0o600)
+def test_launchers_started_by_hand_meet_in_a_folder_that_is_new_for_each_start(tmp_path):
+    meet = {"meet": tmp_path / "together"}
     first = Launched(tmp_path, RANK, "done", 2, 1, node=0, **meet)
-    hello = b'{"hello": {"node": "x"}}\n'
-    wait_for(lambda: first.process.poll() is not None or answers(port, hello), PATIENCE, "node 0 to listen")
-    assert first.process.poll() is None, first.finish(PATIENCE)
-    assert answers(port, b"\x00" * 2**16)
+    wait_for(lambda: (meet["meet"] / "node-0.json").exists(), PATIENCE, "node 0")
     second = Launched(tmp_path, RANK, "done", 2, 1, node=1, **meet)
     for launched in (second, first):
         code, output = launched.finish(PATIENCE)
         assert code == 0, output
-
-
-def answers(port, text):
-    """Whether somebody listens at a port; tells them `text`."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(text)
-        return True
+    code, output = Launched(tmp_path, RANK, "done", 2, 1, node=1, **meet).finish(PATIENCE)
+    assert code == 1 and "node-1.json is there already" in output
 
 
 def test_launches_in_one_folder_do_not_disturb_each_other(tmp_path):
-    """Each has a secret of its own, which stands in no file. One begins while another's nodes meet."""
+    """Each has a folder of its own, which goes with it. One begins while another's nodes meet."""
     launches = []
     for number in range(3):
         (folder := tmp_path / str(number)).mkdir()

@@ -1,279 +1,342 @@
-"""Launchers of one run meet, whoever else is on the machine and its network: nobody joins, stops or delays them."""
+"""Launchers of one run meet in a folder, end together and name the cause, also where the filesystem shows what was 30 s ago.
 
-import contextlib
+Launchers are threads here, with a clock that goes on when all of them sleep: minutes pass in no time, on a busy machine too.
+"""
+
+import errno
 import os
-import socket
-import struct
+import re
 import threading
 import time
-from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from parascale.errors import RequirementError
-from parascale.launch import rendezvous
-from parascale.launch.channel import MESSAGES, Channel, Node, new_secret, read_secret
-from parascale.launch.node import Place
-from parascale.launch.rendezvous import host_meeting, join_meeting, reserve_port
-from parascale.settings.site import Network
+from parascale import awake
+from parascale.errors import FAILED, ConfigError, RequirementError
+from parascale.launch import STOPPED, TERMINATED, node, peers, rendezvous
+from parascale.launch.node import Launch, _watch
+from parascale.launch.peers import Node, Peers, Report, meeting_seconds
+from parascale.launch.several_nodes import meeting_folder
+from parascale.launch.workers import Failure, root_cause
+from parascale.settings.site import Site
 
-HELLO = b'{"node":1,"host":"h","address":"a","processes":2,"detail":""}'
-
-
-def node(number):
-    return Node(number, f"host{number}", "127.0.0.1", 2, "1 threads a process")
+LATE = (0.0, 30.0)
 
 
-def wait():
-    time.sleep(0.01)
+class Clock:
+    """The module `time` of launchers that are threads, each with its number as name; it also renews their files."""
+
+    def __init__(self):
+        self.now, self.threads, self.killed_at, self.alive = 0.0, 0, {}, {}
+        self._sleep, self._until, self._renewed = threading.Condition(), {}, 0.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        number = int(threading.current_thread().name)
+        if self.now >= self.killed_at.get(number, float("inf")):
+            self.leave()
+            threading.Event().wait()
+        with self._sleep:
+            self._until[number] = self.now + seconds
+            self._go_on()
+            self._sleep.wait_for(lambda: number not in self._until)
+
+    def leave(self):
+        with self._sleep:
+            self.alive.pop(int(threading.current_thread().name), None)
+            self.threads -= 1
+            self._go_on()
+
+    def _go_on(self):
+        if self.threads == len(self._until) > 0:
+            self.now = min(self._until.values())
+            if self.now >= self._renewed + peers.RENEW_SECONDS:
+                self._renewed = self.now
+                for path in self.alive.values():
+                    os.utime(path, (self.now, self.now))
+            self._until = {number: until for number, until in self._until.items() if until > self.now}
+            self._sleep.notify_all()
+
+
+class Ranks:
+    """The one rank of a node, as `Workers`: it ends at a time, well or with a reason, or a second after it is asked to."""
+
+    def __init__(self, clock, rank, at, reason=None):
+        self.clock, self.rank, self.at, self.reason, self.code, self.log = clock, rank, at, reason, 0, "log"
+
+    def poll(self):
+        pass
+
+    def signal(self, number):
+        self.at, self.code = min(self.at, self.clock.now + 1), STOPPED
+
+    @property
+    def running(self):
+        return [] if self.clock.now >= self.at else [self]
+
+    @property
+    def ended(self):
+        return [] if self.running or self.reason else [self.code]
+
+    def failures(self):
+        bad = self.reason and not self.running
+        return [Failure(self.rank, f"host{self.rank}", self.reason, "log", self.at, False)] if bad else []
+
+
+class Asked:
+    """When a launcher is told to stop."""
+
+    at_once = False
+
+    def __init__(self, clock, at):
+        self.clock, self.at = clock, at
+
+    @property
+    def asked(self):
+        return self.clock.now >= self.at
+
+
+class Job:
+    """Launchers of one start in a folder. late: seconds for which each of them sees again what it has seen of a file."""
+
+    def __init__(self, monkeypatch, folder, late=0.0):
+        self.clock, self.folder, self.outcomes, self.ports = Clock(), folder, {}, set()
+        real, kept = peers.look, {}
+
+        def look(path):
+            key = threading.current_thread().name, path
+            if key not in kept or self.clock.now >= kept[key][0]:
+                kept[key] = self.clock.now + late, real(path)
+            return kept[key][1]
+
+        for module in (awake, node, peers):
+            monkeypatch.setattr(module, "time", self.clock)
+        monkeypatch.setattr(peers, "look", look)
+        monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(gethostbyname=str, create_connection=self.connect))
+        monkeypatch.setattr(Peers, "_renew", lambda launcher: None)
+        for module in (node, peers):
+            monkeypatch.setattr(module, "TICK_SECONDS", 0.25)
+
+    def run(self, arrivals, ends=(300.0, None), fates=None, stops=None, killed=None, fails=None):
+        """{node: (Report or error, seconds)} of launchers that arrive at those times (None: never).
+
+        ends, fates: (time, reason) with which a node's rank ends; stops: node → when its launcher is told to stop; killed: node → when it
+        is killed; fails: node → an error that it raises before it meets the others.
+        """
+        self.clock.killed_at = killed or {}
+        numbers = [number for number, arrival in enumerate(arrivals) if arrival is not None]
+        self.clock.threads = len(numbers)
+
+        def launch(number):
+            try:
+                self.clock.sleep(arrivals[number])
+                ranks = Ranks(self.clock, number, *(fates or {}).get(number, ends))
+                stop = Asked(self.clock, (stops or {}).get(number, float("inf")))
+                self.outcomes[number] = self.launcher(number, len(arrivals), ranks, stop, (fails or {}).get(number))
+            except (RequirementError, ConfigError, SystemExit) as error:
+                self.outcomes[number] = error, self.clock.now
+            self.clock.leave()
+
+        threads = [threading.Thread(target=launch, args=(n,), name=str(n), daemon=True) for n in numbers]
+        for thread in threads:
+            thread.start()
+        for number, thread in zip(numbers, threads, strict=True):
+            if number not in self.clock.killed_at:
+                thread.join(60)
+                assert not thread.is_alive(), self.clock.now
+        return self.outcomes
+
+    def connect(self, where, timeout):
+        raise ConnectionRefusedError
+
+    def launcher(self, number, nodes, ranks, stop, error):
+        """One launcher, as `run_node`."""
+        me = Node(number, f"host{number}", f"host{number}i", nodes, 1, "1 threads a process")
+        launch = Launch(("x.py",), nodes, 1, Site("box"), 300.0, 100.0, "logs", 1)
+
+        def wait():
+            if stop.asked:
+                raise SystemExit(TERMINATED)
+            self.clock.sleep(0.25)
+
+        with Peers(me, str(self.folder)) as others:
+            self.clock.alive[number] = self.folder / f"node-{number}.json"
+            if error:
+                raise error
+            self.ports.add(others.meet(1000 + number, wait))
+            if number == 0:
+                self.lines = [each.line() for each in others.nodes]
+            verdict = others.verdict(_watch(launch, ranks, others, stop), 300.0)
+            return verdict, self.clock.now
 
 
 @pytest.fixture
-def place():
-    """Where node 0 listens, and the secret of the launch."""
-    with reserve_port() as holder:
-        yield Place(port=holder.getsockname()[1], secret=new_secret())
+def job(monkeypatch, tmp_path):
+    return lambda late=0.0: Job(monkeypatch, tmp_path / "together", late)
 
 
-class Outcome(threading.Thread):
-    """A launcher in a thread: `host_meeting` or `join_meeting` and what it gave, or its error."""
-
-    def __init__(self, function, *arguments):
-        super().__init__(daemon=True)
-        self._call = function, arguments
-        self.start()
-
-    def run(self):
-        function, arguments = self._call
-        try:
-            self._result = function(*arguments)
-        except RequirementError as error:
-            self._result = error
-
-    def __call__(self, seconds=5):
-        self.join(seconds)
-        assert not self.is_alive(), f"still waiting after {seconds} s"
-        return self._result
+def test_node_0_learns_who_is_where_and_all_the_same_port(job):
+    started = job()
+    assert [outcome for outcome, _ in started.run([0, 7, 3]).values()] == [Report(0, [])] * 3
+    assert started.ports == {("host0i", 1000)}
+    assert started.lines[2] == "node 2: host2 (host2i), rank 2, 1 threads a process"
 
 
-def host(place, nodes=2, network=None):
-    return Outcome(host_meeting, node(0), nodes, place, network or Network(), 1234, wait)
+@given(late=st.floats(0, 30), arrivals=st.lists(st.floats(0, 20), min_size=2, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_nothing_false_follows_from_what_is_seen_late(late, arrivals, tmp_path_factory):
+    """No living node is called lost, and none starts before all are there."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        started = Job(monkeypatch, tmp_path_factory.mktemp("job") / "together", late)
+        outcomes = started.run(arrivals)
+    assert [outcome for outcome, _ in outcomes.values()] == [Report(0, [])] * len(arrivals), outcomes
+    assert started.ports == {("host0i", 1000)}
+    assert max(seconds for _, seconds in outcomes.values()) < 301 + 2 * late + 1
 
 
-def join(place, number=1):
-    return Outcome(join_meeting, node(number), 2, place, wait)
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_all_end_with_the_first_failure_as_cause(culprit, late, job):
+    fates = {culprit: (100.0, "a planted fault")}
+    outcomes = job(late).run([0, 0, 0], ends=(100.5, "Connection closed by peer"), fates=fates)
+    for verdict, seconds in outcomes.values():
+        assert verdict.code == FAILED and seconds < (110 if late == 0 else 200)
+        assert root_cause(verdict.failures).rank == culprit and len(verdict.failures) == 3
 
 
-def connect(place, address=None):
-    """A connection to node 0, as soon as it listens."""
-    deadline = time.monotonic() + 2
-    while True:
-        try:
-            return socket.create_connection((address or place.address, place.port), timeout=5)
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline, "nobody listens"
-            wait()
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("consequence", ["Connection closed by peer", None])
+def test_a_lost_node_is_the_cause_also_where_others_have_failed_for_it(consequence, victim, late, job):
+    ends = (90.5, consequence) if consequence else (1e6, None)
+    outcomes = job(late).run([0, 0, 0], ends=ends, fates={victim: (1e6, None)}, killed={victim: 90.0})
+    for verdict, seconds in outcomes.values():
+        cause = root_cause(verdict.failures)
+        assert (verdict.code, cause.rank, cause.host) == (FAILED, None, f"host{victim}")
+        assert cause.reason.startswith(f"the launcher of node {victim} is gone")
+        assert seconds < 90 + (27 if late == 0 else 155)
 
 
-def test_node_0_learns_who_is_where_and_all_the_same_port(place):
-    hosting, joining = host(place, 3), [join(place, number) for number in (2, 1)]
-    nodes, _ = hosting()
-    assert [entry.node for entry in nodes] == [0, 1, 2]
-    assert nodes[2].line() == "node 2: host2 (127.0.0.1), ranks 4-5, 1 threads a process"
-    for joined in joining:
-        assert joined()[1] == 1234
+def test_a_node_that_is_lost_as_soon_as_it_has_started_is_missed_soon(job):
+    outcomes = job().run([0, 0], ends=(1e6, None), killed={1: 1.5})
+    assert outcomes[0][1] < 30 and "node 1 is gone" in outcomes[0][0].failures[0].reason
 
 
-def test_nodes_that_never_came_are_named(place, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.5)
-    hosting, joined = host(place, 4), join(place, 2)
-    reason = rf"node\(s\) 1, 3 of 4 did not reach node 0 at 127.0.0.1:{place.port}"
-    for error in (hosting(), joined()):
-        with pytest.raises(RequirementError, match=reason):
-            raise error
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("told", [0, 2])
+def test_a_stop_that_one_launcher_gets_reaches_all(told, late, job):
+    outcomes = job(late).run([0, 0, 0], ends=(1e6, None), stops={told: 100.0})
+    assert [verdict for verdict, _ in outcomes.values()] == [Report(STOPPED, [])] * 3
+    assert max(seconds for _, seconds in outcomes.values()) < 105 + 4 * late
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_nodes_that_never_came_are_named(late, job):
+    outcomes = job(late).run([0, None, 1, None])
+    for error, seconds in outcomes.values():
+        assert re.search(r"node\(s\) 1, 3 of 4 did not meet node 0 \(host0\) within 52 s in .*together", str(error))
+        assert seconds < 54 + 2 * late
+
+
+def test_a_node_0_that_never_came_is_named(job):
+    ((error, seconds),) = job().run([None, 0]).values()
+    assert str(error).startswith("node(s) 0 of 2 did not meet node 1 (host1) within 51 s") and seconds < 53
 
 
 def test_many_nodes_have_longer_to_meet():
     """Few that fail have failed within a minute; 512 may take as long as their filesystem needs for the files of 512 launchers."""
-    assert rendezvous.meeting_seconds(4) < 55 and rendezvous.meeting_seconds(512) > 300
+    assert meeting_seconds(4) < 55 and meeting_seconds(512) > 300
 
 
-def test_a_port_that_is_taken_is_named(place):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        with pytest.raises(RequirementError, match=f"cannot listen on port {taken} .*: Address already in use"):
-            raise host(replace(place, port=taken))()
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_launcher_that_fails_before_all_have_met_tells_the_others_at_once(who, job):
+    outcomes = job().run([0, 0, 3], fails={who: ConfigError("no such site")})
+    for number in {0, 1, 2} - {who}:
+        error, seconds = outcomes[number]
+        assert isinstance(error, RequirementError) and f"no such site (host{who})" in str(error) and seconds < 6
 
 
-def test_nobody_there_is_said_with_the_reason(place, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.3)
-    with pytest.raises(RequirementError, match=f"could not reach node 0 at 127.0.0.1:{place.port} within .*refused"):
-        raise join(place)()
-    with pytest.raises(RequirementError, match=r"the name `no-such-node.invalid` does not resolve"):
-        raise join(replace(place, address="no-such-node.invalid"))(30)
+def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(job):
+    outcomes = job().run([0, 0, None], stops={0: 2.0})
+    error, seconds = outcomes[1]
+    assert "told to stop before all nodes had met (host0)" in str(error) and seconds < 4
 
 
-def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(place):
-    class ToldToStop(Exception):
-        pass
+def test_a_node_that_does_not_reach_node_0_says_so_and_ends_all(job, monkeypatch):
+    def connect(started, where, timeout):
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    turns = iter(range(50))
-
-    def wait_a_while():
-        wait()
-        if next(turns, None) is None:
-            raise ToldToStop
-
-    joined = join(place)
-    with pytest.raises(ToldToStop):
-        host_meeting(node(0), 3, place, Network(), 1234, wait_a_while)
-    with pytest.raises(RequirementError, match="hung up before all nodes had met"):
-        raise joined()
+    monkeypatch.setattr(Job, "connect", connect)
+    outcomes = job().run([0, 0], ends=(1e6, None))
+    reason = "host1 cannot reach node 0 at host0i:1000: No route to host; see `network` of the site"
+    assert str(outcomes[1][0]) == reason and outcomes[0][0].failures[0].reason == reason
+    assert max(seconds for _, seconds in outcomes.values()) < 25
 
 
-@pytest.mark.parametrize("who", ["joins", "hosts"])
-def test_a_launcher_without_the_secret_is_no_part_of_the_run(who, place, monkeypatch):
-    """Both ways: node 0 takes in nobody who cannot prove it, and nobody believes a node 0 that cannot."""
-    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 1.0)
-    wrong = replace(place, secret=new_secret())
-    hosting, joined = host(wrong if who == "hosts" else place), join(wrong if who == "joins" else place)
-    with pytest.raises(RequirementError, match=r"node\(s\) 1 of 2 did not reach node 0 at 127.0.0.1"):
-        raise hosting()
-    with pytest.raises(RequirementError, match=r"could not reach node 0 .*: "):
-        raise joined()
+@pytest.mark.parametrize(("nodes", "every"), [(2, 0.5), (50, 0.5), (512, 5.12)])
+def test_a_filesystem_is_asked_at_most_100_times_a_second(nodes, every, job, tmp_path, monkeypatch):
+    clock, looks = job().clock, []
+    monkeypatch.setattr(peers, "look", looks.append)
+    launcher = Peers(Node(0, "host0", "a", nodes, 1, ""), str(tmp_path))
+    for _ in range(200):
+        clock.now += 0.25
+        launcher.listen()
+    assert len(looks) <= 50 * min(100, (nodes - 1) / every) + 1
+    assert {len(looks) // (nodes - 1), looks.count(looks[0])} <= {int(50 / every), int(50 / every) + 1}
 
 
-def test_what_a_launcher_said_on_one_connection_proves_nothing_on_another(place, monkeypatch):
-    """Nor does what node 0 itself says. The secret is never sent."""
-    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 60.0)
-    said, transmit = [], Channel._transmit
-    monkeypatch.setattr(Channel, "_transmit", lambda self, line: said.append((self, line)) or transmit(self, line))
-    hosting = host(place, 3)
-    join(place)
-    while not (heard := [line for channel, line in said if not channel._listened])[2:]:
-        wait()
-    with connect(place) as replayed, connect(place) as mirror:
-        replayed.sendall(b"\n".join(heard).replace(b'"node":1', b'"node":2') + b"\n")
-        with contextlib.suppress(ConnectionResetError):
-            while block := mirror.recv(4096):
-                mirror.sendall(block)
-        while replayed.recv(4096):
-            pass
-    assert HELLO[:9] in heard[2] and place.secret not in b"".join(line for _, line in said)
-    join(place, 2)
-    assert [entry.host for entry in hosting()[0]] == ["host0", "host1", "host2"]
+def test_launchers_of_other_sizes_do_not_start(tmp_path):
+    with Peers(Node(0, "host0", "a", 2, 1, ""), tmp_path), Peers(Node(1, "host1", "a", 2, 4, ""), tmp_path) as second:
+        second.listen()
+        with pytest.raises(RequirementError, match="2 × 4 on host1, but 2 × 1 on host0"):
+            second.meet(1, lambda: None)
 
 
-def test_strangers_neither_end_nor_delay_the_meeting(place, monkeypatch):
-    """Who scans ports, sends garbage or much of it, sends nothing at all, or knows our messages but no secret."""
-    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.5)
-    sent = [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\xff\n" * 50,
-        b'{"hello": {"node": "x"}}\n',
-        b"x" * 2**20,
-        b"00" * 32 + b"\n" + b"0" * 64 + b"\n" + HELLO + b"\n",
-        b"00" * 32 + b"\n" + HELLO + b"\n",
-    ]
-    hosting, strangers = host(place), []
-    for text in sent * 20:
-        strangers.append(connect(place))
-        with contextlib.suppress(OSError):
-            strangers[-1].sendall(text)
-    reset = connect(place)
-    reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    reset.close()
-    joined = join(place)
-    assert [entry.node for entry in hosting()[0]] == [0, 1]
-    assert joined()[1] == 1234
-    for stranger in strangers:
-        stranger.close()
+def test_a_launcher_renews_its_file_and_makes_no_other_and_reports_on_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "LOOK_SECONDS", 0.02)
+    path = tmp_path / "node-1.json"
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path) as launcher:
+        first, deadline = path.stat(), time.monotonic() + 20
+        while path.stat().st_mtime_ns == first.st_mtime_ns and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.stat().st_mtime_ns > first.st_mtime_ns and path.stat().st_ino == first.st_ino
+        monkeypatch.setattr(peers, "write_text", full)
+        launcher.send(state="ended", report=Report(FAILED, [Failure(1, "host1", "full", "log", 1.0, False)]))
+    other = peers.Other(path)
+    other.look(0.0)
+    assert (other.said.state, other.said.report.failures[0].reason) == ("ended", "full")
+    assert os.listdir(tmp_path) == ["node-1.json"] and path.stat().st_size == peers.ROOM == first.st_size
 
 
-def test_who_proves_nothing_is_hung_up_on(place, monkeypatch):
-    """Byte by byte or silent: a connection that waits costs a place, so it is not kept."""
-    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 0.5)
-    hosting = host(place)
-    with connect(place) as silent, connect(place) as slow:
-        start = time.monotonic()
-        with pytest.raises(OSError):
-            while time.monotonic() < start + 3:
-                slow.sendall(b"0")
-                wait()
-        silent.recv(4096)
-        assert silent.recv(4096) == b""
-    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 60.0)
-    with pytest.raises(OSError), connect(place) as loud:
-        while time.monotonic() < start + 3:
-            loud.sendall(b"0" * 65536)
-    join(place)
-    assert len(hosting()[0]) == 2
+@pytest.mark.parametrize("torn", ["", "{", '{"node": 1}', "[1]", "\x00" * 9])
+def test_half_a_file_is_no_news(torn, tmp_path):
+    other = peers.Other(tmp_path / "node-1.json")
+    with Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path):
+        other.look(0.0)
+    other.path.write_text(torn)
+    other.look(1.0)
+    assert other.said.host == "host1"
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (HELLO.replace(b"1", b'"x"'), None),
-        (HELLO.replace(b"1", b"1.0"), None),
-        (HELLO.replace(b"1", b"-1"), None),
-        (HELLO.replace(b'"h"', b"null"), None),
-        (HELLO.replace(b"2", b"0"), None),
-        (HELLO.replace(b"}", b',"more":1}'), None),
-        (b'{"node":1}', None),
-        (b"[" * 1000, None),
-        (HELLO.replace(b"1", b"0"), "node 0"),
-        (HELLO.replace(b"1", b"3"), "node 3"),
-        (b'{"stop":true}', "who does not say which node it is"),
-    ],
-)
-def test_a_message_of_the_wrong_kind_is_not_taken_even_from_a_launcher(text, told, place, monkeypatch):
-    hosting, heard = host(place, 3), []
-    monkeypatch.setattr(
-        Channel,
-        "send",
-        lambda self, content: self._transmit(text if content == "greeting" else MESSAGES.dump_json(content)),
-    )
-    channel = Channel(connect(place), place.secret, greeting="greeting")
-    while not channel.closed:
-        heard += channel.receive()
-        wait()
-    monkeypatch.undo()
-    assert [content.reason for content in heard] == ([f"of 3 nodes, {told} is not awaited"] if told else [])
-    first = join(place)
-    time.sleep(0.2)
-    with pytest.raises(RequirementError, match="turned away by node 0: of 3 nodes, node 1 is not awaited"):
-        raise join(place)()  # a second node 1
-    second = join(place, 2)
-    assert len(hosting()[0]) == 3 and first()[1] == second()[1] == 1234
-
-
-@pytest.mark.parametrize(
-    ("known_as", "network", "listens"),
-    [
-        ("127.0.0.2", Network(), "127.0.0.2"),
-        ("node0", Network(), "127.0.0.3"),  # its own name, where no interface is set
-        ("node0", Network(interface="lo"), "127.0.0.1"),  # the interface's address, where the name is a loopback one
-    ],
-)
-def test_node_0_listens_on_one_address_alone(known_as, network, listens, place, monkeypatch):
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.0.3" if name == "node0" else name)
-    hosting = host(replace(place, address=known_as), network=network)
-    connect(place, listens).close()
-    for other in {"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"} - {listens}:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((other, place.port), timeout=5)
-    join(replace(place, address=listens))
-    assert len(hosting()[0]) == 2
-
-
-def test_a_secret_is_for_its_user_alone(tmp_path):
-    path = tmp_path / "secret"
-    path.write_bytes(new_secret())
-    for mode, size, said in ((0o640, 64, "others can read"), (0o600, 31, "it has 31 of 32 bytes")):
-        path.chmod(0o600)
-        assert len(read_secret(path)) == 64
-        path.chmod(mode)
-        os.truncate(path, size)
-        with pytest.raises(RequirementError, match=said):
-            read_secret(path)
+def test_each_start_has_a_folder_of_its_own_and_removes_it_and_what_killed_starts_left(tmp_path):
+    logs = tmp_path / "logs"
+    for name, age in (("nodes-old", 2 * 86400), ("nodes-recent", 60), ("rank0", 2 * 86400)):
+        (logs / name).mkdir(parents=True)
+        (logs / name / "node-0.json").touch()
+        for path in (logs / name / "node-0.json", logs / name):
+            os.utime(path, (time.time() - age,) * 2)
+    with meeting_folder(logs) as folder, meeting_folder(logs) as another:
+        assert folder != another and Path(folder).parent == logs
+    assert sorted(os.listdir(logs)) == ["nodes-recent", "rank0"]

@@ -18,10 +18,10 @@ from parascale.cli import parascale
 from parascale.commands.launch import start
 from parascale.errors import RequirementError
 from parascale.launch import binding
-from parascale.launch.channel import Failure, Report
 from parascale.launch.node import Launch, _watch, process_environment
-from parascale.launch.rendezvous import address_of, interface_addresses, meeting_port, reserve_port
-from parascale.launch.workers import root_cause
+from parascale.launch.peers import Report
+from parascale.launch.rendezvous import address_of, interface_addresses, own_address, reached, reserve_port
+from parascale.launch.workers import Failure, root_cause
 from parascale.settings.site import Network, Site
 
 ROOT = Path(__file__).parents[2]
@@ -40,12 +40,33 @@ def test_the_site_says_how_a_node_is_called_on_its_fast_network(network, address
     assert address_of("jrc0001", network) == address
 
 
-@given(job=st.integers(1, 2**26), other=st.integers(1, 1000), step=st.integers(0, 15))
-def test_jobs_at_the_same_time_meet_at_other_ports(job, other, step):
-    """Ports lie below those that Linux hands out itself, and neighbouring jobs' steps never share one."""
-    port = meeting_port(job, step)
-    assert 1024 < port < 32768
-    assert port != meeting_port(job + other, step)
+@pytest.mark.parametrize(
+    ("found", "network", "address"),
+    [
+        ("10.0.0.5", Network(interface="lo"), "node0"),
+        ("127.0.1.1", Network(interface="lo"), "127.0.0.1"),  # Debian's habit: by this name no other node reaches it
+        ("127.0.1.1", Network(), "node0"),
+        ("127.0.1.1", Network(interface="eth99"), "node0"),
+        (None, Network(host_suffix="i"), "node0i"),
+    ],
+)
+def test_a_node_gives_an_address_that_others_may_reach(found, network, address, monkeypatch):
+    def resolve(name):
+        if found is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return found
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    assert own_address("node0", network) == address
+
+
+def test_a_node_finds_out_whether_it_reaches_node_0_before_torch_listens_there():
+    with reserve_port() as holder:
+        assert reached("localhost", holder.getsockname()[1], "node1") == "127.0.0.1"
+    with pytest.raises(
+        RequirementError, match=r"^node1 cannot reach node 0 at no-such-node.invalid:1: .*; see `network`"
+    ):
+        reached("no-such-node.invalid", 1, "node1")
 
 
 def test_a_held_port_goes_to_nobody_else_but_torch_can_listen_on_it():
@@ -111,7 +132,7 @@ def test_ranks_are_not_late_because_all_of_them_stood_still(asked, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: ranks.pop())
     ranks = [SimpleNamespace(rank=0, log="log", signal=lambda number: None)] * 9
     workers = SimpleNamespace(running=ranks, ended=[0], **dict.fromkeys(("poll", "failures"), list))
-    peers = SimpleNamespace(stopping=False, ended=True, failed=False, listen=list, send=lambda content: None)
+    peers = SimpleNamespace(stopping=False, ended=True, failed=False, listen=list, send=lambda **changes: None)
     stop = SimpleNamespace(asked=asked, at_once=False)
     assert _watch(launch(timeout=300, grace=300), workers, peers, stop) == Report(0, [])
 
@@ -173,7 +194,7 @@ def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
     monkeypatch.setattr(slurm, "note_restarts", lambda: None)
     monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
     monkeypatch.setattr(binding, "_cores_near_gpus", lambda: [{4, 5, 6, 7}] * 2 + [{0, 1, 2, 3}] * 2)
-    start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1, None)
+    start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), None, 1, None)
     assert len(started) == 1
     assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}
 
@@ -186,7 +207,7 @@ def test_ranks_have_cores_of_their_own_where_nothing_else_is_to_run(monkeypatch,
     monkeypatch.setattr(slurm, "job_id", lambda: job)
     monkeypatch.setattr(slurm, "note_restarts", lambda: None)
     launch = Launch(("x.py",), 1, 2, Site("node"), 60.0, 10.0, "logs", 2, alone=alone)
-    start(launch, False, None, None, None, 2, lambda launch, place: places.append(place) or 0)
+    start(launch, None, 2, lambda launch, place: places.append(place) or 0)
     assert [place.bind for place in places] == [bound]
 
 

@@ -66,16 +66,6 @@ def test_every_process_knows_which_start_of_the_job_it_belongs_to(command, monke
     assert slurm.restarts() == 2 and slurm.allocation()["partition"] == "p"
 
 
-def test_a_task_finds_its_step_and_the_first_of_its_nodes(command, monkeypatch):
-    for name, value in (("STEP_ID", "3"), ("NODEID", "1"), ("STEP_NODELIST", "jrc[0001-0002]")):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    command("scontrol", '[ "$*" = "show hostnames jrc[0001-0002]" ] && echo jrc0001 && echo jrc0002')
-    assert slurm.this_step() == ("7", "3", 1, "jrc0001")
-    command("scontrol", "exit 0")
-    with pytest.raises(RequirementError, match=r"show hostnames jrc.* names no nodes of this step"):
-        slurm.this_step()
-
-
 def test_one_process_of_a_job_says_that_it_would_fail_again(command, monkeypatch, tmp_path):
     command(
         "scontrol", f'[ $1 = update ] && echo "$*" >> {tmp_path}/said || echo Comment={slurm.PERMANENT_FAILURE_COMMENT}'

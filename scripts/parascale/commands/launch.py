@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -19,12 +18,12 @@ from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
 from parascale.launch import STOPPED, TERMINATED, die_with_parent
 from parascale.launch.binding import cores_of_ranks
-from parascale.launch.channel import read_secret
 from parascale.launch.environment import check_node
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.preflight import belong
+from parascale.launch.rendezvous import own_address
 from parascale.launch.resources import cores_of
-from parascale.launch.several_nodes import place_in_step, run_in_step, run_nodes_here
+from parascale.launch.several_nodes import meeting_folder, run_in_step, run_nodes_here
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, script, strict
@@ -53,20 +52,14 @@ SECONDS = Number(min=0, min_open=True)
 @click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
 @click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
 @click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
-@click.option("--in-step", is_flag=True, hidden=True, help="Set by the launcher inside an srun task.")
 @click.option(
     "--node", type=click.IntRange(min=0), help="To start by hand, once on each machine: number of this node, from 0."
 )
-@click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
-@click.option(
-    "--secret-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="FILE",
-    help="With --node: at least 32 random bytes, readable only by you and the same on every node; they prove which launchers "
-    "belong together. `-`: standard input.",
-)  # fmt: skip
+@click.option("--meet", type=Location(), metavar="DIR", help="With --node: a new folder, which every machine sees.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @project_options
 @click.pass_context
-def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gpus, command, **given):
+def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
     """Start the processes of a run, or of any Python program.
 
     \b
@@ -76,10 +69,10 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
     without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
-    if len({node is None, meet is None, secret_file is None}) > 1:
-        raise click.UsageError("--node, --meet and --secret-file go together")
-    if meet and not re.fullmatch(r".+:\d+", meet):
-        raise click.UsageError(f"--meet {meet}: give the host and port of node 0, HOST:PORT")
+    in_step = bool(meet) and node is None
+    node = slurm.number_in_step() if in_step else node
+    if (node is None) != (meet is None):
+        raise click.UsageError("--node and --meet go together")
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
@@ -105,7 +98,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
-    return start(chosen, in_step, node, meet, secret_file, gpus or planned_gpus or chosen.processes, run)
+    here = Place(node, meet, own_address(slurm.node_name(), chosen.site.network), bind=in_step) if meet else None
+    return start(chosen, here, gpus or planned_gpus or chosen.processes, run)
 
 
 def planned_launch(find, name, kind, site, words, first):
@@ -191,22 +185,22 @@ def run_script(project, job, folder, launch, place):
         return code
 
 
-def start(launch, in_step, node, meet, secret_file, gpus, run):
-    """Choose the way of starting, and start. run: `run_node`, or what stands for it. Returns the exit code."""
+def start(launch, place, gpus, run):
+    """Choose the way of starting, and start. place: None, or of one node of several. run: `run_node`, or what stands for it. Returns the
+    exit code."""
     job = slurm.job_id()
-    if job and not in_step:
-        slurm.note_restarts()  # for the lease: which start of the job this is
-    if in_step:
+    if place and place.bind:
         die_with_parent()
-        return run(launch, place_in_step(launch.site, read_secret("-")))
-    if node is not None:
-        host, _, port = meet.rpartition(":")
-        return run(launch, Place(node, host, int(port), read_secret(secret_file)))
-    if launch.nodes > 1 and job:
-        again, wait = [*LAUNCHER, "--in-step", *sys.argv[2:]], launch.grace + launch.timeout
-        return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
+    elif job:
+        slurm.note_restarts()  # for the lease: which start of the job this is
+    if place:
+        return run(launch, place)
     if launch.nodes > 1:
-        return run_nodes_here(launch, LAUNCHER, sys.argv[2:], run)
+        with meeting_folder(launch.logs) as folder:
+            if not job:
+                return run_nodes_here(launch, LAUNCHER, sys.argv[2:], folder, run)
+            again, wait = [*LAUNCHER, "--meet", folder, *sys.argv[2:]], launch.grace + launch.timeout
+            return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
     if launch.processes > 1 or launch.nsight or launch.files:
         return run(launch, Place(bind=job is not None or launch.alone))
     # One process needs no launcher above it, nor the time to start one.

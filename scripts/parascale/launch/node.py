@@ -6,24 +6,25 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from parascale import slurm
 from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
-from parascale.launch import STOPPED, TERMINATED, rendezvous
+from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.binding import cores_of_ranks, visible_devices
-from parascale.launch.channel import Failure, Node, Report, Stopping
 from parascale.launch.environment import of_allocator
 from parascale.launch.hang import explain, note_cause
-from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
-from parascale.launch.workers import Worker, Workers, root_cause
+from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
+from parascale.launch.rendezvous import interface_addresses, reserve_port
+from parascale.launch.workers import Failure, Worker, Workers, root_cause
 from parascale.recording import FOLDER
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
 
-NOTES_SECONDS = 5.0  # for the launchers of other nodes to write what they saw of their ranks
+NOTES_SECONDS = 5.0  # for the launchers of other nodes to see the verdict, and to write what they saw of their ranks
 
 # Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
 # processes of two threads each on two cores took ten times as long, spinning for one another.
@@ -64,13 +65,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class Place:
-    """Which node this is, and where node 0 is."""
+    """Which node this is, and where the launchers of several nodes meet."""
 
     node: int = 0
-    address: str = "127.0.0.1"
-    port: int | None = None
-    secret: bytes | None = None  # of the launch, where there are several nodes
+    folder: str | None = None
+    address: str = "127.0.0.1"  # of this node
     bind: bool = False  # the cores that we see are taken to be ours alone, and are dealt out
+    gone: Callable[[int], bool] = lambda node: False  # whether another node's launcher is known to have ended
 
 
 class Stop:
@@ -98,10 +99,14 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             sys.exit(TERMINATED)
         time.sleep(TICK_SECONDS)
 
-    peers, master, holder = _meet(launch, place, wait)
-    os.makedirs(launch.logs, exist_ok=True)
-    with holder:
-        workers = Workers(_start(launch, place, *master))
+    with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder:
+        address, port = peers.meet(holder.getsockname()[1], wait)
+        if launch.nodes > 1 and address != "127.0.0.1":
+            interface_addresses(launch.site.network, slurm.node_name())  # or an error
+        if place.node == 0 and launch.nodes * launch.processes > 1:
+            print("\n".join(node.line() for node in peers.nodes), flush=True)
+        os.makedirs(launch.logs, exist_ok=True)
+        workers = Workers(_start(launch, place, address, port))
         try:
             with watched({worker.rank: worker.pid for worker in workers.ranks}):
                 own = _watch(launch, workers, peers, stop)
@@ -117,30 +122,18 @@ def run_node(launch, place, watched=contextlib.nullcontext):
     return verdict.code
 
 
-def _meet(launch, place, wait):
-    """(Peers, (torch's address, torch's port), what holds that port) once every node is there."""
-    if launch.nodes > 1 and place.address != "127.0.0.1":
-        rendezvous.interface_addresses(launch.site.network, slurm.node_name())  # or an error
+def _described(launch: Launch, place: Place) -> Node:
+    """This node, as it introduces itself to the others."""
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
-    me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)
-    if place.node:
-        channel, port = rendezvous.join_meeting(me, launch.nodes, place, wait)
-        return Peers(place.node, [place.address], {0: channel}), (channel.peer, port), contextlib.nullcontext()
-    holder, nodes, channels = rendezvous.reserve_port(), [me], {}
-    port = holder.getsockname()[1]
-    if launch.nodes > 1:
-        nodes, channels = rendezvous.host_meeting(me, launch.nodes, place, launch.site.network, port, wait)
-    if launch.nodes * launch.processes > 1:
-        print("\n".join(node.line() for node in nodes), flush=True)
-    return Peers(0, [node.host for node in nodes], channels), (place.address, port), holder
+    return Node(place.node, slurm.node_name(), place.address, launch.nodes, launch.processes, detail)
 
 
 def _start(launch, place, address, port):
     """Start this node's ranks, one after the other."""
     environment = process_environment(launch, os.environ)
     # One node talks to itself alone, whatever its name resolves to.
-    interface = launch.site.network.interface if place.address != "127.0.0.1" else "lo"
+    interface = launch.site.network.interface if address != "127.0.0.1" else "lo"
     if interface:
         environment["GLOO_SOCKET_IFNAME"] = interface
         if interface != "lo":
@@ -202,7 +195,7 @@ def _watch(launch, workers, peers, stop):
             print(f"{slurm.node_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
             for worker in workers.running:
                 worker.signal(signal.SIGTERM)
-            peers.send(Stopping())
+            peers.send(stopping=True)
             stop_at = now
         if (workers.ended or peers.ended) and ended_at is None:
             ended_at = now
@@ -240,7 +233,8 @@ def _explain(launch, failures):
         print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
     print(f"error: {first}", file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
-        cause = explain(launch.logs, launch.nodes * launch.processes, NOTES_SECONDS if launch.nodes > 1 else 0.0)
+        seconds = NOTES_SECONDS + launch.nodes / LOOKS_A_SECOND if launch.nodes > 1 else 0.0
+        cause = explain(launch.logs, launch.nodes * launch.processes, seconds)
         if cause:
             print(f"hang: {cause}", file=sys.stderr, flush=True)
         if cause and launch.work:

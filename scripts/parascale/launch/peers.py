@@ -1,95 +1,274 @@
-"""The other nodes' launchers: what they report, and the one verdict with which all end."""
+"""How the launchers of a run's nodes know of each other: each keeps a small file, `node-N.json`, in a folder that all nodes see.
 
+Folder: new for each start, so nobody reads files of an earlier one. `several_nodes.meeting_folder` makes and removes it; launchers that
+are started by hand are given one (`--meet`). A launcher refuses a folder that has its file already.
+Start: every launcher writes who and where it is (`waiting`). When node 0 has seen all, it adds the port where torch meets (`running`).
+The others then check that they reach it, and start their ranks. After `meeting_seconds` node 0 names the nodes that did not come, and
+gives up. A launcher that fails meanwhile writes why, and all give up with its reason.
+Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report
+what they have. When each has reported, or is lost, node 0's report holds for all: they end their ranks, and exit with its code. Its
+cause is a failure that cannot be a consequence, else the earliest.
+Stop: Slurm sends SIGTERM to every launcher. If only one gets it, its file says `stopping`; node 0 passes it on.
+Loss: a launcher renews the time of its file every 5 s. If the file stays the same for 20 s, the launcher was killed or its node is down.
+Load: one file a node, of one block; renewing makes no other and needs no room on a full disk. Node 0 looks at every file, the others only
+at node 0's: each twice a second, less often from 50 nodes on, so that neither side looks more than 100 times a second.
+Late filesystems: NFS may show what was 30 s ago, or that there was nothing. Then all meet and end later, but no living node is lost: each
+look opens the file anew; the reader's own clock tells how long it stays the same; and a node is lost only after twice the longest pause
+between two changes of its file that this reader has seen, at least 20 s, and 60 s before it has seen one.
+"""
+
+import itertools
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import fstat, utime
+from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from parascale.awake import SuspendAwareClock
-from parascale.errors import FAILED, PERMANENT_FAILURE
+from parascale.errors import FAILED, PERMANENT_FAILURE, RequirementError, shorten_list
+from parascale.files import make_folder, write_text
 from parascale.launch import STOPPED, TERMINATED
-from parascale.launch.channel import Failure, Report, Stopping
-from parascale.launch.workers import root_cause
+from parascale.launch.rendezvous import reached
+from parascale.launch.workers import Failure, root_cause
+from parascale.lease import RENEW_SECONDS, STALE_SECONDS
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
+MEETING_SECONDS = 50.0  # so that a failed meeting of few nodes is over within a minute, start-up included
+SECONDS_A_NODE = 0.5  # more for each: their launchers all ask one filesystem for the same files
+LATE_SECONDS = 30.0  # how late filesystems show a change
+LOOK_SECONDS, LOOKS_A_SECOND = 0.5, 100
+ROOM = 4096  # bytes of a file: on a full disk, a report has the room that the file has
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a node ended; node 0's is how all end."""
+
+    code: int
+    failures: list[Failure]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's file."""
+
+    node: int
+    host: str
+    address: str
+    nodes: int
+    processes: int  # of each node
+    detail: str  # devices and threads, for the line that says who is where
+    state: str = "waiting"
+    stopping: bool = False
+    port: int | None = None
+    report: Report | None = None
+    time: float = 0.0  # seconds since 1970, when this was written
+
+    def line(self) -> str:
+        """The line that says who is where."""
+        first = self.node * self.processes
+        ranks = f"rank {first}" if self.processes == 1 else f"ranks {first}-{first + self.processes - 1}"
+        return f"node {self.node}: {self.host} ({self.address}), {ranks}, {self.detail}"
+
+
+CONTENT = TypeAdapter(Node)
+
+
+def look(path: Path) -> tuple[int, str] | None:
+    """(time, text) of a file as the filesystem shows it; None where it shows none."""
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return fstat(file.fileno()).st_mtime_ns, file.read()
+
+
+def meeting_seconds(nodes: int) -> float:
+    """How long nodes wait for each other."""
+    return MEETING_SECONDS + SECONDS_A_NODE * nodes
+
+
+class Other:
+    """Another node as its file shows it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.said, self.seen, self.since = path, None, None, 0.0
+        self._pause: float | None = None  # the longest between two changes
+
+    def look(self, now: float) -> Node | None:
+        """What the file shows at `now`, else what it showed last."""
+        found = look(self.path)
+        if found and found != self.seen:
+            if self.seen:
+                self._pause = max(now - self.since, self._pause or 0.0)
+            self.seen, self.since = found, now
+            with suppress(ValueError):  # half of it is overwritten; the next look sees the rest
+                self.said = CONTENT.validate_json(found[1])
+        return self.said
+
+    @property
+    def patience(self) -> float:
+        """Twice the longest pause that was seen between two changes, or until one was seen, twice what a filesystem may be late."""
+        return max(STALE_SECONDS, 2 * (LATE_SECONDS if self._pause is None else self._pause))
 
 
 class Peers:
-    """The launchers of the other nodes. Node 0 knows them all; the others know node 0."""
+    """The launchers of the other nodes, from when this one enters until it leaves. Node 0 looks at all of them, the others at node 0."""
 
-    def __init__(self, node, hosts, channels):
-        """hosts: name of each node that this one, number `node`, knows. channels: to the others, by number."""
-        self._node, self._hosts, self._channels = node, hosts, channels
-        self._reports = {}  # node → Report
-        self._verdict = None
-        self.stopping = False
+    def __init__(self, me: Node, folder: str | None = None, gone: Callable[[int], bool] = lambda node: False) -> None:
+        """folder: where they meet; None for a run on one node. gone: whether a node's launcher is known to have ended."""
+        self._me, self._gone, self._path = me, gone, folder and Path(folder, f"node-{me.node}.json")
+        numbers = () if folder is None else (0,) if me.node else range(1, me.nodes)
+        self._others = {number: Other(Path(folder, f"node-{number}.json")) for number in numbers}
+        self._turns, self._next_look = itertools.cycle(numbers), 0.0
+        self._interval = max(LOOK_SECONDS, me.nodes / LOOKS_A_SECOND)  # between two looks at a file
+        self._reports: dict[int, Report] = {}
+        self._ending = self._lost = self.stopping = False
+        self._awake, self._left = SuspendAwareClock(), threading.Event()
+
+    def __enter__(self) -> "Peers":
+        if self._path:
+            make_folder(self._path.parent)
+            try:
+                self._path.touch(exist_ok=False)
+            except FileExistsError:
+                raise RequirementError(f"{self._path} is there already: name a new folder with --meet") from None
+            self.send()
+            threading.Thread(target=self._renew, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self._left.set()
+        if error is not None and self._me.report is None:
+            told, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
+            reason = "it was told to stop before all nodes had met" if told else str(error) or type(error).__name__
+            failure = Failure(None, self._me.host, reason, None, time.time(), True, permanent)
+            self.send(state="ended", report=Report(TERMINATED if told else FAILED, [failure]))
 
     @property
-    def failed(self):
-        """Whether another node has failed, or has told us that all are to end."""
-        return self._verdict is not None or any(report.code not in (0, STOPPED) for report in self._reports.values())
+    def nodes(self) -> list[Node]:
+        """This node and those that it looks at, as their files show them."""
+        return [self._me, *(other.said for other in self._others.values() if other.said)]
 
     @property
-    def ended(self):
+    def failed(self) -> bool:
+        """Whether a node has failed, or node 0 has said that all are to end."""
+        return self._ending or any(report.code not in (0, STOPPED) for report in self._reports.values())
+
+    @property
+    def ended(self) -> bool:
         """Whether another node's ranks have all ended."""
         return bool(self._reports)
 
     @property
-    def speaks(self):
+    def speaks(self) -> bool:
         """Whether this node explains a failure: node 0, or any node that has lost it."""
-        return self._node == 0 or self._verdict is None
+        return self._me.node == 0 or self._lost
 
-    def listen(self):
-        """Take in what other nodes have sent, and notice those that are gone."""
-        for node, channel in self._channels.items():
-            for message in channel.receive():
-                if isinstance(message, Stopping):
-                    self.stopping = True
-                elif isinstance(message, Report) and self._node:
-                    self._verdict = message
-                elif isinstance(message, Report):
-                    self._reports[node] = message
-            if channel.closed and self._verdict is None:
-                self._lose(node, f"the launcher of node {node} is gone: it was killed, or the node is down")
+    def send(self, **changes) -> None:
+        """Write this node's file with these changes of Node."""
+        self._me = replace(self._me, time=time.time(), **changes)
+        if self._path:
+            text = CONTENT.dump_json(self._me).decode().ljust(ROOM)
+            try:
+                write_text(self._path, text)
+            except OSError:  # a full disk
+                with suppress(OSError), open(self._path, "r+", encoding="utf-8") as file:
+                    file.write(text)
 
-    def send(self, content):
-        """Pass a message on: from any node to node 0, from node 0 to all."""
-        for channel in self._channels.values():
-            channel.send(content)
+    def listen(self) -> None:
+        """Look at those files whose turn it is."""
+        now = self._awake()
+        while self._others and self._next_look <= now:
+            self._next_look += self._interval / len(self._others)
+            number = next(self._turns)
+            gone, other = self._gone(number), self._others[number]  # asked before the look, which sees its last words
+            said = other.look(now)
+            self.stopping = self.stopping or bool(said and said.stopping)
+            self._ending = self._ending or bool(said and said.state == "ending")
+            if said and said.report:
+                self._reports.setdefault(number, said.report)
+            elif gone or (other.seen and now - other.since > other.patience):
+                self._lose(number, f"the launcher of node {number} is gone: it was killed, or the node is down")
 
-    def verdict(self, own, timeout):
+    def meet(self, port: int, wait: Callable[[], None]) -> tuple[str, int]:
+        """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing.
+
+        wait: called over and over; it sleeps a moment, and raises when the launcher is told to stop.
+        """
+        me, awake, seconds = self._me, SuspendAwareClock(), meeting_seconds(self._me.nodes)
+        name = f"node {me.node} ({me.host})"
+        while missing := [number for number, other in self._others.items() if not self._is_ready(other.said)]:
+            self.listen()
+            for report in self._reports.values():
+                raise RequirementError(f"{name} ends: {'; '.join(map(str, report.failures))}")
+            # Node 0 gives up first, and says who is missing.
+            if awake() > (2 * seconds + LATE_SECONDS if me.node and self.nodes[1:] else seconds):
+                raise RequirementError(
+                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path.parent}. "
+                    "Look for their own error above; all nodes must see this folder (see --logs)"
+                )
+            wait()
+        if me.node == 0:
+            self.send(state="running", port=port)
+            return me.address, port
+        first = self._others[0].said
+        address = reached(first.address, first.port, me.host)
+        self.send(state="running")
+        return address, first.port
+
+    def _is_ready(self, said: Node | None) -> bool:
+        """Whether another node is there; node 0, once all are."""
+        if said and (said.nodes, said.processes) != (self._me.nodes, self._me.processes):
+            ours, theirs = (f"{each.nodes} × {each.processes} on {each.host}" for each in (self._me, said))
+            raise RequirementError(f"--nodes and --processes are {ours}, but {theirs}")
+        return said is not None and (self._me.node == 0 or said.port is not None)
+
+    def verdict(self, own: Report, timeout: float) -> Report:
         """Report how this node ended, and wait for what holds for all.
 
-        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits only for
-        reports that come at once.
+        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits until each
+        has reported, or counts as lost.
         """
-        self._reports[self._node] = own
-        if self._node:
-            self.send(own)
-            # Node 0 answers or is gone: it waits for no node longer than its timeout.
-            while self._verdict is None and 0 not in self._reports:
+        self._reports[self._me.node] = own
+        if self._me.node:
+            self.send(state="ended", report=own)
+            while 0 not in self._reports:
                 self.listen()
                 time.sleep(TICK_SECONDS)
-            return self._verdict or self._joint()
+            return self._joint() if self._lost else self._reports[0]
         awake, deadline = SuspendAwareClock(), timeout
-        while len(self._reports) < len(self._hosts) and (now := awake()) < deadline:
+        while len(self._reports) < self._me.nodes and (now := awake()) < deadline:
             self.listen()
-            if self.failed:
-                deadline = min(deadline, now + 2 * SETTLE_SECONDS)
+            if self.failed and self._me.state != "ending":
+                self.send(state="ending")
+                deadline = now + RENEW_SECONDS + max(other.patience for other in self._others.values())
             time.sleep(TICK_SECONDS)
-        for node in () if self.failed else self._channels:
-            self._lose(node, f"its ranks still ran {timeout:.0f} s after those of node 0 had ended")
-        joint = self._joint()
-        self.send(joint)
-        return joint
+        for number in () if self.failed else self._others:
+            self._lose(number, f"its ranks still ran {timeout:.0f} s after those of node 0 had ended")
+        self.send(state="ended", report=self._joint())
+        return self._me.report
 
-    def _lose(self, node, reason):
+    def _lose(self, number: int, reason: str) -> None:
         """Take it that a node that has reported nothing has failed."""
-        failure = Failure(None, self._hosts[node], reason, None, time.time(), True)
-        self._reports.setdefault(node, Report(FAILED, [failure]))
+        self._lost = self._lost or number not in self._reports
+        host = said.host if (said := self._others[number].said) else "unknown host"
+        self._reports.setdefault(number, Report(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
 
-    def _joint(self):
+    def _joint(self) -> Report:
         """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
         code = next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0)
         permanent = code == FAILED and failures and root_cause(failures).permanent
         return Report(PERMANENT_FAILURE if permanent else code, failures)
+
+    def _renew(self) -> None:
+        # At first so often that every reader soon sees it change.
+        for pause in itertools.chain([self._interval / 2] * 20, itertools.repeat(RENEW_SECONDS)):
+            if self._left.wait(pause):
+                return
+            with suppress(OSError):  # a filesystem that hangs may be well again at the next turn
+                utime(self._path, (now := time.time(), now))

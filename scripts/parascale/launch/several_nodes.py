@@ -1,22 +1,42 @@
 """A launcher on each node of a run: on those of a Slurm job by srun, or all on this machine."""
 
-import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from parascale import slurm
-from parascale.launch import die_with_parent, rendezvous
-from parascale.launch.channel import new_secret
-from parascale.launch.node import Place, Stop
+from parascale.files import make_folder
+from parascale.launch import die_with_parent
+from parascale.launch.node import Launch, Place, Stop
 from parascale.launch.peers import TICK_SECONDS
 
 REPEAT_SECONDS = 5.0
+FORGOTTEN_SECONDS = 86400.0
 
 
-def run_in_step(line):
+@contextmanager
+def meeting_folder(logs: str) -> Iterator[str]:
+    """A new folder below that of the logs, for the launchers of one start; those that killed starts have left there are removed."""
+    make_folder(logs)
+    for left in Path(logs).glob("nodes-*"):
+        with suppress(OSError):
+            if max(path.stat().st_mtime for path in (left, *left.iterdir())) < time.time() - FORGOTTEN_SECONDS:
+                shutil.rmtree(left)
+    folder = tempfile.mkdtemp(prefix="nodes-", dir=os.path.abspath(logs))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_in_step(line: list[str]) -> int:
     """Run an srun line to its end and return its exit code; a request to stop goes to the tasks, not to srun.
 
     An srun that gets SIGTERM itself kills its tasks at once. So it stands in a process group of its own, where nobody
@@ -24,8 +44,7 @@ def run_in_step(line):
     """
     stop, own, again_at = Stop(), os.getpid(), 0.0
     ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
-    step = subprocess.Popen(line, stdin=subprocess.PIPE, **ties)
-    _tell(step, new_secret())  # srun hands it to every task
+    step = subprocess.Popen(line, stdin=subprocess.DEVNULL, **ties)
     while step.poll() is None:
         if stop.asked and time.monotonic() > again_at:
             slurm.ask_steps_to_stop()  # repeated: the step may not be there yet
@@ -34,37 +53,23 @@ def run_in_step(line):
     return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
 
-def place_in_step(site, secret):
-    """This task's Place among the nodes of its job step. secret: of the launch."""
-    job, step, node, first_host = slurm.this_step()
-    address = rendezvous.address_of(first_host, site.network)
-    return Place(node, address, rendezvous.meeting_port(job, step), secret, bind=True)
-
-
-def run_nodes_here(launch, launcher, options, run):
+def run_nodes_here(
+    launch: Launch, launcher: list[str], options: list[str], folder: str, run: Callable[[Launch, Place], int]
+) -> int:
     """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
 
     launcher, options: the launcher's own command and its options, which the other nodes are started with. run: as `run_node`.
     """
-    launch = replace(launch, cores=max(1, launch.cores // launch.nodes))
-    with rendezvous.reserve_port() as holder:
-        port, own, others, secret = holder.getsockname()[1], os.getpid(), [], new_secret()
-        for node in range(1, launch.nodes):
-            place = f"--node {node} --meet 127.0.0.1:{port} --secret-file - --cores {launch.cores}".split()
-            cut = options.index("--") if "--" in options else len(options)  # where the program of a user begins
-            command = [*launcher, *options[:cut], *place, *options[cut:]]
-            # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
-            ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
-            others.append(subprocess.Popen(command, stdin=subprocess.PIPE, **ties))
-            _tell(others[-1], secret)
-        try:
-            return run(launch, Place(port=port, secret=secret))
-        finally:
-            for other in others:
-                other.wait(timeout=launch.timeout)
-
-
-def _tell(process, secret):
-    """Hand the launch's secret to launchers on their standard input: there it is in no command, no environment and no file."""
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(secret)
+    launch, own, others = replace(launch, cores=max(1, launch.cores // launch.nodes)), os.getpid(), []
+    cut = options.index("--") if "--" in options else len(options)  # where the program of a user begins
+    for node in range(1, launch.nodes):
+        place = ["--node", str(node), "--meet", folder, "--cores", str(launch.cores)]
+        command = [*launcher, *options[:cut], *place, *options[cut:]]
+        # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
+        ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
+        others.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **ties))
+    try:
+        return run(launch, Place(folder=folder, gone=lambda node: others[node - 1].poll() is not None))
+    finally:
+        for other in others:
+            other.wait(timeout=launch.timeout)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,13 +20,30 @@ import psutil
 from parascale import slurm
 from parascale.errors import PERMANENT_FAILURE
 from parascale.launch import STOPPED, die_with_parent
-from parascale.launch.channel import Failure
 from parascale.launch.hang import speak_for
 from parascale.notes import note_path, state_in
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
 KILLED = " (killed from outside: the machine ran out of memory, or someone killed it)"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended."""
+
+    rank: int | None  # None: the launcher of a node
+    host: str
+    reason: str
+    log: str | None
+    time: float  # seconds since 1970
+    certain: bool  # cannot be the consequence of another rank's failure
+    permanent: bool = False  # the same start would fail again
+
+    def __str__(self) -> str:
+        if self.rank is None:
+            return f"{self.reason} ({self.host})"
+        return f"rank {self.rank} on {self.host} failed: {self.reason}\n  log: {self.log}"
 
 
 def root_cause(failures):
