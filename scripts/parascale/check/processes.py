@@ -66,14 +66,10 @@ class Here:
 
 def power_limit(uuid):
     """Watts that a board may draw now, by NVML's command; None where there is none, or it does not say."""
-    gpu, form = f"--id=GPU-{uuid.removeprefix('GPU-')}", "--format=csv,noheader,nounits"
+    command = ["nvidia-smi", f"--id=GPU-{uuid.removeprefix('GPU-')}", "--format=csv,noheader,nounits"]
     try:
-        return float(
-            subprocess.run(
-                ["nvidia-smi", gpu, "--query-gpu=enforced.power.limit", form], capture_output=True, text=True
-            ).stdout
-        )
-    except (OSError, ValueError):
+        return float(subprocess.check_output([*command, "--query-gpu=enforced.power.limit"], text=True))
+    except (OSError, ValueError, subprocess.CalledProcessError):
         return None
 
 
