@@ -8,6 +8,7 @@ import torch
 
 from parascale.errors import ConfigError
 from parascale.families.build import build_model
+from parascale.parallel.mesh import stop_processes
 from parascale.settings import Model, make
 from parascale.train import loop
 from parascale.train.parity import compare_folders
@@ -39,7 +40,7 @@ MORE = [
 
 
 def train_each(cases):
-    """Train one after the other in these processes; what this rank held of each.
+    """Train one after the other in these processes; what this rank held of each, or the message that refused it.
 
     cases: name → (settings, a free port).
     """
@@ -52,7 +53,11 @@ def train_each(cases):
                 return super().result(*arguments)
 
         loop.Stepper, os.environ["MASTER_PORT"] = Looking, str(port)
-        train_settings(settings)
+        try:
+            train_settings(settings)
+        except ConfigError as error:
+            found[name] = str(error)
+            stop_processes()
     return found
 
 

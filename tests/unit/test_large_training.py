@@ -51,7 +51,7 @@ def test_plans_name_numbers_without_a_header_and_the_documented_index_makes_them
     digested = []
     monkeypatch.setattr(raw, "sha256", lambda path: digested.append(path) or sha256(path))
     (said,) = missing_data(project.datasets)
-    assert "all.bin: looks like numbers of 4 or 8 bytes without a header" in said
+    assert "all.bin: looks like numbers of 4 or 8 bytes" in said
     page = (ROOT / "config/README.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(program.replace("2**30", "100"), {})  # several sequences of this small file too

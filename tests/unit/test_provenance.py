@@ -164,6 +164,7 @@ UNDECIDING = {
     "train/state.py": "state, record and result",
     "train/acquire_run.py": "what was begun, and who goes on with it",
     "train/parity.py": "verdicts",
+    "train/flight_state.py": "what a rank last did, for those who look into a hang",
     "train/[cegmprsw]*.py": "clock, events, gauges, monitor, progress, record, staging, watchdog",
     "*.py": "files, errors, leases, telemetry",
     "plan/*": "predictions",

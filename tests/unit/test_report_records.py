@@ -156,7 +156,8 @@ def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):
     broken = fake("ddp", dp=2, gpus_per_node=2)
     results, work = write_results(tmp_path, [fake("single", verdict="baseline"), broken])
     (results / "runs/ddp/run.json").write_text("{")
-    project = SimpleNamespace(runs={"tp-4": planned, "ddp": broken.run}, site=SITE, paths=Paths(tmp_path))
+    runs = {"tp-4": planned, "ddp": broken.run}
+    project = SimpleNamespace(runs=runs, right=runs, site=SITE, paths=Paths(tmp_path))
     submissions.note(tmp_path / "store", "17", "train_tp", "run", "tp-4", "key")  # it died before its record began
     report = build_report(load_records(results, work, ["single", "ddp", "tp-4", "unknown"], project), "Title")
     rows = {row["run"]: row for row in runs_table(report).frame.to_dict("records")}

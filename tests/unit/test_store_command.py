@@ -82,7 +82,7 @@ def test_the_list_shows_what_is_kept_and_what_results_show_of_it(call):
 def test_what_is_named_goes_and_nothing_else(call, store, tmp_path, words, kept, aside):
     assert call("free", *words, "--yes")[0] == 0
     assert left(store) == kept
-    assert any(each.aside for each in unfinished(tmp_path / "work")) == aside
+    assert any(each.parked for each in unfinished(tmp_path / "work")) == aside
     assert (tmp_path / "results/runs/shown/best/weights").is_file() and (tmp_path / "work/runs/single").is_dir()
 
 
