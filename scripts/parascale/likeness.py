@@ -1,6 +1,7 @@
 """What a tensor, or a process's part of one, is like: which samples it holds, and how a wrong one came about; the card of all in words."""
 
 import math
+import sys
 
 import torch
 
@@ -115,6 +116,11 @@ def rms(tensor):
     return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0
 
 
+def finite(number):
+    """A number for the card, which has no other."""
+    return number if math.isfinite(number) else sys.float_info.max
+
+
 def spans(numbers):
     """Numbers in words: 0–3, 6."""
     text, last = [], None
@@ -132,19 +138,34 @@ def row(module, tensor, difference, tolerance, looks_like="", ranks=()):
 
 def as_text(card):
     """The card for people."""
-    told = [(name, card[name]) for name in ("single", "parallel")]
-    lines = [f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}" for name, part in told]
+    sides = [(name, card[name]) for name in ("single", "parallel")]
+    lines = [
+        f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}, {part['precision']}"
+        for name, part in sides
+    ]
+    one, other = (part["precision"] for _, part in sides)
+    precision = one if one == other else f"{one} against {other}"
     if card["every"] > 1:
         lines.append(f"kept and compared, and counted here: one column of {card['every']}")
     for each in card["passes"]:
         text = f"step {each['step']}, {each['pass']}: {each['compared']} compared, {each['outside']} beyond"
         most = "; largest difference {difference:.1e} of {tolerance:.1e} allowed, {tensor}"
         lines.append(text + (most.format(**each["worst"]) if each["worst"] else ""))
-    if first := card["first"]:
+    if card["verdict"] == "not comparable":
+        lines.append(f"not comparable: {precision} ({card['reason']}); --across-precisions compares them")
+    elif first := card["first"]:
         ranks = f", rank{'s' * (len(first['ranks']) > 1)} {spans(first['ranks'])}" if first["ranks"] else ""
-        lines.append(f"different: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})")
+        lines.append(
+            f"different, {precision}: step {first['step']}, {first['pass']}: {first['module']} ({first['tensor']}{ranks})"
+        )
         lines.append(f"  looks like: {first['looks_like']}")
     else:
         left = f"; not compared: {shorten_list(card['not_compared'])}" if card["not_compared"] else ""
-        lines.append(f"same: {card['steps']} steps{left}")
+        unjudged = [f"changes of {shorten_list(card['not_judged'], 3)}, as their optimizer is not known"] * bool(
+            card["not_judged"]
+        )
+        unjudged += ["an optimizer's state, averages of weights and what else `record.also` adds"] * (
+            not card["others"]
+        )
+        lines.append(f"same: {card['steps']} steps, {precision}{left}; not judged: {'; '.join(unjudged) or 'nothing'}")
     return "\n".join([*lines, ""])

@@ -3,88 +3,57 @@
 Compared in the order of the computation: weights at the start; then in each step samples, outputs of modules, loss, gradients (the last module's
 first), changes of weights. A process's part is compared with its place in the single process's tensor.
 
-Tolerances. u is the largest relative error of one rounding of what is stored, v of what is added (fp32 for halves), n the number of terms of
-a sum, m that of operations one after the other. A rounding is off by u/√6 in the mean. The error of a sum grows with √n, not n (Higham and
-Mary, SIAM J. Sci. Comput. 41, A2815, 2019). 2m such errors, of two processes, that do not depend on each other make √(2m/6) √(u² + v² n), as
-root mean square over that of the tensor. What weights differ by when a step begins, d, of all or of the module, moves all samples alike:
+Tolerances. u is the largest relative error of one rounding of the types of what a tensor was computed from, v of what is added (fp32 for
+halves), n the number of terms of a sum, m that of operations one after the other. A rounding is off by u/√6 in the mean. The error of a sum
+grows with √n, not n (Higham and Mary, SIAM J. Sci. Comput. 41, A2815, 2019). 2m such errors, of two processes, that do not depend on each other
+make √(2m/6) √(u² + v² n), as root mean square over that of the tensor. What weights differ by when a step begins, d, of all or of the module,
+moves all samples alike:
 
     tolerance = MARGIN √(2m/6) (√(u² + v² n) + 2 d)
 
 m: modules called so far; for gradients twice all. n: most columns of a weight; for gradients also samples × places. MARGIN: networks amplify
 errors. A gradient that is nothing but rounding (a bias of keys, which softmax cancels) is measured by NOISE roundings of a mean element's.
-Adam divides a gradient with error e by its size g, so changes are judged where g is JUDGED of its tensor's mean size, or 0: the mean of
-(e/g)² over normally distributed g beyond that is 0.8/JUDGED times that of e².
+
+What starts with the same type has the same bits, and so have weights and gradients that ranks hold in common. A weight is judged given its own
+recorded gradient: by the single process's optimizer, done again (`replay`), within MARGIN roundings of its own type a step. Where that is not
+known, changes are compared if no half has rounded them, else not judged. Adam divides a gradient with error e by its size g, so changes are
+compared where g is JUDGED of its tensor's mean size, or 0: the mean of (e/g)² over normally distributed g beyond that is 0.8/JUDGED times e².
 """
 
-import json
+import itertools
 import math
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from parascale.errors import DataError, shorten_list
 from parascale.files import write_json, write_text
-from parascale.likeness import WHOLE, as_text, home, looks_like, match, nearest, of_samples, rms, row, spans, table
+from parascale.likeness import (
+    WHOLE,
+    as_text,
+    finite,
+    home,
+    looks_like,
+    match,
+    nearest,
+    of_samples,
+    rms,
+    row,
+    spans,
+    table,
+)
+from parascale.parts import ROUNDOFF, precision, recording, unequal
+from parascale.replay import Replays
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
-ROUNDOFF = {"F64": 2**-53, "F32": 2**-24, "F16": 2**-11, "BF16": 2**-8}
-TF32 = 2**-11
+ROUGH, ROUGH_NOISE = 3, 4  # in halves
+FP32 = ROUNDOFF["fp32"]
 INPUT = "input|0|0"
+EXIT_CODES = {"same": 0, "different": 1, "not comparable": 3}  # 2 is of a wrong command
 
 
-class Part:
-    """What one process recorded in one step."""
-
-    def __init__(self, path):
-        try:
-            self.file = safe_open(path, "pt")
-            self.about = json.loads(self.file.metadata()["prove"])
-        except (SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise DataError(f"{path}: damaged, or no recording ({error}); record again") from None
-        self.keys, self.rows, self.columns = self.about["keys"], self.about["rows"], self.about["positions"]
-        self.uneven = {"|".join(key.split("|")[:4]) for key in self.about.get("uneven", ())}
-        self.micros = defaultdict(list)  # key of an output or input → its keys with micro-batch
-        for key in self.keys:
-            self.micros[key.rpartition("|")[0] if key.startswith(("output|", "input|")) else key].append(key)
-        self.order = list(dict.fromkeys(key.split("|")[1] for key in self.keys if key.startswith("output|")))
-
-    def names(self, kind):
-        return [key.partition("|")[2] for key in self.keys if key.startswith(f"{kind}|")]
-
-    def get(self, key, each=None):
-        """(tensor, facts), or None. Micro-batches are joined where `each` of a sample's elements come first in them (default: if they do)."""
-        keys = self.micros.get(key, [])
-        held = [self.file.get_tensor(name) for name in keys]
-        facts = dict(self.about["facts"].get(keys[0], {})) if keys else {}
-        if len(keys) > 1:
-            wholes = [self.about["facts"].get(name, {}).get("whole") for name in keys]
-            sizes = [(whole or each.shape)[0] for whole, each in zip(wholes, held, strict=True)]
-            each = each or sizes[0] // self.about["samples"][0]
-            if sizes == [each * count for count in self.about["samples"]]:
-                return torch.cat(held).double(), facts and facts | {"whole": [sum(sizes), *facts["whole"][1:]]}
-        return (held[0].double(), facts) if keys else None
-
-    def value(self, key):
-        return self.get(key)[0]
-
-
-def recording(folder):
-    """The parts of each step in a folder, by rank."""
-    found = defaultdict(list)
-    for path in sorted(Path(folder).glob("step-*-rank-*.safetensors")):
-        found[path.name.split("-")[1]].append(Part(path))
-    if not found:
-        raise DataError(f"{folder}: no recording; `with prove.recording(model, folder):` around a step makes one")
-    for parts in found.values():
-        if {part.about["world"] for part in parts} != {len(parts)}:
-            raise DataError(f"{folder}: files of more or fewer processes than recorded; empty it and record again")
-    return list(found.values())
-
-
-def compare(single, parallel):
+def compare(single, parallel, across_precisions=False):
     """The verdict on the recording in folder `parallel` against the single process's in `single`, as plain values: the card."""
     one, many = recording(single), recording(parallel)
     if len(one[0]) != 1:
@@ -95,35 +64,56 @@ def compare(single, parallel):
         raise DataError(
             f"{single} and {parallel} keep one column of {shorten_list(sorted(kept))}; record both with one `every`"
         )
-    told = ("world", "layout", "torch", "python", "system", "tf32")
-    card = {"schema_version": 1, "verdict": "same", "steps": len(one), "first": None, "passes": []}
-    card |= {
-        name: {key: steps[0][0].about[key] for key in told} for name, steps in (("single", one), ("parallel", many))
-    }
+    told = ("world", "layout", "torch", "python", "system")
+    card = {"schema_version": 2, "verdict": "same", "steps": len(one), "first": None, "passes": []}
+    apart = [
+        (part.apart_from(whole), step)
+        for step, ((whole,), parts) in enumerate(zip(one, many, strict=True))
+        for part in parts
+    ]
+    reason, shown = next((each for each in apart if each[0]), (None, 0))
+    for name, steps in (("single", one), ("parallel", many)):
+        card[name] = {key: steps[0][0].about[key] for key in told} | {"precision": precision(steps[shown])}
     card |= {"every": kept.pop(), "margin": MARGIN, "noise": NOISE, "judged": JUDGED}
-    step = None
+    if reason and not across_precisions:
+        return card | {"verdict": "not comparable", "reason": reason}
+    step, unjudged = None, {}
     for number, ((whole,), parts) in enumerate(zip(one, many, strict=True)):
         step = Step(whole, parts, step)
         for name, rows in step.passes():
             rows = [each for each in rows if each]
             outside = [each for each in rows if not each["difference"] <= each["tolerance"]]
-            worst = max(rows, key=lambda each: each["difference"] / each["tolerance"], default=None)
+            worst = max(rows, key=lambda each: each["difference"] / (each["tolerance"] or 1e-300), default=None)
             counted = {"step": number, "pass": name, "compared": len(rows), "outside": len(outside)}
             card["passes"].append(counted | {"worst": worst})
             if outside:
                 return card | {"verdict": "different", "first": counted | outside[0]}
+        unjudged |= dict.fromkeys(step.unjudged)
     # Outputs of the last step that fit nothing, or that no process has.
-    return card | {"not_compared": sorted(step.skipped)}
+    others = one[0][0].about["others"]
+    return card | {"not_compared": sorted(step.skipped), "not_judged": list(unjudged), "others": others}
 
 
 class Step:
     """One step of the single process and of the others. before: the Step before it, or None."""
 
     def __init__(self, single, parts, before):
-        self.single, self.parts, self.before, self.skipped = single, parts, before, set()
+        self.single, self.parts, self.before = single, parts, before
+        self.number, self.every = before.number + 1 if before else 0, (single, *parts)
+        self.skipped, self.unjudged = set(), []
         self.place = {name: number for number, name in enumerate(single.order, 1)}
-        kinds = {part.file.get_slice(key).get_dtype() for part in (single, *parts) for key in part.keys}
-        self.unit = max([ROUNDOFF.get(kind, 0.0) for kind in kinds] + [TF32 for part in parts if part.about["tf32"]])
+        self.replays = before.replays if before else Replays()
+        clips = {part.about["clip"] for part in self.every}
+        self.is_clipped = clips - {"before", "asked", "none"} or {"before", "none"} <= clips
+        if not clips <= {"before", "asked"}:  # gradients before a clip are compared where all processes have them
+            for part in self.every:
+                part.forget_unclipped()
+        found = [
+            (self.place.get(name, len(self.place)), unit) for part in self.every for name, unit in part.roundings()
+        ]
+        units = [max((unit for at, unit in found if at == place), default=0.0) for place in range(len(self.place) + 1)]
+        self.units = [*itertools.accumulate(units, max)]  # of outputs up to each place
+        self.unit = max([self.units[-1], *(part.rounding(*part.gradients) for part in self.every)])
         shapes = [single.file.get_slice(f"weight|{name}").get_shape() for name in single.names("weight")]
         self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1) * single.about.get("every", 1)
         self.inputs = table(single.value(INPUT)) if INPUT in single.micros else None
@@ -135,37 +125,91 @@ class Step:
         around = (name for name in self.place if weight.startswith(f"{name}."))
         return self.place.get(max(around, key=len, default=None), len(self.place))
 
-    def rounding(self, terms, module=None):
-        drift = max(self.drift.get(None, 0.0), self.drift.get(module, 0.0))
-        return math.hypot(self.unit, min(self.unit, 2**-24) * math.sqrt(terms)) + 2 * drift
+    def tolerance(self, operations, terms, unit, module=None):
+        drift = 2 * max(self.drift.get(None, 0.0), self.drift.get(module, 0.0))
+        growth = math.sqrt(operations / 3)
+        if unit > FP32:
+            return ROUGH * math.sqrt(growth) * unit + MARGIN * growth * drift
+        return MARGIN * growth * (unit * math.sqrt(1 + terms) + drift)
 
-    def tolerance(self, operations, terms, module=None):
-        return MARGIN * math.sqrt(operations / 3) * self.rounding(terms, module)
+    def conversion(self, key):
+        """The tolerance of a tensor that is copied: none, unless to another type."""
+        units = {part.rounding(key) for part in self.every if key in part.micros}
+        return MARGIN * max(units) if len(units) > 1 else 0.0
 
     def passes(self):
         """Yield (pass, rows) in the order of the computation; a row says by how much a tensor differs, and where."""
         single, place, last = self.single, self.place, len(self.place) or 1
         if not self.before:
-            yield "start", [self.judge(f"start|{name}", MARGIN * self.unit) for name in single.names("start")]
+            starts = [f"start|{name}" for name in single.names("start")]
+            yield "start", [self.judge(key, self.conversion(key)) for key in starts]
         yield "samples", self.find_samples()
         outputs = {key: key.split("|")[1] for key in single.micros if key.startswith("output|")}
         outputs = sorted(outputs.items(), key=lambda item: place[item[1]])
-        forward = [self.judge(key, self.tolerance(place[name], self.columns, name)) for key, name in outputs]
-        yield "forward", [*forward, self.loss()]
-        names = sorted(single.names("gradient"), key=lambda name: -self.place_of(name))
+        forward = [
+            self.judge(key, self.tolerance(place[name], self.columns, self.units[place[name]], name))
+            for key, name in outputs
+        ]
+        yield "forward", [*forward, self.loss(forward)]
+        stuck = self.stuck()
+        names = sorted(single.names("gradient") if stuck is None else [], key=lambda name: -self.place_of(name))
         gradients = {name: single.value(f"gradient|{name}") for name in names}
         mean = rms(torch.cat([each.flatten() for each in gradients.values()])) if names else 0.0
+        level = (ROUGH_NOISE if self.unit > FP32 else NOISE) * (
+            math.sqrt(2) * self.unit + 2 * self.drift.get(None, 0.0)
+        )
         noise = defaultdict(float)  # by module: a bias is the sum of what its weight's gradient is made of
         for name, gradient in gradients.items():
-            noise[home(name)] = max(noise[home(name)], NOISE * self.rounding(1) * max(mean, rms(gradient)))
-        tolerance = self.tolerance(2 * last, max(self.columns, 1 if self.inputs is None else self.inputs.numel()))
-        yield "backward", [self.judge(f"gradient|{name}", tolerance, noise[home(name)] / tolerance) for name in names]
+            noise[home(name)] = max(noise[home(name)], level * max(mean, rms(gradient)))
+        terms = max(self.columns, 1 if self.inputs is None else self.inputs.numel())
+        tolerance = self.tolerance(2 * last, terms, self.unit)
+        found = [self.judge(f"gradient|{name}", tolerance, noise[home(name)] / tolerance) for name in names]
+        for each in found if self.is_clipped else ():
+            each["looks_like"] += "; a clip came before it was recorded" if each["looks_like"] else ""
+        yield "backward", [stuck, *found]
+        used = [name for name in names if any(part.is_changed(name) for part in self.every)]
+        found = [self.judge(f"used|{name}", tolerance, noise[home(name)] / tolerance) for name in used]
         tolerance *= math.sqrt(0.8 / JUDGED)
         masks = {name: judged(gradient, noise[home(name)]) for name, gradient in gradients.items()}
-        keys = {f"weight|{name}": masks.get(name) for name in single.names("weight")}
-        stored = 8 * self.unit / tolerance
-        changes = [self.judge(key, tolerance, stored * rms(single.value(key)), keys[key], True) for key in keys]
-        yield "weights", changes
+        yield "weights", [*found, *(self.change(name, tolerance, masks.get(name)) for name in single.names("weight"))]
+
+    def change(self, name, tolerance, mask):
+        """The row of a weight's change: of its optimizer done again, or else of how all differ; None where neither tells."""
+        key, is_buffer = f"weight|{name}", name not in self.single.about["trained"] + self.single.about["others"]
+        if not is_buffer and (found := self.replays.row(self, name, MARGIN)):
+            return found if found["ranks"] else self.uncommon(key) or found
+        if not is_buffer and self.unit > FP32:
+            self.unjudged.append(name)
+            return self.uncommon(key)
+        return self.judge(key, tolerance, 8 * self.unit / tolerance * rms(self.single.value(key)), mask, True)
+
+    def gradients_of(self, name):
+        """What each process's optimizer got for its part of a weight, by its number among all; the single process is the first."""
+        used, key = f"used|{name}", f"weight|{name}"
+        held = {number: part.stored(used) for number, part in enumerate(self.every) if used in part.micros}
+        if any(number in held and part.piece(used) != part.piece(key) for number, part in enumerate(self.every)):
+            whole = self.single.value(used)  # a sum's parts, or shards laid out otherwise
+            flat = torch.zeros(whole.numel(), dtype=torch.double)
+            for _, found, own in self.placed(used, whole):
+                flat[own] = found
+            held |= {rank + 1: flat[own] for ranks, _, own in self.placed(key, whole) for rank in ranks}
+        return held
+
+    def stuck(self):
+        """The row of processes that make no step, as the scaler of a loss has them do where a gradient overflows; None if all do."""
+        if not any(part.is_stuck() for part in self.every):
+            return None
+        still = [not part.updates for part in self.every]
+        wrong = [part.rank for part, each in zip(self.parts, still[1:], strict=True) if each != still[0]]
+        text = f"{'skipped' if still[0] else 'made'} in the single process alone: gradients that are not finite"
+        return row("the optimizer", "step", float(bool(wrong)), 0.5, text, wrong)
+
+    def uncommon(self, key):
+        """The row of what several processes hold, if their bits differ; else None."""
+        if found := unequal(self.single, self.parts, key):
+            ranks, difference, text = found
+            return row(home(name := key.partition("|")[2]), name, difference, 0.0, text, ranks)
+        return None
 
     def began(self, part, key):
         """A weight of a process as this step found it."""
@@ -184,16 +228,19 @@ class Step:
                     size[place] += whole.flatten()[own].square().sum().item()
         return {place: math.sqrt(apart[place] / size[place]) for place in size if size[place]}
 
-    def loss(self):
-        """The row of the loss: each process has the single one's, or their mean or sum is it."""
+    def loss(self, outputs):
+        """The row of the loss: each process has the single one's, or their mean or sum is it. outputs: rows of what it follows from."""
         losses = [sum(part.about["losses"]) for part in self.parts if part.about["losses"]]
         if not losses or not self.single.about["losses"]:
             return None
-        one, tolerance = sum(self.single.about["losses"]), self.tolerance(len(self.place), self.columns)
+        one, tolerance = sum(self.single.about["losses"]), self.tolerance(len(self.place), self.columns, self.units[-1])
+        if self.units[-1] > FP32 and any(outputs[-2:]):  # it is computed in fp32 from outputs that differ by so much
+            off = max(each["difference"] for each in outputs if each)
+            tolerance = self.tolerance(len(self.place), self.columns, FP32) + off * (MARGIN if self.before else 1)
         ways = max(abs(each - one) for each in losses), abs(sum(losses) / len(losses) - one), abs(sum(losses) - one)
         told = ", ".join(f"{loss:.6g}" for loss in losses)
         text = f"{one:.6g} in the single process, {told} in the others; neither mean nor sum fits"
-        apart = min(ways) / (abs(one) or 1.0) if all(map(math.isfinite, [one, *losses])) else sys.float_info.max
+        apart = finite(min(ways) / (abs(one) or 1.0) if all(map(math.isfinite, [one, *losses])) else math.inf)
         return row("the loss", "loss", apart, tolerance, text)
 
     def find_samples(self):
@@ -280,8 +327,11 @@ class Step:
         away = [rms((found - flat[own])[mask[own]]) / size for _, found, own in parts]
         wrong = [part for part, each in zip(parts, away, strict=True) if not each <= tolerance]
         looks = looks_like(flat, whole.shape, parts, wrong, tolerance) if wrong else ""
-        worst = max(each if math.isfinite(each) else sys.float_info.max for each in away)
-        return row(module, name, worst, tolerance, looks, [rank for ranks, _, _ in wrong for rank in ranks])
+        if not wrong and name in self.single.about["trained"] and kind != "start" and (found := self.uncommon(key)):
+            return found
+        return row(
+            module, name, max(map(finite, away)), tolerance, looks, [rank for ranks, _, _ in wrong for rank in ranks]
+        )
 
 
 def judged(gradient, noise):
@@ -290,10 +340,10 @@ def judged(gradient, noise):
     return (gradient.abs() >= max(JUDGED * size, noise)) | ((gradient == 0) & (size == 0 or size >= noise))
 
 
-def write_card(single, parallel, folder=None):
-    """Print the card, and write it into a folder (default: that of the parallel recording); returns 1 if the two differ, else 0."""
-    card, folder = compare(single, parallel), Path(folder or parallel)
+def write_card(single, parallel, folder=None, across_precisions=False):
+    """Print the card, and write it into a folder (default: that of the parallel recording); returns the exit code of its verdict."""
+    card, folder = compare(single, parallel, across_precisions), Path(folder or parallel)
     write_json(folder / "proof.json", card)
     write_text(folder / "proof.txt", text := as_text(card))
     print(text, end="")
-    return int(card["verdict"] == "different")
+    return EXIT_CODES[card["verdict"]]

@@ -7,7 +7,7 @@
         optimizer.step()
 
 It needs torch and safetensors alone, and this file may be copied. For each step, each process writes a file with what it holds of each module's
-output, of the gradients as the first optimizer step finds them, and of the weights after it.
+output, of the gradients as the first optimizer step finds them, of what that optimizer is set to, and of the weights after it.
 """
 
 import json
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # of compile, checkpointing, FSDP1
 REHEARSALS = ("_forward_metadata_inference", "_shape_inference")  # by which a pipeline asks a stage for shapes
+FORMAT = 2  # of what is told beside the tensors
 COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of its next step
 
 
@@ -45,7 +46,8 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name,
     folder, counts = Path(folder).resolve(), vars(models[0]).setdefault(COUNTER, Counter())
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ready else (0, 1)
-    record, step = Record(models, names, every), counts[str(folder)]
+    step = counts[str(folder)]
+    record = Record(models, names, every, step == 0)
     if step == 0:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"step-*-rank-{rank:05}.safetensors"):
@@ -54,13 +56,27 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name,
     with ExitStack() as hooks:
         for handle in record.watch():
             hooks.callback(handle.remove)
+        hooks.enter_context(record.watch_clips())
         yield record
-    record.gradients()
-    record.weights("weight")
-    told = {"rank": rank, "world": world, "rows": rows, "positions": positions, "keys": list(record.tensors)}
+    record.finish()
+    told = {
+        "format": FORMAT,
+        "rank": rank,
+        "world": world,
+        "rows": rows,
+        "positions": positions,
+        "keys": list(record.tensors),
+    }
     told |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
     told |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
-    told |= {"tf32": torch.cuda.is_available() and record.in_tf32(), "every": every, "uneven": record.uneven}
+    told |= {"products": record.products(), "autocast": record.autocast, "updates": record.updates, "clip": record.clip}
+    told |= {
+        "trained": record.trained,
+        "others": list(record.others),
+        "exact": record.is_exact(),
+        "every": every,
+        "uneven": record.uneven,
+    }
     path = folder / f"step-{step:05}-rank-{rank:05}.safetensors"
     save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(told)})
     os.replace(path.with_suffix(".partial"), path)
@@ -70,9 +86,14 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name,
 class Record:
     """What one process held in one step. Keys are `<kind>|<name>`, of outputs and inputs also call, leaf and micro-batch."""
 
-    def __init__(self, models, names, every):
+    def __init__(self, models, names, every, is_first):
         self.models, self.names, self.every, self.tensors, self.facts = models, names, every, {}, {}
+        self.is_first, self.others = is_first, {}  # others: tensors outside of the model
         self.uneven = []  # keys of plain tensors of a number of columns that `every` does not divide
+        self.autocast, self.updates = {}, {}  # module → its type; weight → the optimizer that updated it
+        self.clip = (
+            "none"  # what is known of the gradients: as "asked" for, or none was seen, or as "before" or "after" one
+        )
         self.samples, self.losses, self.done = [], [], False
         self.micro, self.calls, self.muted = [-1] * len(models), [Counter() for _ in models], [False] * len(models)
 
@@ -82,10 +103,33 @@ class Record:
 
     def gradients(self):
         """Record the gradients here instead of at the first optimizer step: before they are clipped, for example."""
-        for name, parameter in self._parameters():
-            if parameter.grad is not None and not self.done:
-                self._keep(f"gradient|{name}", parameter.grad)
-        self.done = True
+        if not self.done:
+            self.clip = "asked"
+        self._gradients()
+
+    def also(self, name, tensor):
+        """Record a tensor outside of the model too, as it is now and when the step ends: an average of weights, updated in place."""
+        if self.is_first and name not in self.others:
+            self._keep(f"start|{name}", tensor)
+        self.others[name] = tensor
+
+    def finish(self):
+        """Record what a step ends with, and find the gradients before a clip, if one factor for each is all that changed them since."""
+        self._gradients()
+        self.weights("weight")
+        for name, tensor in self.others.items():
+            self._keep(f"weight|{name}", tensor)
+        begun = {
+            key.partition("|")[2]: self.tensors.pop(key) for key in [*self.tensors] if key.startswith("unclipped|")
+        }
+        if begun and self.clip != "asked":
+            used = {name: self.tensors.get(f"used|{name}", self.tensors.get(f"gradient|{name}")) for name in begun}
+            self.clip = "before" if all(is_multiple(used[name], begun[name]) for name in begun) else "after"
+            for name, tensor in begun.items() if self.clip == "before" else ():
+                self.tensors[f"gradient|{name}"] = tensor
+                if not torch.equal(tensor, used[name]):
+                    self.tensors[f"used|{name}"] = used[name]
+                    self.facts |= {f"used|{name}": fact for fact in [self.facts.get(f"gradient|{name}")] if fact}
 
     def weights(self, kind):
         """Record all weights and kept buffers as they are now."""
@@ -104,10 +148,47 @@ class Record:
             inner = {clean(name): module for name, module in model.named_modules()}  # of wrappers, the innermost
             yield from (m.register_forward_hook(partial(self._leave, number, self.names(n))) for n, m in inner.items())
 
-    def in_tf32(self):
-        """Whether products on a GPU, or convolutions where there are any, may round what they take to TF32."""
-        convolves = any(parameter.dim() > 2 for _, parameter in self._parameters())
-        return torch.get_float32_matmul_precision() != "highest" or (convolves and torch.backends.cudnn.allow_tf32)
+    @property
+    def trained(self):
+        return [name for name, _ in self._parameters()]
+
+    @contextmanager
+    def watch_clips(self):
+        """Note the gradients that torch's functions clip, before they do: what they all call first, in every version, tells."""
+        place, name = torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype"
+        group = getattr(place, name, None)
+
+        def noted(lists, *arguments, **keywords):
+            clipped = {id(tensor) for tensors in lists for tensor in tensors}
+            for weight, parameter in self._parameters():
+                if id(parameter.grad) in clipped:
+                    self._keep(f"unclipped|{weight}", parameter.grad)
+            return group(lists, *arguments, **keywords)
+
+        if group:
+            setattr(place, name, noted)
+        try:
+            yield
+        finally:
+            if group:
+                setattr(place, name, group)
+
+    def products(self):
+        """What products of fp32 numbers are rounded to before: fp32; tf32, also by convolutions on a GPU; bf16, on CPUs that know it."""
+        weights = [parameter for _, parameter in self._parameters() if parameter.dtype == torch.float32]
+        on_gpu, convolves = any(each.is_cuda for each in weights), any(each.dim() > 2 for each in weights)
+        try:
+            chosen = torch.get_float32_matmul_precision()
+        except RuntimeError:  # the settings of torch 2.9 are in use, which name the backend
+            backend = torch.backends.cuda if on_gpu else torch.backends.mkldnn
+            chosen = {"tf32": "high", "bf16": "medium"}.get(backend.matmul.fp32_precision, "highest")
+        if chosen == "highest" or not weights:
+            return "tf32" if on_gpu and convolves and torch.backends.cudnn.allow_tf32 else "fp32"
+        return "bf16" if chosen == "medium" and not on_gpu else "tf32"
+
+    def is_exact(self):
+        """Whether the same operations on two processes give the same bits."""
+        return torch.are_deterministic_algorithms_enabled() or not any(each.is_cuda for _, each in self._parameters())
 
     def layout(self):
         """How the weights are spread, in words."""
@@ -126,14 +207,46 @@ class Record:
         """An optimizer that computes the gradients itself, by a closure, has them after that; what it is called with then."""
         closure = keywords.get("closure") or next(filter(callable, arguments[1:]), None)
         if closure is None:
-            return self.gradients()
+            return self._note(optimizer)
 
         def computed():
             loss = closure()
-            self.gradients()
+            self._note(optimizer)
             return loss
 
         return (optimizer, computed), {name: each for name, each in keywords.items() if name != "closure"}
+
+    def _gradients(self, scale=None):
+        for name, parameter in self._parameters():
+            if parameter.grad is not None and not self.done:
+                self._keep(f"gradient|{name}", parameter.grad if scale is None else parameter.grad / scale)
+        self.done = True
+
+    def _note(self, optimizer):
+        """Record the gradients, and what this optimizer makes of them: its settings, its state before the first step, and what it gets."""
+        scale = getattr(
+            optimizer, "grad_scale", None
+        )  # of a loss, by which a fused optimizer divides, or with which it skips a step
+        self._gradients(scale)
+        if (skips := getattr(optimizer, "found_inf", None)) is not None and skips.item():
+            return
+        held = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        for name, parameter in self._parameters():
+            if (group := held.get(id(parameter))) is None:
+                continue
+            again = (
+                self.updates.get(name, {}).get("class", "").startswith("torch.optim.")
+            )  # and not around another optimizer
+            settings = {key: plain(value) for key, value in group.items() if key != "params"}
+            self.updates[name] = {"class": "several steps" if again else kind, "settings": settings}
+            for key, value in optimizer.state.get(parameter, {}).items() if self.is_first else ():
+                if isinstance(value, torch.Tensor) and value.shape in (parameter.shape, ()):
+                    self._keep(f"state|{name}|{key}", value)
+            if parameter.grad is not None:
+                self._keep(used := f"used|{name}", parameter.grad if scale is None else parameter.grad / scale)
+                if torch.equal(self.tensors[used], self.tensors[f"gradient|{name}"]):
+                    del self.tensors[used]
 
     def _enter(self, number, module, arguments, keywords):
         leaves = tensors_in((arguments, keywords))
@@ -148,6 +261,11 @@ class Record:
     def _leave(self, number, name, module, arguments, output):
         leaves = [leaf for leaf in tensors_in(output) if leaf.is_floating_point()]
         if leaves and not self.muted[number] and not in_backward():  # which recomputes outputs
+            if torch.is_autocast_enabled(
+                leaves[0].device.type
+            ):  # also what a class of one's own computes between casts
+                inside = str(torch.get_autocast_dtype(leaves[0].device.type)).removeprefix("torch.")
+                self.autocast[name] = [inside, not type(module).__module__.startswith("torch.nn.")]
             for index, leaf in enumerate(leaves):
                 self._keep(f"output|{name}|{self.calls[number][name]}|{index}|{max(self.micro[number], 0)}", leaf)
             self.calls[number][name] += 1
@@ -174,6 +292,23 @@ def clean(name):
     """A module's or weight's name without those of wrappers."""
     parts = name.split(".")
     return ".".join(part for part in parts[parts[0] == "module" :] if part not in WRAPPERS)
+
+
+def plain(value):
+    """A setting of an optimizer as JSON has it, or None."""
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def is_multiple(tensor, of):
+    """Whether a tensor is another one times one factor, but for rounding."""
+    if tensor is None or tensor.shape != of.shape:
+        return False
+    kind, tensor, of = torch.finfo(of.dtype), tensor.double(), of.double()
+    factor = (tensor * of).sum() / of.square().sum().clamp(min=1e-300)
+    return torch.allclose(tensor, factor * of, rtol=8 * kind.eps, atol=kind.tiny)
 
 
 def facts_of(tensor):

@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim, head):
         super().__init__()
-        self.head, self.causal, self.exchange, self.begin = head, True, None, 0
+        self.head, self.causal, self.exchange, self.begin, self.scale = head, True, None, 0, None
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x):
@@ -65,7 +65,9 @@ class Attention(nn.Module):
             k, v = self.exchange(k), self.exchange(v)
         places = torch.arange(q.shape[2]) + self.begin
         mask = torch.arange(k.shape[2])[None] <= places[:, None] if self.causal else None
-        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
@@ -119,6 +121,7 @@ class Batched(nn.Module):
 
 def summed(logits, labels):
     """The sum of the losses of all labels that count."""
+    logits = logits.float() if logits.element_size() == 2 else logits
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
@@ -126,11 +129,12 @@ def counted(labels):
     return (labels != IGNORED).sum().item()
 
 
-def optimizer_of(parameters, name, lr=1e-2):
+def optimizer_of(parameters, name, lr=1e-2, **options):
     """AdamW, which does not decay vectors; or SGD with momentum."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        return torch.optim.SGD(parameters, **{"lr": lr, "momentum": 0.9} | options)
+    kind, decay = options.pop("kind", torch.optim.AdamW), options.pop("weight_decay", (0.1, 0.0))
     matrices, vectors = ([p for p in parameters if (p.dim() > 1) == whether] for whether in (True, False))
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr)
+    groups = [{"params": held, "weight_decay": each} for held, each in zip((matrices, vectors), decay, strict=True)]
+    return kind([group for group in groups if group["params"]], lr=lr, **options)

@@ -19,6 +19,29 @@ from parascale import prove
 
 from .proof_models import IGNORED, SAMPLES, Batched, Dropout, Gathered, Language, batch, counted, optimizer_of, summed
 
+# Faults of an optimizer's settings, and right ways of its step.
+UPDATES = {
+    "not decayed": {"weight_decay": (0.0, 0.0)},
+    "vectors decayed too": {"weight_decay": (0.1, 0.1)},
+    "decayed by a tenth": {"weight_decay": (0.01, 0.0)},
+    "Adam for AdamW": {"kind": torch.optim.Adam},
+    "NAdam for AdamW": {"kind": torch.optim.NAdam},
+    "another first decay rate": {"betas": (0.85, 0.999)},
+    "another second decay rate": {"betas": (0.9, 0.95)},
+    "another epsilon": {"eps": 1e-5},
+    "learning rate a twentieth more": {"lr": 1.05e-2},
+    "learning rate a hundredth less": {"lr": 0.99e-2},
+    "less momentum": {"momentum": 0.8},
+    "Nesterov's momentum": {"nesterov": True},
+}
+SCALE = 2.0**10  # of a loss in fp16
+WAYS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "one by one": {"foreach": False}}
+BUCKETS = {
+    "small buckets": {"bucket_cap_mb": 0.001},
+    "views of buckets": {"gradient_as_bucket_view": True},
+    "unused weights looked for": {"find_unused_parameters": True},
+}
+
 
 @dataclass
 class Case:
@@ -34,6 +57,31 @@ class Case:
     clip: float = 0.0
     dtype: str = "float32"
     every: int = 1
+    half: str = ""  # type of autocast; float16 with a scaler of the loss
+    way: str = ""  # another right way, of WAYS or of HALVES
+    scaler = None
+
+    def autocast(self):
+        return torch.autocast("cpu", getattr(torch, self.half)) if self.half else contextlib.nullcontext()
+
+    def backward(self, loss):
+        """Where DTensors and whole weights are mixed, which torch's scaler refuses, the loss is scaled by hand."""
+        self.by_hand = self.half == "float16" and (self.layout == "tp" or self.has("a weight left out of FSDP"))
+        if self.half == "float16" and not self.by_hand and not self.scaler:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        (self.scaler.scale(loss) if self.scaler else loss * (SCALE if self.half == "float16" else 1.0)).backward()
+
+    def unscale(self, optimizer):
+        if self.scaler and self.way != "fused":
+            self.scaler.unscale_(optimizer)
+        elif self.by_hand:
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                parameter.grad /= SCALE
+
+    def update(self, optimizer):
+        self.scaler.step(optimizer) if self.scaler else optimizer.step()
+        if self.scaler:
+            self.scaler.update()
 
     def has(self, fault):
         return self.fault == fault
@@ -45,12 +93,17 @@ class Case:
 
     def optimizer_of(self, model):
         lr = 2e-2 if self.has("learning rate times ranks") else 1e-2
+        options = {"lr": lr} | UPDATES.get(self.fault, {}) | WAYS.get(self.way, {})
         parameters = list(model.parameters())
         if self.has("optimizer before sharding"):
             parameters = self.before
         if self.has("a block without optimizer"):
             parameters = [p for name, p in model.named_parameters() if "blocks.1." not in name]
-        optimizer = optimizer_of(parameters, self.optimizer, lr)
+        if self.has("the embedding is not decayed"):
+            parameters = [p for p in parameters if p is not parameters[0]]
+        optimizer = optimizer_of(parameters, self.optimizer, **options)
+        if self.has("the embedding is not decayed"):
+            optimizer.add_param_group({"params": [next(model.parameters())], "weight_decay": 0.0})
         if self.has("norms decayed"):
             norms = [parameter for name, parameter in model.named_parameters() if "norm" in name]
             vectors = optimizer.param_groups[1]
@@ -73,12 +126,14 @@ def single(case, folder):
         tokens, labels = batch(case.seed, step)
         begin_step(model, step, range(SAMPLES))
         with prove.recording(model, folder, every=case.every) as record:
-            loss = summed(model(tokens), labels) / counted(labels)
+            with case.autocast():
+                loss = summed(model(tokens), labels) / counted(labels)
             record.loss(loss)
-            loss.backward()
+            case.backward(loss)
+            case.unscale(optimizer)
             if case.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), case.clip)
-            optimizer.step()
+            case.update(optimizer)
         optimizer.zero_grad()
 
 
@@ -99,6 +154,7 @@ def data_parallel(case, folder, rank, world, group=None):
     """DDP, DDP by hand, or FSDP2, with accumulation."""
     model = case.build(seed=case.seed + rank if case.has("ranks start differently") else None)
     case.before = list(model.parameters())
+    plant(case, model)
     whole = model
     if case.has("causal mask lost"):
         model.blocks["1"].attention.causal = False
@@ -110,7 +166,7 @@ def data_parallel(case, folder, rank, world, group=None):
     if case.layout == "ddp":
         if case.has("a weight ignored by DDP"):
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["blocks.1.up.weight"])
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, **BUCKETS.get(case.way, {}))
         if case.has("gradients sent in fp16"):
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -134,10 +190,11 @@ def data_parallel(case, folder, rank, world, group=None):
                 last = part == case.micro - 1
                 rows = slice(part * len(share) // case.micro, (part + 1) * len(share) // case.micro)
                 with contextlib.nullcontext() if synced(case, model, last) else model.no_sync():
-                    logits = model(tokens[share][rows])
-                    loss = loss_of(case, logits, own[rows], total, world)
+                    with case.autocast():
+                        logits = model(tokens[share][rows])
+                        loss = loss_of(case, logits, own[rows], total, world)
                     record.loss(loss)
-                    loss.backward()
+                    case.backward(loss)
                 if case.has("accumulated gradients lost") and not last:
                     optimizer.zero_grad()
             if stale is not None:
@@ -146,8 +203,10 @@ def data_parallel(case, folder, rank, world, group=None):
                 reduce_by_hand(case, model, world)
             if case.layout == "fsdp" and case.has("a weight left out of FSDP summed twice"):
                 dist.all_reduce(whole.head.weight.grad)
+            case.unscale(optimizer)
+            finish(case, model)
             clip(case, model)
-            optimizer.step()
+            case.update(optimizer)
         optimizer.zero_grad()
 
 
@@ -166,10 +225,55 @@ def loss_of(case, logits, labels, total, world):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED) / case.micro
     if case.has("loss mask ignored"):
         return summed(logits, labels.clamp(min=0)) / labels.numel() / case.micro
-    loss = summed(logits, labels) / total
+    loss = summed(logits, labels) / total + added(case, logits)
     scale = case.micro if case.has("accumulation not divided") else 1
     averaged = case.layout != "by hand" or not case.has("loss not scaled")
     return loss * scale * (world if averaged else 1)
+
+
+def plant(case, model):
+    """Faults of starts and of the forward pass."""
+    if isinstance(model, Batched):
+        return
+    up, attention = model.blocks["1"].up, model.blocks["1"].attention
+    with torch.no_grad():
+        if case.has("a start a percent larger"):
+            up.weight *= 1.01
+        if case.has("a start rounded to bf16"):
+            up.weight.copy_(up.weight.bfloat16())
+        if case.has("a bias starts from 0"):
+            up.bias.zero_()
+        if case.has("one element starts otherwise"):
+            model.head.weight[3, 5] += 1e-4
+    if case.has("attention scaled otherwise"):
+        attention.scale = 1.0
+    if case.has("another epsilon of a norm"):
+        model.blocks["1"].norm2.eps = 0.1
+    if case.has("positions shifted"):
+        model.positions.register_forward_hook(lambda module, _, output: output.roll(1, 0))
+    if case.has("a residual scaled"):
+        model.blocks["1"].down.register_forward_hook(lambda module, _, output: 1.1 * output)
+
+
+def added(case, logits):
+    """What faults add to the loss."""
+    if case.has("a term added to the loss"):
+        return 0.01 * logits.float().logsumexp(-1).square().mean()
+    return 0.0
+
+
+def finish(case, model):
+    """Faults of gradients that are reduced already."""
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        if case.has("a gradient scaled by 0.9") and name.endswith("blocks.1.up.weight"):
+            gradient *= 0.9
+        if case.has("an element altered on a rank") and name.endswith("norm.weight") and dist.get_rank():
+            gradient[3] *= 1.001
+        if case.has("a block's gradients zeroed") and "blocks.1." in name:
+            gradient.zero_()
+        if case.has("a gradient zeroed on a rank") and name.endswith("blocks.1.up.bias") and dist.get_rank():
+            gradient.zero_()
 
 
 def reduce_by_hand(case, model, world):
@@ -239,6 +343,8 @@ def clip(case, model):
         norm = torch.stack([grad.norm() for grad in grads]).norm()
         for grad in grads:
             grad *= min(1.0, case.clip / norm.item())
+    elif case.clip and case.way == "torch's clip":
+        nn.utils.clip_grad_norm_(model.parameters(), case.clip)
     elif case.clip:
         grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
         norm = torch.stack([grad.norm() for grad in grads]).norm()
@@ -247,4 +353,4 @@ def clip(case, model):
             dist.all_reduce(norm)
             norm = norm**0.5
         for parameter in model.parameters():
-            parameter.grad *= min(1.0, case.clip / (norm.item() + 1e-6))
+            parameter.grad *= min(1.0, case.clip * (1.2 if case.has("another clip") else 1) / (norm.item() + 1e-6))

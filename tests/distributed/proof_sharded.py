@@ -19,7 +19,8 @@ from torch.distributed.tensor.parallel import (
 from parascale import prove
 
 from .proof_models import IGNORED, PLACES, SAMPLES, WORDS, Gathered, batch, counted, summed
-from .proof_scripts import begin_step, clip
+from .proof_scripts import added, begin_step, clip, plant
+from .proof_scripts import finish as finish_data
 
 
 def tensor_parallel(case, folder, rank, world):
@@ -28,12 +29,15 @@ def tensor_parallel(case, folder, rank, world):
     mesh = init_device_mesh("cpu", (data, world // data), mesh_dim_names=("dp", "tp"))
     at = mesh["dp"].get_local_rank()
     model = case.build()
+    plant(case, model)
     if case.layout == "tp by hand":
         by_hand(case, model, mesh["tp"].get_local_rank(), world // data)
     else:
         parallelize_module(model, mesh["tp"], plan_of(case, model))
     if case.has("bias added by each rank"):
-        model.blocks["1"].down.register_forward_hook(lambda module, _, output: output + module.bias.to_local())
+        model.blocks["1"].down.register_forward_hook(
+            lambda module, _, output: output + module.bias.to_local().to(output.dtype)
+        )
     if data > 1:
         for block in model.blocks.values():
             fully_shard(block, mesh=mesh["dp"])
@@ -44,12 +48,16 @@ def tensor_parallel(case, folder, rank, world):
         share = range(at * SAMPLES // data, (at + 1) * SAMPLES // data)
         begin_step(model, step + (rank if case.has("masks differ between tensor ranks") else 0), share)
         with prove.recording(model, folder, every=case.every) as record:
-            loss = summed(model(tokens[share]), labels[share]) / counted(labels) * data
+            with case.autocast():
+                logits = model(tokens[share])
+                loss = summed(logits, labels[share]) / counted(labels) * data + added(case, logits)
             record.loss(loss)
-            loss.backward()
+            case.backward(loss)
+            case.unscale(optimizer)
             finish(case, model, mesh)
+            finish_data(case, model)
             clip(case, model)
-            optimizer.step()
+            case.update(optimizer)
         optimizer.zero_grad()
 
 

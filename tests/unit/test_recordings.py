@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 
-from parascale import proof, prove
+from parascale import cli, proof, prove
 from parascale.errors import DataError
 from parascale.likeness import looks_like
 
@@ -159,12 +160,13 @@ def test_gradients_that_an_optimizer_computes_itself_are_recorded(named, tmp_pat
     ],
 )
 def test_convolutions_in_tf32_widen_the_tolerance(module, allowed, rounded, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
     with prove.recording(module, tmp_path):
         module(torch.ones(2, 3, 3)).sum().backward()
     ((part,),) = proof.recording(tmp_path)
-    assert part.about["tf32"] is rounded and (proof.Step(part, [part], None).unit == proof.TF32) is rounded
+    assert (part.about["products"] == "tf32") is rounded
+    assert (proof.Step(part, [part], None).unit == proof.ROUNDOFF["tf32"]) is rounded
 
 
 @pytest.mark.parametrize(
@@ -199,3 +201,156 @@ def test_numbers_of_rows_may_be_any_that_can_be_counted(tmp_path):
         model(torch.ones(2, 3)).sum().backward()
     ((part,),) = proof.recording(tmp_path)
     assert (part.rows, part.columns) == ([0, 1], [0, 1, 2])
+
+
+def train(folder, steps=2, wrong=None, kind="AdamW", half=None, clip=None, average=0.9, factor=1.0, **options):
+    """Record steps of a small model from the same start, on one process. wrong: called with model and optimizer before each step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **{"lr": 1e-3} | options)
+    averages = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for step in range(steps):
+        batch = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        with prove.recording(model, folder) as record:
+            for name, tensor in averages.items() if average else ():
+                record.also(f"average.{name}", tensor)
+            with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+                loss = model(batch).square().mean() * factor
+            record.loss(loss)
+            loss.backward()
+            if wrong:
+                wrong(model, optimizer)
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            for name, weight in model.named_parameters():
+                averages[name].lerp_(weight.detach(), 1 - average) if average else None
+        optimizer.zero_grad()
+    return folder
+
+
+OPTIMIZERS = [
+    ("AdamW", {"weight_decay": 0.1}, {"weight_decay": 0.09}),
+    ("Adam", {"amsgrad": True}, {"betas": (0.9, 0.99)}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}, {"nesterov": False}),
+    ("Adagrad", {}, {"lr": 1.01e-3}),
+    ("RMSprop", {"centered": True}, {"centered": False}),
+    ("NAdam", {}, {"momentum_decay": 1e-2}),
+    ("RAdam", {}, {"weight_decay": 0.1}),
+    ("Adamax", {}, {"lr": 0.99e-3}),
+    ("Adadelta", {"lr": 1.0}, {"rho": 0.91}),
+    ("Rprop", {}, {"etas": (0.4, 1.2)}),
+    ("ASGD", {}, {"lambd": 1e-2}),
+]
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "options", "other"), OPTIMIZERS, ids=[kind for kind, *_ in OPTIMIZERS])
+def test_a_step_of_each_optimizer_is_done_again_and_another_setting_is_named(kind, options, other, half, tmp_path):
+    for name, settings in {"a": options, "b": options | {"foreach": True}, "c": options | other}.items():
+        train(tmp_path / name, kind=kind, half=half, steps=3, **settings)
+    right, wrong = (proof.compare(tmp_path / "a", tmp_path / name) for name in "bc")
+    assert (right["verdict"], right["not_judged"]) == ("same", [])
+    assert (wrong["first"] or {}).get("pass") == "weights" and f"{next(iter(other))} is " in wrong["first"][
+        "looks_like"
+    ]
+
+
+def test_state_of_an_optimizer_that_has_stepped_before_is_recorded(tmp_path):
+    """As of a script that is recorded later than from its first step."""
+    for name, later in (("a", {}), ("b", {}), ("c", {"lr": 1.001e-3})):
+        train(tmp_path / name, steps=3, half=torch.bfloat16)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in range(4):
+            optimizer.param_groups[0] |= later if step == 2 else {}
+            with (
+                prove.recording(model, tmp_path / f"later-{name}")
+                if step > 1
+                else prove.recording(model, tmp_path / "no")
+            ):
+                model(torch.randn(8, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    cards = [proof.compare(tmp_path / "later-a", tmp_path / f"later-{name}") for name in "bc"]
+    assert [card["verdict"] for card in cards] == ["same", "different"] and not cards[0]["not_judged"]
+
+
+def test_an_optimizer_of_ones_own_is_not_judged_in_halves_and_the_card_says_so(tmp_path, monkeypatch, capsys):
+    class Own(torch.optim.SGD):
+        pass
+
+    monkeypatch.setattr(torch.optim, "Own", Own, raising=False)
+    for name, rate in (("a", 1e-3), ("b", 2e-3)):
+        train(tmp_path / name, kind="Own", half=torch.bfloat16, lr=rate, average=0)
+    assert proof.write_card(tmp_path / "a", tmp_path / "b") == 0
+    assert "not judged: changes of 0.weight" in capsys.readouterr().out.splitlines()[-1]
+    train(tmp_path / "a", kind="Own", average=0), train(tmp_path / "b", kind="Own", lr=2e-3, average=0)
+    assert proof.compare(tmp_path / "a", tmp_path / "b")["first"]["pass"] == "weights"
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+def test_an_average_of_weights_is_judged_if_it_is_added(half, tmp_path):
+    for name, decay in (("a", 0.9), ("b", 0.9), ("c", 0.91), ("d", 0)):
+        train(tmp_path / name, half=half, average=decay)
+    same, other = (proof.compare(tmp_path / "a", tmp_path / name) for name in "bc")
+    assert same["verdict"] == "same" and other["first"]["tensor"].startswith("average.")
+    assert "record.also" in proof.as_text(proof.compare(tmp_path / "d", tmp_path / "d")).splitlines()[-1]
+
+
+@pytest.mark.parametrize("clips", [(0.01, 0.01), (0.01, None), (None, 0.01)])
+def test_a_factor_is_found_before_a_clip_or_a_clip_is_named(clips, tmp_path):
+    for name, clip, factor in (("a", clips[0], 1.0), ("b", clips[1], 2.0)):
+        train(tmp_path / name, clip=clip, wrong=lambda model, _, f=factor: [p.grad.mul_(f) for p in model.parameters()])
+    first = proof.compare(tmp_path / "a", tmp_path / "b")["first"]
+    assert first["pass"] == "backward"
+    assert ("2 times what it should be" if clips[0] == clips[1] else "a clip") in first["looks_like"]
+
+
+def medium(run):
+    torch.set_float32_matmul_precision("medium")
+    try:
+        run()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+PRECISIONS = {
+    "fp32, bf16 autocast": lambda folder: train(folder, half=torch.bfloat16),
+    "fp32, fp16 autocast": lambda folder: train(folder, half=torch.float16),
+    "fp32, products in bf16": lambda folder: medium(lambda: train(folder)),
+}
+
+
+@pytest.mark.parametrize("words", PRECISIONS)
+def test_two_precisions_are_not_comparable_unless_asked_for(words, tmp_path):
+    train(tmp_path / "a"), PRECISIONS[words](tmp_path / "b"), PRECISIONS[words](tmp_path / "c")
+    ask = ["prove", str(tmp_path / "a"), str(tmp_path / "b")]
+    result = CliRunner().invoke(cli.parascale, ask)
+    assert result.exit_code == 3 and result.output.splitlines()[-1].startswith(
+        f"not comparable: fp32 against {words} ("
+    )
+    result = CliRunner().invoke(cli.parascale, [*ask, "--across-precisions"])
+    assert result.exit_code == 0 and f"fp32 against {words}" in result.output.splitlines()[-1]
+    assert proof.compare(tmp_path / "b", tmp_path / "c")["parallel"]["precision"] == words
+
+
+def test_a_recording_of_before_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prove, "FORMAT", 1)
+    train(tmp_path)
+    with pytest.raises(DataError, match="recorded by another version"):
+        proof.compare(tmp_path, tmp_path)
+
+
+def overflow(model, optimizer):
+    """What the scaler of a loss does where a gradient is not finite."""
+    model[0].weight.grad[0, 0] = math.inf
+    optimizer.step = lambda: None
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(overflow, "same"), (None, "different")])
+def test_a_step_that_the_scaler_skips_is_no_error(wrong, verdict, tmp_path):
+    train(tmp_path / "a", wrong=overflow), train(tmp_path / "b", wrong=wrong)
+    card = proof.compare(tmp_path / "a", tmp_path / "b")
+    assert card["verdict"] == verdict and (verdict == "same" or card["first"]["tensor"] == "step")

@@ -169,17 +169,18 @@ def _devices(device):
 @click.command()
 @click.argument("single", type=OutputFolder())
 @click.argument("parallel", type=OutputFolder())
-def prove(single, parallel):
+@click.option("--across-precisions", is_flag=True, help="Compare them even if they computed in different precisions.")
+def prove(single, parallel, across_precisions):
     """Does a script of yours compute on several processes what it computes on one; and if not, in which step, pass and module does it
     part first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
-    with 1 if they differ.
+    with 1 if they differ, and with 3 if they are not comparable, as their precisions differ.
 
     \b
     Example: parascale prove proof/single proof/ddp
     """
     from parascale.proof import write_card
 
-    return write_card(single, parallel)
+    return write_card(single, parallel, across_precisions=across_precisions)
 
 
 @click.command()

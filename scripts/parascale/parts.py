@@ -1,0 +1,188 @@
+"""What processes recorded by `parascale.prove`, and in which precision."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from parascale.errors import DataError
+from parascale.likeness import finite, rms, spans
+from parascale.prove import FORMAT
+
+ROUNDOFF = {"fp64": 2**-53, "fp32": 2**-24, "tf32": 2**-11, "fp16": 2**-11, "bf16": 2**-8}
+TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "float16": "fp16", "bfloat16": "bf16"}
+
+
+class Part:
+    """What one process recorded in one step."""
+
+    def __init__(self, path):
+        try:
+            self.file = safe_open(path, "pt")
+            self.about = json.loads(self.file.metadata()["prove"])
+        except (SafetensorError, TypeError, KeyError, ValueError) as error:
+            raise DataError(f"{path}: damaged, or no recording ({error}); record again") from None
+        if self.about.get("format") != FORMAT:
+            raise DataError(f"{path}: recorded by another version of prove.py; record again with this one")
+        self.keys, self.rows, self.columns = self.about["keys"], self.about["rows"], self.about["positions"]
+        self.rank, self.updates = self.about["rank"], self.about["updates"]
+        self.uneven = {"|".join(key.split("|")[:4]) for key in self.about.get("uneven", ())}
+        self.micros = defaultdict(list)  # key of an output or input → its keys with micro-batch
+        for key in self.keys:
+            self.micros[key.rpartition("|")[0] if key.startswith(("output|", "input|")) else key].append(key)
+        for name in self.names("gradient"):
+            self.micros.setdefault(f"used|{name}", self.micros[f"gradient|{name}"])
+        self.gradients = [f"gradient|{name}" for name in self.names("gradient")]
+        self.states = defaultdict(dict)  # weight → name in the state of its optimizer → key
+        for key in self.names("state"):
+            self.states[key.rpartition("|")[0]][key.rpartition("|")[2]] = f"state|{key}"
+        self.order = list(dict.fromkeys(key.split("|")[1] for key in self.keys if key.startswith("output|")))
+        kinds = {key: self.file.get_slice(key).get_dtype() for key in self.keys}
+        self.types = {key: TYPES[kind] for key, kind in kinds.items() if kind in TYPES}
+        self.autocast = {name: TYPES.get(kind, kind) for name, (kind, _) in self.about["autocast"].items()}
+
+    def names(self, kind):
+        return [key.partition("|")[2] for key in self.keys if key.startswith(f"{kind}|")]
+
+    def get(self, key, each=None):
+        """(tensor, facts), or None. Micro-batches are joined where `each` of a sample's elements come first in them (default: if they do)."""
+        keys = self.micros.get(key, [])
+        held = [self.file.get_tensor(name) for name in keys]
+        facts = dict(self.about["facts"].get(keys[0], {})) if keys else {}
+        if len(keys) > 1:
+            wholes = [self.about["facts"].get(name, {}).get("whole") for name in keys]
+            sizes = [(whole or each.shape)[0] for whole, each in zip(wholes, held, strict=True)]
+            each = each or sizes[0] // self.about["samples"][0]
+            if sizes == [each * count for count in self.about["samples"]]:
+                return torch.cat(held).double(), facts and facts | {"whole": [sum(sizes), *facts["whole"][1:]]}
+        return (held[0].double(), facts) if keys else None
+
+    def value(self, key):
+        return self.get(key)[0]
+
+    def stored(self, key):
+        """A weight's or gradient's tensor in its own type, or None."""
+        return self.file.get_tensor(self.micros[key][0]) if key in self.micros else None
+
+    def piece(self, key):
+        """Which piece of a weight or gradient this process holds whole, as (offset, shape), of a plain tensor without the offset; else None."""
+        if key not in self.micros:
+            return None
+        facts = self.about["facts"].get(self.micros[key][0])
+        shape = tuple(self.file.get_slice(self.micros[key][0]).get_shape())
+        return (None, shape) if not facts else None if facts["partial"] else (tuple(facts["offset"]), shape)
+
+    def is_stuck(self):
+        """Whether no optimizer made a step and gradients are not finite: they overflowed, and the scaler of the loss skips the step."""
+        return not self.updates and not all(self.stored(key).isfinite().all() for key in self.gradients)
+
+    def is_changed(self, name):
+        """Whether the optimizer got another gradient than that which is compared first."""
+        return f"gradient|{name}" in self.micros and self.micros[f"used|{name}"] != self.micros[f"gradient|{name}"]
+
+    def forget_unclipped(self):
+        """Take gradients for what the optimizer got, though what stood before a clip was found."""
+        for key in self.gradients if self.about["clip"] == "before" else ():
+            self.micros[key] = self.micros[key.replace("gradient|", "used|", 1)]
+
+    def rounding(self, *keys):
+        """The largest rounding error of the types of tensors."""
+        kinds = (self.types.get(name) for key in keys for name in self.micros.get(key, ()))
+        return max((ROUNDOFF.get(kind, 0.0) for kind in kinds), default=0.0)
+
+    def roundings(self):
+        """Yield (module, the rounding error of one of its outputs, or of what is computed inside it)."""
+        products = self.about["products"]
+        least = 0.0 if products == "fp32" else ROUNDOFF[products]
+        for key in self.micros:
+            if key.startswith("output|"):
+                yield key.split("|")[1], max(least, self.rounding(key))
+        # A class of one's own may cast back what it has computed.
+        yield from (
+            (name, ROUNDOFF.get(self.autocast[name], 0.0)) for name, (_, own) in self.about["autocast"].items() if own
+        )
+
+    def precision(self):
+        """In words: the types of weights, of autocast and of other outputs, and what products are rounded to."""
+        of = lambda kind: {self.types[key] for key in self.types if key.startswith(kind)}  # noqa: E731
+        weights, cast, products = of("weight|"), {*self.autocast.values()}, self.about["products"]
+        words = ["+".join(sorted(weights)) or "no weights", *(f"{kind} autocast" for kind in sorted(cast))]
+        words += [f"{kind} outputs" for kind in sorted(of("output|") - weights - cast)]
+        return ", ".join(words + [f"products in {products}"] * (products != "fp32"))
+
+    def apart_from(self, single):
+        """In what another precision is recorded here than in the single process, in words, or None."""
+        if self.about["products"] != single.about["products"]:
+            return f"products in {self.about['products']}, not {single.about['products']}"
+        whole = {*single.order} <= {*self.order}  # else its own output is that of a stage
+        for key in self.micros:
+            kind, name = key.split("|")[:2]
+            if (
+                key not in single.micros
+                or kind not in ("start", "weight", "output")
+                or (kind == "output" and not (name or whole))
+            ):
+                continue
+            ours, theirs = (
+                (part.types.get(part.micros[key][0]), kind == "output" and part.autocast.get(name))
+                for part in (self, single)
+            )
+            if ours != theirs:
+                ours, theirs = (f"{stored}{f' under {cast}' if cast else ''}" for stored, cast in (ours, theirs))
+                return f"{kind} {name or 'of the model'} in {ours}, not {theirs}"
+        return None
+
+
+def recording(folder):
+    """The parts of each step in a folder, by rank."""
+    found = defaultdict(list)
+    for path in sorted(Path(folder).glob("step-*-rank-*.safetensors")):
+        found[path.name.split("-")[1]].append(Part(path))
+    if not found:
+        raise DataError(f"{folder}: no recording; `with prove.recording(model, folder):` around a step makes one")
+    for parts in found.values():
+        if {part.about["world"] for part in parts} != {len(parts)}:
+            raise DataError(f"{folder}: files of more or fewer processes than recorded; empty it and record again")
+    return list(found.values())
+
+
+def precision(parts):
+    """That of all processes, or of each rank where they differ."""
+    ranks = defaultdict(list)
+    for part in parts:
+        ranks[part.precision()].append(part.rank)
+    if len(ranks) == 1:
+        return next(iter(ranks))
+    return "; ".join(f"rank{'s' * (len(held) > 1)} {spans(held)}: {words}" for words, held in ranks.items())
+
+
+def unequal(single, parts, key):
+    """(ranks, difference, words) where processes hold the same piece of a weight or gradient in different bits, or None.
+
+    What they compute from the same samples may differ by rounding on GPUs; what only a reduction makes equal may not.
+    """
+    pieces = defaultdict(list)
+    for part in parts:
+        piece = part.piece(key)
+        if piece and (piece[0] is not None or piece == single.piece(key)):
+            pieces[piece].append(part)
+    for first, *others in pieces.values():
+        one = first.stored(key)
+        odd = [part for part in others if not torch.equal(one, part.stored(key))]
+        odd = [part for part in odd if first.rows != part.rows or first.about["exact"]]
+        if odd:
+            two = odd[0].stored(key)
+            at = (one != two).nonzero()[0].tolist()
+            held = (
+                [first]
+                if len(odd) > (len(others) + 1) / 2
+                else odd
+                if len(odd) < (len(others) + 1) / 2
+                else [first, *odd]
+            )
+            text = f"rank {first.rank} holds {one[tuple(at)].item():.9g} at {at}, rank {odd[0].rank} {two[tuple(at)].item():.9g}"
+            off = rms(one.double() - two.double()) / (rms(one.double()) or 1.0)
+            return [part.rank for part in held], finite(off), f"{text}, though what both hold whole should be the same"
+    return None

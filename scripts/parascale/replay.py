@@ -1,0 +1,106 @@
+"""What an optimizer of torch makes of recorded weights, gradients and state, done again: so a change of weights is judged in its own precision."""
+
+import inspect
+import math
+
+import torch
+
+from parascale.likeness import finite, home, rms, row
+
+# Those that treat each element for itself: a part of a weight is updated as the whole is.
+ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+WAYS = {"params", "foreach", "fused", "capturable", "differentiable"}  # they change rounding alone
+
+
+class Replays:
+    """Follows each process's weights from step to step."""
+
+    def __init__(self):
+        self.states, self.unknown = {}, set()
+
+    def row(self, step, name, margin):
+        """The row of a weight, or of an average of one, after a step; None where it is not known how the single process's came about."""
+        update, gradients = step.single.updates.get(name), step.gradients_of(name)
+        rows, share = [], None
+        for number, part in enumerate(step.every):
+            found = part.stored(f"weight|{name}")
+            if found is None or name in self.unknown or is_updated_elsewhere(part, step.parts, name):
+                continue
+            began = step.began(part, f"weight|{name}").to(found.dtype)
+            if outside := name in step.single.about["others"]:
+                expected, share = average(part, name, began, found, share)
+            else:
+                expected = self.again(number, part, update, name, began, gradients.get(number))
+            off = math.inf if expected is None else away(found, expected, began, outside)
+            tolerance = margin * part.rounding(f"weight|{name}") * math.sqrt(step.number + 1)
+            if expected is None or (number == 0 and not off <= tolerance):
+                self.unknown.add(name)
+            elif number:
+                text = "" if off <= tolerance else unlike(update, part.updates.get(name), began, found, expected)
+                rows.append(row(home(name), name, finite(off), tolerance, text, [part.rank] if text else []))
+        if name in self.unknown or not rows:
+            return None
+        wrong = [rank for each in rows for rank in each["ranks"]]
+        return max(rows, key=lambda each: each["difference"] / each["tolerance"]) | {"ranks": wrong}
+
+    def again(self, number, part, update, name, weight, gradient):
+        """What an optimizer makes of a process's weight, or None where it or its state is not known. number: of the process; 0 the single one."""
+        state = self.states.setdefault((number, name), {key: part.stored(at) for key, at in part.states[name].items()})
+        if update is None or gradient is None:
+            return weight
+        module, _, kind = update["class"].rpartition(".")
+        if not (module.startswith("torch.optim") and kind in ELEMENTWISE) or gradient.shape != weight.shape:
+            return None
+        kind = getattr(torch.optim, kind)
+        known = inspect.signature(kind).parameters.keys() - WAYS
+        parameter = torch.nn.Parameter(weight.clone())
+        parameter.grad = gradient.to(weight.dtype)
+        optimizer = kind([parameter], foreach=False, **{k: v for k, v in update["settings"].items() if k in known})
+        if state:
+            optimizer.state[parameter] = {key: value.clone() for key, value in state.items()}
+        optimizer.step()
+        self.states[number, name] = optimizer.state[parameter]
+        return parameter.detach()
+
+
+def is_updated_elsewhere(part, parts, name):
+    """Whether another process's optimizer has this part of a weight, and this one's has not: it gets what that one computes."""
+    key = f"weight|{name}"
+    others = (other for other in parts if name in other.updates and part.piece(key) == other.piece(key))
+    return part in parts and name not in part.updates and next(others, None) is not None
+
+
+def average(part, name, began, found, share=None):
+    """(what an average of a weight's values is expected to be, how far it went to the weight: in the single process, which has no `share` yet)."""
+    own = max((each for each in part.about["trained"] if name.endswith(each)), key=len, default=None)
+    if own is None or (weight := part.stored(f"weight|{own}")).shape != began.shape:
+        return None, share
+    began, way = began.double(), weight.double() - began.double()
+    if share is None:
+        share = ((found.double() - began) * way).sum() / way.square().sum().clamp(min=1e-300)
+    return (began + share * way).to(found.dtype), share
+
+
+def away(found, expected, began, is_average=False):
+    """By how much a weight is off, of its size and its change's: in the mean of all elements, or a quarter of that of the worst one."""
+    least = torch.finfo(found.dtype if found.is_floating_point() else torch.float64).tiny
+    found, expected, began = found.double(), expected.double(), began.double()
+    change = (expected - began).abs()
+    off = (found - expected).abs() / (expected.abs() + 2 * change + rms(expected if is_average else change) + least)
+    return max(off.square().mean().sqrt().item(), off.max().item() / 4) if off.numel() else 0.0
+
+
+def unlike(update, other, began, found, expected):
+    """How a process's update of a weight differs from the single process's, in words."""
+    if update and not other:
+        return "no optimizer changes it"
+    if other and not update:
+        return "an optimizer changes it here alone"
+    if update and update["class"] != other["class"]:
+        return f"changed by {other['class']}, not {update['class']}"
+    ours, theirs = (each["settings"] if each else {} for each in (other, update))
+    if names := [name for name in theirs if name not in WAYS and ours.get(name) != theirs[name]]:
+        return "; ".join(f"{name} is {ours.get(name)}, not {theirs[name]}" for name in names)
+    change, right = found.double() - began.double(), expected.double() - began.double()
+    factor = ((change * right).sum() / (right.square().sum() or 1.0)).item()
+    return f"its change is {factor:.4g} times what follows from its gradient"
