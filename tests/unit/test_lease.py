@@ -14,6 +14,7 @@ from parascale import lease as module
 from parascale.errors import TrainingError
 from parascale.files import read_json, user_name, write_json
 from parascale.lease import Lease
+from tests.pace import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_who_waits_goes_on_when_the_holder_has_ended(tmp_path, capfd):
     threading.Timer(0.5, first.release).start()
     started = time.monotonic()
     Lease(tmp_path).wait()
-    assert 0.4 < time.monotonic() - started < 5
+    assert 0.4 < time.monotonic() - started < module.STALE_SECONDS
     assert capfd.readouterr().out.count("waits: ") == 1
 
 
@@ -126,10 +127,8 @@ def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypa
     monkeypatch.setattr(module, "_end_process", reasons.append)
     lease = Lease(tmp_path)
     lease.acquire()
-    deadline = time.monotonic() + 5
-    while not reasons and time.monotonic() < deadline:
-        lease.path.write_text(json.dumps(holder()))  # the other renews as well, and may have been overwritten once
-        time.sleep(0.02)
+    # The other renews as well, and may have been overwritten once.
+    wait_for(lambda: lease.path.write_text(json.dumps(holder())) and reasons)
     lease._stop()  # before its thread finds what ends a process again
     assert reasons == [f"{tmp_path} is now written by process 1 on elsewhere (job 17)"]
     time.sleep(3 * module.RENEW_SECONDS)
@@ -171,7 +170,7 @@ def test_a_job_that_began_anew_takes_the_place_of_its_former_start(tmp_path, mon
     monkeypatch.setattr(module, "STALE_SECONDS", 4.0)
     lease = Lease(tmp_path)
     began = time.time()
-    assert lease.acquire() == pytest.approx(began, abs=1.0)
+    assert lease.acquire() == pytest.approx(began, abs=module.STALE_SECONDS)
     assert former.poll() == 1
     assert time.time() - float((tmp_path / "steps").read_text()) > module.STALE_SECONDS / 2
     assert f"is now written by process {os.getpid()}" in former.stderr.read()
@@ -207,10 +206,7 @@ def test_a_file_system_that_fails_for_a_while_does_not_end_the_lease(name, error
     monkeypatch.setattr(module, name, fails)
     time.sleep(0.3)
     monkeypatch.setattr(module, name, real)
-    deadline = time.monotonic() + 5
-    while read_json(lease.path)["time"] == before:
-        assert time.monotonic() < deadline, "it was never renewed again"
-        time.sleep(0.02)
+    wait_for(lambda: read_json(lease.path)["time"] != before, "it to be renewed again")
     lease.release()
 
 
@@ -249,7 +245,7 @@ def test_of_many_that_find_a_dead_holder_one_takes_its_place(tmp_path, monkeypat
             raise TrainingError("another holds it")
         lost.append(self)
         found = wait(self)
-        together.wait(5)
+        together.wait(60)
         return found
 
     monkeypatch.setattr(Lease, "wait_for_holder", wait_together)

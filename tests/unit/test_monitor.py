@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.files import write_text
-from parascale.settings.config import Monitor as Settings
 from parascale.slurm import parse_job
 from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
+from tests.pace import starts
 from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
@@ -90,16 +90,16 @@ def test_a_node_without_gpus_is_sampled(tmp_path):
     assert len(process.times) >= 4 and math.isnan(process.values["cores_busy"][0]), "nothing to compare the first with"
 
 
-def test_the_interval_is_fixed_and_the_cost_below_half_a_percent(tmp_path):
-    """CPU seconds of the sampling thread for a sample of a node with four processes, over the default interval."""
-    path, interval, seconds = tmp_path / "device-00000.csv", 0.05, 1.0
+def test_the_interval_is_fixed_and_a_sample_cheap(tmp_path):
+    """What the sampling thread takes of the processor for a sample of a node with four processes: half a percent
+    of the default interval at most."""
+    path, interval, began = tmp_path / "device-00000.csv", 0.05, time.monotonic()
     with Monitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval):
-        time.sleep(seconds)
+        time.sleep(1.0)
     host = read_samples([path])[-1]
     samples = len(host.times)
-    assert 0.5 * seconds / interval < samples <= seconds / interval + 2
-    cost = host.increase("monitor_seconds") / samples / Settings().interval_seconds
-    assert 0 < cost < 0.005
+    assert 3 < samples <= (time.monotonic() - began) / interval + 2
+    assert 0 < starts(host.increase("monitor_seconds")) < samples / 120
 
 
 def test_a_second_attempt_goes_on_in_the_same_file(tmp_path):

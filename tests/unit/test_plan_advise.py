@@ -30,7 +30,7 @@ from parascale.settings.config import Config
 from parascale.settings.layout import RECOMPUTATION, Schedule
 from parascale.settings.workload import LanguageTraining
 from tests.distributed.cases import ZERO_1, ranks_of
-from tests.pace import within
+from tests.pace import starts
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 from tests.unit.test_plan_fit import CLUSTER
 
@@ -251,7 +251,7 @@ def test_more_gpus_than_the_usual_partition_has_are_refused():
         advise(LLAMA, JURECA, 100, "bf16", facts=FACTS)
 
 
-def test_advice_for_512_gpus_takes_less_than_two_seconds():
+def test_advice_for_512_gpus_is_quick():
     """A batch of 20,160 samples has 84 divisors."""
     model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
     workload = make(
@@ -259,7 +259,7 @@ def test_advice_for_512_gpus_takes_less_than_two_seconds():
     )
     began = time.process_time()
     ranked = advise(workload, dataclasses.replace(JURECA, partitions=[]), 512, "bf16", facts=DataFacts(32000))
-    assert within(time.process_time() - began, 2) and len(ranked) > 50
+    assert starts(time.process_time() - began) < 1.7 and len(ranked) > 50
     assert ranked[0].prediction.fits == "fits"
 
 
