@@ -21,7 +21,7 @@ def record(*, step, loss=None, samples=None, **figures):
     if folder and os.environ.get("RANK", "0") == "0":
         numbers = {"loss": loss, "samples": samples, **figures}
         known = {name: each for name, each in numbers.items() if each is not None}
-        # Of a tensor with gradients, `float` warns.
+        # `float` warns for a tensor with gradients.
         plain = {name: float(each.item() if hasattr(each, "item") else each) for name, each in known.items()}
         _lines(Path(folder).parent / "steps.jsonl").add(int(step), plain)
 

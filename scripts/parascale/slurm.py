@@ -55,7 +55,7 @@ def number_in_step() -> int | None:
 
 
 def allocation():
-    """What Slurm says of this process's job, for the record of an attempt; None without Slurm, or where it does not answer.
+    """Slurm's facts of this process's job, for the record of an attempt; None without Slurm, or where it does not answer.
 
     submitted, allocated: seconds since 1970 by this machine's clock. limit_seconds: the time limit, or None without one.
     """
@@ -154,7 +154,7 @@ def last_state(job):
 
 
 def described(job):
-    """What Slurm says of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
+    """Slurm's facts of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
     return fields(output_or_empty(["scontrol", "show", "job", job, "--oneliner"]))
 
 

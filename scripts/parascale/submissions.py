@@ -1,4 +1,4 @@
-"""What was submitted for a root: a line for each Slurm job, on disk as soon as the job has an id.
+"""Jobs submitted for a root: a line for each Slurm job, on disk as soon as the job has an id.
 
 So a job is charged even if it died before its record began, and a workflow that is started again finds its jobs in the queue.
 """

@@ -92,7 +92,7 @@ def total(devices, kind, name):
 
 
 def figures(devices):
-    """What a run's summary keeps of its samples; None is unknown.
+    """Figures of a run's samples in its summary; None is unknown.
 
     gpu_utilisation: mean over all GPUs of the job, idle ones included. cores_busy: mean cores that the run's processes kept busy;
     other_cores_busy: that everything else on its nodes did. monitor_cpu_seconds: what sampling cost on all nodes.

@@ -43,6 +43,6 @@ def refuse_shared_jobs(workflow):
     for names, what in ((grouped, "group"), (arrayed, "Slurm array")):
         if names:
             raise ConfigError(
-                f"each training is a Slurm job of its own, so that it can stop and continue alone: take {shorten_list(names)} out of its "
+                f"each training must be its own Slurm job, to stop and continue alone: take {shorten_list(names)} out of its "
                 f"{what} (`groups`, `slurm-array-jobs`; instead of `all`, name rules that train nothing)"
             )

@@ -30,7 +30,7 @@ BEGINNING = 3
 DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
-# What sbatch says where the controller is away or busy: the job may be in its queue all the same, now or a little later.
+# Answers of sbatch while the controller is away or busy: the job may be in its queue all the same, now or a little later.
 UNANSWERED = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 
 

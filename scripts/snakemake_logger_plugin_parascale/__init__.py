@@ -1,4 +1,4 @@
-"""What a workflow costs: a plan at the end of every dry run, core-hours used and left in real ones.
+"""Costs of a workflow: a plan at the end of every dry run, core-hours used and left in real ones.
 
 A logger plugin of Snakemake: `logger: parascale` in a profile. The Snakefile tells it what it plans for with
 `follow(workflow, PLANNER)`, and has `start(workflow, PLANNER)` in `onstart`, which refuses what the budget does not allow.

@@ -41,7 +41,7 @@ class Ledger:
         shared = Counter(job.together for job in started if job.together)
         for job in started:
             self.running[job.id] = job, now, shared.get(job.together, 1)
-            # What `plan.ledger` needs where this workflow does not live to see its end.
+            # Needed by `plan.ledger` if this workflow is killed before its end.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
             self._write("started", job, now, cores=self._charge(job, 1.0), kind=job.kind, benchmark=benchmark)
         return any(job.nodes for job in started)
@@ -105,11 +105,11 @@ class Ledger:
             if (times := training.times_planned() or 0.0) > DEARER:
                 self.told.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]
-                pace = f"{times:.1f} times what was planned, at the pace of its last steps"
+                pace = f"{times:.1f} × the planned time, at the pace of its last steps"
                 yield f"{title(job.rule, job.wildcards)} will cost about {hours:,.2f} core-h, {pace}"
 
     def _remaining(self, now):
-        """What is left of jobs that run, and those that wait."""
+        """Work left in running jobs, and jobs that wait."""
         for job, began, shared in self.running.values():
             ran = (now - began) / shared / 3600
             yield job.rest(max(0.0, 1 - ran / job.hours_expected)) if job.hours_expected else job

@@ -1,4 +1,4 @@
-"""What a workflow shows: a line for each finished training and each verdict; in a terminal also what runs now and a bar, elsewhere
+"""Output of a workflow: a line for each finished training and each verdict; in a terminal also what runs now and a bar, elsewhere
 once a minute what is left; errors in our words.
 
 A dry run shows its plan alone. Snakemake's own lines are there with `--verbose`.
@@ -79,7 +79,7 @@ class View:
             self.screen.start()
 
     def now(self):
-        """What runs now, with the step and loss of trainings, from their files."""
+        """Running jobs, with the step and loss of trainings, from their files."""
         lines = [_progress(name, training) for name, _, training in [*self.running.values()][:MOST]]
         more = len(self.running) - MOST
         return Text("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]))
@@ -90,7 +90,7 @@ class View:
             self.running[number] = name, time.time(), folder and Training(name, folder)
 
     def left(self, text, last=False):
-        """What is left, in words: beside the bar, or a line of its own from time to time and at the end."""
+        """Work left, in words: beside the bar, or a line of its own from time to time and at the end."""
         if self.bar:
             # Without what a line of a log says of queues: there is room for one line.
             self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
@@ -154,7 +154,7 @@ def user_message(text, workflow):
 
 
 def _damaged():
-    """What is wrong with the first configuration file that cannot be read; Snakemake does not name it."""
+    """The error of the first configuration file that cannot be read; Snakemake does not name it."""
     named = [word for word in sys.argv if word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()]
     for file in [*named, "config/config.yaml"]:
         try:

@@ -254,7 +254,7 @@ def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_sett
     work.mkdir()
     train(other, tmp_path / "other again")
     said = (tmp_path / "other again/log-0.txt").read_text()
-    assert "takes up again what was begun with these settings" in said and "continues with step 6 of 20" in said
+    assert "resumes a run with these settings" in said and "continues with step 6 of 20" in said
     assert not list(work.parent.glob("run*"))
 
 

@@ -72,5 +72,5 @@ def test_weights_of_another_model_are_named(run):
     record = read_json(folder / "run.json")
     record["settings"]["workload"]["model"]["layers"] = 3
     write_json(folder / "run.json", record)
-    with pytest.raises(CheckpointError, match=r"does not fit the model: it lacks blocks\.2\."):
+    with pytest.raises(CheckpointError, match=r"does not fit the model: missing tensors: blocks\.2\."):
         load_run(folder)

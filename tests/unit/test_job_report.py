@@ -101,7 +101,7 @@ PLANTED = {
             "status": "running",
             "steps": 10,
         },
-        "Ranks waited in vain: rank 3 on node0 did not join …: stopped.",
+        "Ranks timed out: rank 3 on node0 did not join …: stopped.",
     ),
     "full memory": (
         {"devices": gpu_lines(memory=39 * GIB)},

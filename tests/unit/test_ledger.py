@@ -92,7 +92,7 @@ def test_a_training_that_becomes_far_dearer_is_told_once_and_before_it_has(ledge
     if said:
         hours, times = (
             float(each)
-            for each in re.search(r"\(ddp-8\) will cost about ([\d.]+) core-h, ([\d.]+) times", told[0]).groups()
+            for each in re.search(r"\(ddp-8\) will cost about ([\d.]+) core-h, ([\d.]+) ×", told[0]).groups()
         )
         assert 1.5 < times < pace and hours == pytest.approx(times * predicted.core_hours, rel=0.05)
 

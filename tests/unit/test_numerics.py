@@ -142,7 +142,7 @@ def test_what_an_earlier_version_trained_is_found(upgraded):
     reasons = Reasons(upgraded)
     said = {name: reasons.of(run, "run") for name, run in upgraded.runs.items()}
     assert said["done"].kept and said["own"].kept
-    assert said["begun"].words == "continues what was begun" and said["begun"].step == 3
+    assert said["begun"].words == "continues an unfinished run" and said["begun"].step == 3
     edit(Path("config/workloads/own.py"))
     numerics.training_modules.cache_clear()
     assert Reasons(upgraded).of(upgraded.runs["own"], "run").words == "training code: own.py"

@@ -227,7 +227,7 @@ def edit_index(place, value):
         (parquet, cut, "not a whole Parquet file"),
         (arrow, cut, "not a whole Arrow file"),
         (megatron, cut_index, r"a\.idx: no whole index of Megatron's \([0-9]+ bytes instead of [0-9]+\)"),
-        (megatron, edit_index(0, b"x"), "it begins otherwise"),
+        (megatron, edit_index(0, b"x"), "wrong magic number"),
         (megatron, edit_index(34, b"\0"), "its sequences do not lie one after the other"),
         (megatron, edit_index(17, b"\7"), r"type 7 of its numbers is not one of tokens\. Read are nanoGPT's"),
         (llmc, lambda path: llmc(path, 20240522), r"a file of llm\.c, but no tokens.*Read are nanoGPT's and llm\.c's"),

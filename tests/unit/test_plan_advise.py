@@ -68,7 +68,7 @@ def test_the_simpler_of_equals_stands_first():
     fastest = min(each.prediction.step_seconds for each in ranked)
     assert len(ranked[0].layout.dimensions) == 1 and ranked[0].prediction.step_seconds <= NEAR * fastest
     for each in ranked:
-        times = f"{each.prediction.step_seconds / fastest:.2f} × that of the fastest"
+        times = f"{each.prediction.step_seconds / fastest:.2f} × the fastest"
         assert (times in each.reason) == (each.prediction.step_seconds > 1.005 * fastest)
     slower = [s for each in ranked if (s := each.prediction.step_seconds) > NEAR * fastest]
     assert slower == sorted(slower) and len(slower) > 1, "what is slower stands by time alone"

@@ -178,7 +178,7 @@ def test_more_than_the_cap_at_worst_is_a_warning_that_names_what_may_take_longer
         warning,
     )
     assert (
-        "\nAt worst, with time limits of short jobs used up, most above what is expected: prepare +115.2, "
+        "\nAt worst, with time limits of short jobs used up, furthest above the expected price: prepare +115.2, "
         in tables.text(plan)
     )
 

@@ -158,7 +158,7 @@ def test_the_check_counts_what_is_left(write, printed, monkeypatch):
     write()
 
     def expected(step):
-        reason = Reason("continues what was begun", step=step) if step else Reason("new")
+        reason = Reason("continues an unfinished run", step=step) if step else Reason("new")
         monkeypatch.setattr(Planner, "reason", lambda *_: reason)
         return float(re.search(r"can start: (\S+) core-h \(", printed("plan", "--check", "--run", "single"))[1])
 

@@ -137,13 +137,13 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
     planner = Planner(project(tmp_path))
     job = jobs()[2]
     whole = price(job, planner, {})
-    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=750))
+    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=750))
     left, predicted = price(job, planner, {}), planner.prediction("single")
     assert left.hours_expected == pytest.approx((predicted.wall_seconds - 0.75 * predicted.seconds) / 3600)
     assert left.hours_expected < left.hours_worst < whole.hours_worst
     monkeypatch.setattr(planner, "reason", lambda *_: KEPT)
     assert price(job, planner, {}).core_hours_expected == 0
-    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=5000))
+    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=5000))
     assert price(job, planner, {}).hours_expected == pytest.approx(sum(predicted.beside.values()) / 3600)
 
 

@@ -75,7 +75,7 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
     low, high = (plan.totals[f"core_hours_{end}"] for end in ("low", "high"))
     assert f"core-h ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" in tables.text(plan)
 
-    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=1000))
+    monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=1000))
     begun = budget.make_plan(trainings, planner).totals
     assert begun["core_hours_high"] - begun["core_hours_low"] < high - low
 

@@ -117,7 +117,7 @@ def test_what_is_begun_and_continues_says_so(trained):
     record(made, made.paths.under_way / "runs" / "single", changed(run, lr=2e-3))
     assert Planner(made).reason("single").words == "a file of its result is missing"
     made.runs["single"] = with_layout(changed(run, lr=2e-3))
-    assert Planner(made).reason("single").words == "continues what was begun"
+    assert Planner(made).reason("single").words == "continues an unfinished run"
 
 
 def test_a_plan_prices_what_is_kept_at_nothing_and_refuses_to_repeat_much(trained):

@@ -81,7 +81,7 @@ def _seal(partial, source, record, settings):
 
 
 def _contents(source, settings, form):
-    """What a form will hold: stem of a file → name → Rows."""
+    """Contents of a form: stem of a file → name → Rows."""
     weights = source.weights
     if not weights:
         raise CheckpointError(f"{source.folder} holds no weights")

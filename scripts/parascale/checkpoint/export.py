@@ -73,7 +73,7 @@ def _of_words(ours):
 
 
 def _renumbered(state, ours):
-    """What the library wrote of a PretrainedTokenizer with our numbers; what stands before a text stays, and no end follows it."""
+    """The library's files of a PretrainedTokenizer, with our numbers; tokens before a text stay, and no end follows it."""
     from tokenizers import Tokenizer, processors
 
     numbers = {entry: number for number, entry in enumerate(ours.vocabulary)}
@@ -100,7 +100,7 @@ def _no_bias(weight):
 
 
 def _workload(source):
-    """What the run of a checkpoint trained."""
+    """The training that a checkpoint is from."""
     if source.run_record is None:
         raise CheckpointError(f"{source.folder}: run.json is needed beside the checkpoint to know the model's settings")
     return run_from_dict(source.run_record["settings"]).workload

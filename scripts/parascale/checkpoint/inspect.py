@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from which run and layout it is, and whether it is whole."""
+"""The contents of a checkpoint, its run and layout, and whether it is whole."""
 
 import math
 from collections import Counter

@@ -56,6 +56,6 @@ def fill(model, tensors, origin):
     if held.keys() != wanted:
         odd = wanted - held.keys(), held.keys() - wanted
         lacks, more = (", ".join(sorted(names)[:3]) or "nothing" for names in odd)
-        raise CheckpointError(f"{origin} does not fit the model: it lacks {lacks}, and {more} is too much")
+        raise CheckpointError(f"{origin} does not fit the model: missing tensors: {lacks}; unexpected tensors: {more}")
     model.load_state_dict({name: held[first[id(tensor)]] for name, tensor in own.items()})
     return model.eval()

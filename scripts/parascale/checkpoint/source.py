@@ -181,7 +181,7 @@ def _whole(name, path, shape, dtype, position):
 
 
 def _load_places(path, start, length):
-    """What `torch.save` wrote into a section of a file, on the meta device: shapes and places are read, numbers are not.
+    """The tensors that `torch.save` wrote into a section of a file, on the meta device: shapes and places are read, numbers are not.
 
     Raises CheckpointError where it is damaged or would need a pickle to run code.
     """

@@ -98,7 +98,7 @@ class Saver:
             self._together(lambda: _seal(partial, folder, facts, merged) if lead else None)
         except ParascaleError:
             if lead:
-                # What fills the disk must not keep the run from writing down why it ended.
+                # A full disk must not keep the run from recording why it ended.
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         self._together(lambda: after() if lead and after is not None else None)
@@ -197,7 +197,7 @@ def host_places(state):
 
 
 def _own_prefix(model, optimizers):
-    """What stands before the names of a state that is this rank's own; nothing where ranks share one state."""
+    """Prefix of the names in this rank's own state; empty where ranks share one state."""
     return f"ranks.{model.mesh.rank}." if model.ranks_differ and optimizers else ""
 
 

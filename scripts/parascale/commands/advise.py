@@ -33,7 +33,9 @@ BY = {"time": "time of a step", "core_hours": "core-hours"}
 @click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
 @click.option(
-    "--core-hours", type=click.FloatRange(min=0.0, min_open=True), help="Say how far so many take each layout."
+    "--core-hours",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="Say how many steps each layout makes for this price.",
 )
 @click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
 @click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
@@ -53,7 +55,7 @@ def advise(
         _refuse_options_of_a_list()
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
-    workload.refuse_script("which layouts it has, and what they take, only its runs tell")
+    workload.refuse_script("only its runs show its layouts and their cost")
     own = workload.training
     if global_batch:
         training = dataclasses.replace(workload.training, global_batch=global_batch)
@@ -88,7 +90,7 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {BY[by]}; of those within 10 % of the best, which formulas cannot tell apart, the simpler first"
+    order = f"by {BY[by]}; within 10 % of the best, where formulas cannot decide, the simpler first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
     print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
@@ -138,7 +140,7 @@ def _enough(workload):
 
 
 def _in_words(paid, advice, site):
-    """What `advice_of.bought` says, in words."""
+    """The figures of `advice_of.bought`, in words."""
     workload, (longest, hours) = advice.run.workload, (limits.max_hours(site), 24 * paid["days"])
     done, *ends = (numbers.short(paid[f"{workload.unit}{end}"]) for end in ("", "_low", "_high"))
     passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""

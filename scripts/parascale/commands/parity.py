@@ -65,7 +65,7 @@ def compare(project, name):
 @parity.command(hidden=True)
 @run_option("A run of the run table.", required=True)
 @click.option("--steps", type=COUNT, required=True, help="Steps to record.")
-@click.option("--every", type=COUNT, default=1, help="Columns of which one is kept.")
+@click.option("--every", type=COUNT, default=1, help="Keep every n-th column.")
 @click.option("--folder", type=OutputFolder(), required=True, help="Where to.")
 @with_project
 def record(project, name, steps, every, folder):
@@ -85,7 +85,7 @@ def record(project, name, steps, every, folder):
 @click.option(
     "--steps", type=COUNT, help=f"Steps to record.  [default: to the first beyond the tolerance, at most {FEW}]"
 )
-@click.option("--every", type=COUNT, default=1, help="Keep one column of so many: less to store.  [default: all]")
+@click.option("--every", type=COUNT, default=1, help="Keep every n-th column, to store less.  [default: all]")
 @project_options
 @click.pass_context
 def explain(context, find, name, steps, every):

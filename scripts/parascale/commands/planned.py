@@ -18,7 +18,7 @@ def planned_page(plan, planner):
     return render(
         "comparison.html",
         title=f"Plan for {plan.site}",
-        subtitle="What still has to run, as it is planned; the report shows what it took.",
+        subtitle="Jobs still to run, as planned; the report shows measured costs.",
         warnings=(*budget.warnings(plan), *plan.violations),
         state=f"{tables.cost(plan)}." if plan.jobs else tables.NOTHING,
         workloads=[(_planned(planner, name, some), ()) for name, some in workloads.items()],

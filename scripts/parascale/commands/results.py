@@ -130,7 +130,7 @@ def summarise(project, name, device):
 
 
 def _all_or_none(pool, work, count):
-    """What `work(0)` to `work(count - 1)` return. If one fails, the others end at once: they would hold their GPUs for nothing."""
+    """Results of `work(0)` to `work(count - 1)`. If one fails, the others end at once: they would hold their GPUs for nothing."""
     parts = [pool.submit(work, part) for part in range(count)]
     try:
         for part in as_completed(parts):

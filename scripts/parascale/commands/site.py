@@ -128,7 +128,7 @@ def _slurm_lines(found):
         lines += [f"charges: whole_nodes {CHECK}: jobs ask for all cores of their nodes"]
     if found.data:
         lines += [f"data_partition: {found.data.name} {CHECK}: it has no GPUs; may your account use it?"]
-    lines += ["partitions: # the first is that of trainings; current limits: scontrol show partition"]
+    lines += ["partitions: # trainings use the first; current limits: scontrol show partition"]
     for each in filter(None, (*found.partitions, found.data)):
         cores = found.data_cores if each is found.data and found.data_cores != found.shape.cores else None
         values = {"name": each.name, "max_hours": each.max_hours, "max_nodes": each.max_nodes, "cores_per_node": cores}

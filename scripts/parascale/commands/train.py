@@ -47,7 +47,7 @@ def train(project, name, kind):
         )
     belong(project.paths, project.site)
     job = job_of(project, run, kind)
-    # Of several processes the first decides for all, once they have met: the store may change while they start.
+    # The first process decides for all, once they have met: the store may change while they start.
     if started == 1 and published(job):
         return 0
     require_fit(run, job.data)

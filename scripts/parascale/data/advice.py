@@ -54,7 +54,7 @@ def _best(rows):
 
 
 def _from_file_to_tensor(row, unit, read):
-    """What decoding leaves of the rate at which the bytes are read."""
+    """The part of the reading rate that is left after decoding."""
     rate, a_core = row["samples_per_second"], row["samples"] / row["cpu_seconds"]
     workers = f"{row['workers']} worker{'s' * (row['workers'] > 1)}" if row["workers"] else "no workers"
     said = f"from file to tensor {rate:,.0f} {unit}/s (decoder `{row['decoder']}`, {workers}), {a_core:,.0f} a second of a core"

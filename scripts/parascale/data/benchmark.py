@@ -79,7 +79,7 @@ def write_rows(path, rows):
 
 
 def best_ceilings(folders):
-    """What this machine can do at best, in bytes a second: `preadv`, the beginning of the largest file below the folders from the
+    """Best rates of this machine, in bytes a second: `preadv`, the beginning of the largest file below the folders from the
     page cache, and `memcpy`, memory to memory, each the best of a few times; with the file's `filesystem`.
     """
     files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
@@ -133,7 +133,7 @@ def _run(dataset, cases):
 
 
 def _costs(folder, name):
-    """What writing and keeping a format takes; the cost of writing is None where nothing says so."""
+    """Costs of writing and keeping a format; that of writing is None where it is unknown."""
     costs = [read_json(path) for path in sorted(folder.rglob("cost.json"))]
     written = {
         f"write_{key}": sum(cost[key] for cost in costs) if costs else None for key in ("seconds", "cpu_seconds")

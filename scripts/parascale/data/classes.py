@@ -25,7 +25,7 @@ from parascale.data.dali import Dali
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
 
-# Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
+# Ratio of width to height of a random crop, as logarithms (Szegedy et al. 2014, arXiv:1409.4842, section 6).
 RATIO = math.log(3 / 4), math.log(4 / 3)
 TRIES = 10  # crops that are drawn before one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
@@ -120,7 +120,7 @@ class ClassImages:
         return np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
 
     def _seen(self, number):
-        """What is seen of a sample: a function (width, height) → (box, whether it is mirrored)."""
+        """The visible part of a sample: a function (width, height) → (box, whether it is mirrored)."""
         return lambda *size: (
             squished_middle(*size, self.size) if self.crops == "fastai" else middle_square(*size),
             False,

@@ -161,7 +161,7 @@ def _gather_split(images, records, settings, output):
 
 
 def shard_identity(index, dataset, format_name, number, settings):
-    """What a shard is made from."""
+    """The source of a shard."""
     return {
         "schema_version": SCHEMA_VERSION,
         "dataset": dataset,

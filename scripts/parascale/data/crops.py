@@ -31,7 +31,7 @@ class Frame(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is seen of an image, and how to decode and resize it.
+    """The visible part of an image, and how to decode and resize it.
 
     box: (left, top, right, bottom) in the image's pixels, the same for every decoder. shape: (rows, columns) to decode, at `scale`.
     window: arguments of `as_strided` for the box in the decoded pixels, as 1 × 3 × rows × columns. zoom: in height and width.
@@ -226,7 +226,7 @@ class Scratch:
         return _part(box, mirrored, (height, width), 1.0, size)
 
     def resized(self, part):
-        """What was decoded last, averaged over the pixels that each new one covers: an array of 3 × size × size that the next call
+        """The image decoded last, averaged over the pixels that each new one covers: an array of 3 × size × size that the next call
         overwrites.
         """
         part_1CHW = self._tensor.as_strided(*part.window)

@@ -39,14 +39,14 @@ class Dali:
         return pixels_BCHW
 
     def hand_over(self, pixels_BCHW):
-        """What the caller's stream uses from now on: the memory may not be taken again before that."""
+        """Tensors that the caller's stream uses from now on: their memory may not be taken again before that."""
         import torch
 
         if self._stream:
             pixels_BCHW.record_stream(torch.cuda.current_stream(self.device))
 
     def _decoded(self, views, most):
-        """What DALI returns for the images of a batch of at most so many."""
+        """DALI's output for the images of a batch, at most this many."""
         try:
             return self._run(views, most)
         except RuntimeError:  # it names no sample, or one by its place

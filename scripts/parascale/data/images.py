@@ -32,7 +32,7 @@ IMAGE = np.dtype(
 
 HEAD_BYTES = 1 << 16  # of an image, in which its EXIF is looked for: it comes first, and is no longer
 LOOKED_AT = 10_000  # images of a split whose EXIF is looked up: each is a request to the filesystem's servers
-LOOKED_INTO = 200  # images of a split of which every pixel is looked at, if they are PNGs of 16 bits
+LOOKED_INTO = 200  # images of a split whose every pixel is checked, if they are PNGs of 16 bits
 LOOKING_THREADS = 32
 
 

@@ -19,7 +19,7 @@ START_OF_SCAN = 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the three are tables
 SEQUENTIAL = (0xC0, 0xC1)  # frames whose scans do not use the last three numbers of their headers
 SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
-# Of libjpeg's warnings five change no pixel: stray bytes behind the last scan, and those that `_without_harmless` prevents. Others are damage.
+# Five of libjpeg's warnings change no pixel: stray bytes behind the last scan, and those that `_without_harmless` prevents. Others are damage.
 STRAY = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 AHEAD = 16  # bytes that libjpeg reads ahead, and does not count as stray
 SCAN_HEADER = re.compile(rb"(\xff\xda\0(?:\x08\x01..|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...", re.DOTALL)
@@ -38,7 +38,7 @@ class BadImage(Exception):
 
 
 def _reason(error):
-    """What an error of Pillow's says, but for the address in memory that stands in some: records must not differ by it."""
+    """The text of an error of Pillow's without the address in memory that some hold: records must not differ by it."""
     return "its format is unknown" if isinstance(error, UnidentifiedImageError) else error
 
 
@@ -143,7 +143,7 @@ def opened(data):
 
 
 def extension(data):
-    """What files of such images are called: `jpg`, `png` or `webp`, by their first bytes."""
+    """Ending of such images' files: `jpg`, `png` or `webp`, by their first bytes."""
     return next((name for start, name in ((b"\x89PNG", "png"), (b"RIFF", "webp")) if data.startswith(start)), "jpg")
 
 

@@ -34,14 +34,14 @@ PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 # Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
 DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json|dummy_data\.zip")
-# What programs, systems and publishers put beside data: hidden names (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`), and
+# Files that programs, systems and publishers put beside data: hidden names (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`), and
 # these. A file or folder of such a name is data only where the settings name it.
 FOREIGN = re.compile(
     r"(^|/)(\.[^/.][^/]*|__MACOSX|__pycache__|lost\+found|\$RECYCLE\.BIN|System Volume Information|@eaDir|Thumbs\.db|desktop\.ini)(/|$)"
     r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.(md|txt|rst|html|pdf|cff|bib))?$",
     re.IGNORECASE,
 )
-# What programs make of the name of a file or folder that is copied: `train (copy).txt`, `train - Copy (2).txt`, `Copy of train.txt`.
+# Names that programs give a copied file or folder: `train (copy).txt`, `train - Copy (2).txt`, `Copy of train.txt`.
 COPY = re.compile(
     r"(?:^|(?<=/))(?:(?:Copy of|Kopie von) )+(?=[^/])"
     r"|(?: ?\(\w[\w ]*\)| - \w+(?: \(\d+\))?|[ _.-](?:copy|backup|bak|old|orig)(?: ?\d+)?|~)(?=\.[^/]*$|/|$)",

@@ -1,4 +1,4 @@
-"""What stands for a tokenizer where tokens came without one."""
+"""A stand-in for a tokenizer where tokens came without one."""
 
 import numpy as np
 

@@ -111,7 +111,7 @@ class WordTokenizer:
 
 
 class _LibraryTokenizer:
-    """What tokenizers of the `tokenizers` library share. `vocabulary` holds its entries in our order.
+    """Shared by tokenizers of the `tokenizers` library. `vocabulary` holds its entries in our order.
 
     unknown, end: our numbers for what is unknown, None where there is none, and for the end of a text. marks: whether special entries
     in a text are tokens. marks_spelled: how many were not, in the documents so far.

@@ -90,7 +90,7 @@ def split_sums(
     for numbers in chosen:
         between()
         ((*inputs, labels),) = feed.take()
-        # Of the last batch's size there would be more graphs, for a single batch.
+        # A shorter last batch would compile again.
         with torch.compiler.set_stance("force_eager") if len(numbers) < batch else nullcontext():
             sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         feed.read_ahead()
@@ -100,7 +100,7 @@ def split_sums(
 
 
 def _batch_sums(outputs, labels, functions):
-    """What a batch adds to the total, or None without outputs: those are gone when the next batch's are made."""
+    """A batch's share of the total, or None without outputs: those are gone when the next batch's are made."""
     if outputs is None:
         return None
     loss, *sums = (function(outputs, labels) for function in functions)

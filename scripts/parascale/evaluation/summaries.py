@@ -97,7 +97,7 @@ def _in_other_script(text):
 
 
 def _pieces(text):
-    """What stands between spaces, or each character where no spaces part words."""
+    """Words between spaces, or characters where no spaces separate words."""
     return UNSPACED.sub(r" \g<0> ", text).split()
 
 
@@ -121,7 +121,7 @@ def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
 
 
 def judge(pairs, batches, settings):
-    """What a model's summaries of a split are worth: {documents, greedy, beam, lead: ROUGE by name, examples}.
+    """Scores of a model's summaries of a split: {documents, greedy, beam, lead: ROUGE by name, examples}.
 
     Every document of the split is summarised, and every summary is compared with the reference as it was written, however long either
     is. batches: what `write` gives, of all parts in any order. `lead` is what the first words of each document alone would reach, as many

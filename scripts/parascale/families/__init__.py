@@ -53,7 +53,7 @@ def family_of(kind):
 
 
 def part_of(kind, part):
-    """What a family has for a kind of model, imported now. part: settings | model | sizes | export. None where it has none."""
+    """A family's part for a kind of model, imported now. part: settings | model | sizes | export. None where it has none."""
     family = family_of(kind)
     place = getattr(family.KINDS[kind], part) if family else None
     if place is None:

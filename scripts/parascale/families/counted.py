@@ -53,7 +53,7 @@ def check_counted(model, layout, uncounted: dict | None = None) -> None:
 
 
 def _found(place_of, *of):
-    """What a file of counts has where `place_of` says, or None."""
+    """The entry of a file of counts at `place_of`, or None."""
     try:
         path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
@@ -103,7 +103,7 @@ class CountedSizes(Sizes):
 
     @staticmethod
     def unknown(model, outputs, *places):
-        """What is missing: a folder, which may be on another machine, or the count."""
+        """The missing part: a folder, which may be on another machine, or the count."""
         if _found(counts_of, model, outputs, *places):
             return None
         try:

@@ -1,4 +1,4 @@
-"""What modules need that were not written for this project: blocks, where nobody says them; places of what another stage holds; and
+"""Needs of modules that were not written for this project: blocks, where nobody names them; places of submodules on another stage; and
 weights from a folder in Hugging Face's form, read a tensor at a time."""
 
 import copy

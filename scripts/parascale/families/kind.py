@@ -1,4 +1,4 @@
-"""What a family says of its models in plain data: of each kind, and where a model may be cut into stages."""
+"""A family's description of its models in plain data: of each kind, and where a model may be cut into stages."""
 
 import fnmatch
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def matches(name, pattern):
 
 
 def offer_of(model) -> dict:
-    """What a model offers, as plain data that plans keep: its class's name, the layouts, and why not the others."""
+    """A model's offers, as plain data that plans keep: its class's name, the layouts, and why not the others."""
     missing, said = [axis for axis in PLANS if not hasattr(model, PLANS[axis])], getattr(model, "refusals", {})
     refusals = {axis: said.get(axis, f"it offers no `{PLANS[axis]}`") for axis in missing}
     layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]

@@ -1,4 +1,4 @@
-"""What a plan asks of a model: elements of its parameters, operations, and bytes of activations, by formula, without building it.
+"""Figures of a model for plans: elements of its parameters, operations, and bytes of activations, by formula, without building it.
 
 Floating-point operations after Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: for Transformers 6 N + 12 L T D a
 token (forward and backward), with N the elements of matrices that tokens pass through, L layers, T window, D width. Attention
@@ -104,7 +104,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Operations:
-    """What a rank computes in a forward pass of a micro-batch.
+    """Operations of a rank in a forward pass of a micro-batch.
 
     attention: operations that flash attention performs (masked places not). moved: bytes that all else moves to and from memory.
     kernels: how many are started. element: bytes of an element in a product. drawn: bytes that dropout's masks move: the backward pass

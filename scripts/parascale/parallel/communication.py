@@ -145,7 +145,7 @@ def meet(timeout_seconds: float) -> dist.TCPStore:
         store.wait([_key(number) for number in range(ranks)], patience)
     except RuntimeError as error:
         if rank != 0:
-            raise RequirementError(f"rank {rank} waited in vain for the others") from error
+            raise RequirementError(f"rank {rank} timed out waiting for the other ranks") from error
         missing = [str(number) for number in range(ranks) if not store.check([_key(number)])]
         raise RequirementError(
             f"no sign within {timeout_seconds:.0f} s from rank {', '.join(missing)} of {ranks}"

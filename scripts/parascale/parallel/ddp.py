@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parascale.parallel.mesh import Mesh
 
-# Of the matrices that PowerSGD sends instead of a gradient; Vogels et al. 2019 train language models with 4.
+# Rank of the matrices that PowerSGD sends instead of a gradient; Vogels et al. 2019 train language models with 4.
 POWER_RANK = 4
 EXACT_STEPS = 10  # before PowerSGD begins: first gradients are large, and DDP rebuilds its buckets after the first
 

@@ -52,7 +52,7 @@ def shard(
 
 
 def _ends(model: nn.Module, layout: Layout) -> list[list[nn.Module]]:
-    """What stands before the blocks, and what after them, as units: else the root holds both, gathered before anything computes and
+    """The submodules before the blocks, and those after them, as units: else the root holds both, gathered before anything computes and
     reduced after everything. Nothing where they share a parameter, or a pipeline has split them."""
     plan = getattr(model, "pipeline_plan", None)
     if plan is None or layout.pp > 1 or layout.fsdp == 1:

@@ -1,1 +1,1 @@
-"""What a run needs and costs before it runs: memory, time, core-hours. Arithmetic only; imports no torch."""
+"""Needs and costs of a run before it runs: memory, time, core-hours. Arithmetic only; imports no torch."""

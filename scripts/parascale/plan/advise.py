@@ -121,7 +121,7 @@ def scaling(
     time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
-    next(layouts(workload, site, gpus), None)  # refuses a number of which the site has no layout
+    next(layouts(workload, site, gpus), None)  # refuses a number that the site has no layout for
     for count in (2**power for power in range(gpus.bit_length())):
         if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:
             continue
@@ -159,7 +159,7 @@ def bought(
     calibration: Calibration | None = None,
     facts: DataFacts | None = None,
 ) -> dict[str, Any]:
-    """What core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
+    """The training that core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
     range, passes over the data (None: of unknown size), days; empty where prices are not known."""
     run, training = advice.run, advice.run.workload.training
     if not advice.prediction.core_hours:
@@ -235,7 +235,7 @@ def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.i
             if prediction.phases[name] > 0.1 * whole:
                 words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
     if (prediction.step_seconds or 0.0) > 1.005 * fastest:
-        words.append(f"a step takes {prediction.step_seconds / fastest:.2f} × that of the fastest")
+        words.append(f"a step takes {prediction.step_seconds / fastest:.2f} × the fastest")
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
         words.append(f"it needs {need:.0f} GB, and a {gpu} has {have:.0f} GB")

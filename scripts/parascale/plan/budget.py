@@ -1,4 +1,4 @@
-"""What the jobs that still have to run will cost together, and whether the project may spend it."""
+"""The cost of all jobs still to run, and whether the project may spend it."""
 
 import bisect
 import graphlib
@@ -23,7 +23,7 @@ from parascale.settings import Site
 from parascale.settings.project import ALONE
 
 NOTHING = Spent()
-# What a job is charged for each of its hours.
+# The charge of a job per hour.
 HELD = {
     "node_hours": lambda job: job.nodes,
     "gpu_hours": lambda job: job.gpus,
@@ -141,7 +141,7 @@ def _needed_by(runs: Any) -> dict[str, Any]:
 
 
 def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, Any]) -> str:
-    """What the probes of `calibrate` would cost, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
+    """The cost of `calibrate`'s probes, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
     if any(job.kind == "probe" for job in jobs):
         return ""
     hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
@@ -240,8 +240,8 @@ def warnings(plan: Plan) -> list[str]:
     if plan.cap is not None and plan.spent_unknown:
         lost = shorten_list(plan.spent_unknown, NAMED)
         said.append(
-            f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
-            "record nor accounting tells"
+            f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: no "
+            "record or accounting shows it"
         )
     if plan.alone:
         said.append(f"no parity run of {shorten_list(plan.alone, NAMED)}, on several processes: {ALONE}")

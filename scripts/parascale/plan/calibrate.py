@@ -70,7 +70,7 @@ class Calibration:
     _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # plans ask with every run
 
     def basis(self, run: Run) -> str:
-        """What the price of a run rests on.
+        """The basis of a run's price.
 
         `history`: finished runs that differ in name and seed alone. `probe`: runs of its workload in its precision, and of each kind
         of parallelism that it has, over the same link. `fit`: other runs of this machine. `formula`: nothing that was observed.
@@ -145,7 +145,7 @@ class Calibration:
 
     @cached_property
     def _finished(self) -> dict[Any, Any]:
-        """What decides a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
+        """Settings that decide a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
         return _equally_fast(each for each in self.observations if each.source == "run" or each.vocabulary is None)
 
     def measured(self, site: Site) -> Site:
@@ -214,12 +214,12 @@ class Calibration:
 
 
 def _speed_of(run: Run, code: Any) -> tuple[Any, ...]:
-    """What decides a run's speed; of a script, which no formula describes, its `code` too."""
+    """The settings that decide a run's speed; for a script, which no formula describes, its `code` too."""
     return identity.speed_of(run), code if run.workload.is_script else None
 
 
 def _equally_fast(observations: Any) -> dict[Any, list[Observation]]:
-    """What decides a run's speed → those of the observations."""
+    """Settings that decide a run's speed → those of the observations."""
     groups = defaultdict(list)
     for each in observations:
         groups[_speed_of(each.resolved, each.code)].append(each)
@@ -227,7 +227,7 @@ def _equally_fast(observations: Any) -> dict[Any, list[Observation]]:
 
 
 def computes(run: Run) -> tuple[Any, ...]:
-    """What decides, beside its work, how fast a run computes."""
+    """The settings that decide, beside its work, how fast a run computes."""
     return run.precision, run.deterministic, run.layout.compile
 
 
@@ -237,7 +237,7 @@ def _kinds(layout: Layout) -> set[tuple[str, str]]:
 
 
 def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | None:
-    """What an observed run says of prices: its phases where one process did all, else the whole step; None without a formula."""
+    """Prices that an observed run shows: its phases where one process did all, else the whole step; None without a formula."""
     run, phases = observation.resolved, observation.phases
     sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
     if sizes is None or not observation.step_seconds:

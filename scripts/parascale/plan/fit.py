@@ -20,7 +20,7 @@ from parascale.plan.time import Rates, gpu_kind, step_seconds
 from parascale.plan.work import Work
 from parascale.settings import Site
 
-# What is fitted together → (prices, belief, and belief where a data sheet, or `calibrate --machine`, says what the device does): the
+# Parameters fitted together → (prices, belief, and belief where a data sheet, or `calibrate --machine`, says what the device does): the
 # standard deviation of the logarithm of the prior's error. That of computing: GPUs' published steps are off by 0.085, those of eight models on
 # CPUs that were measured by 0.13 (tests/benchmarks/RESULTS.md), where the same step may take half as long again an hour later.
 FITTED = {

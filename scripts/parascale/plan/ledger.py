@@ -1,4 +1,4 @@
-"""What a root has cost: what its jobs were charged, how long its rules take, and what was planned beside it.
+"""The costs of a root: charges of its jobs, durations of its rules, and the plan beside them.
 
 Of a job that a workflow saw end, `events.jsonl` says how long it ran; of any other that was started, its record, its benchmark or Slurm's
 accounting does, until the next workflow took it up, or until now.
@@ -153,7 +153,7 @@ def last_plan(path: Path, targets: Sequence[str]) -> dict[Any, Any] | None:
 
 
 def changes(before: dict[Any, Any], priced: Sequence[PricedJob]) -> str | None:
-    """What changed since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
+    """Changes since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
     now = {_job(job.rule, job.wildcards): job.core_hours_expected for job in priced}
     more = {key: (now[key] or 0.0) - (before[key] or 0.0) for key in now.keys() & before.keys()}
     moved = {key: change for key, change in more.items() if abs(change) > 0.005}

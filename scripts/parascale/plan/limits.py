@@ -1,4 +1,4 @@
-"""What a partition takes: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
+"""Limits of a partition: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ from parascale.settings.strict import nearest
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks of a machine: whole nodes, GPUs on each, hours."""
+    """Requests of a job: whole nodes, GPUs on each, hours."""
 
     name: str
     nodes: int

@@ -24,7 +24,7 @@ from parascale.settings.stages import held_stages, stage_blocks
 
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
 FITS_BELOW = 0.9  # part of the memory: counts are off by up to 8 % against real code on fake tensors (tests/benchmarks/RESULTS.md, "Plans")
-# What comes and goes within a step leaves gaps. torchtitan's allocator reserved 1.16 and 1.20 times its tensors, nearly all activations
+# Tensors that come and go within a step leave gaps. torchtitan's allocator reserved 1.16 and 1.20 times its tensors, nearly all activations
 # (tests/published); closing gaps saved 15 % with eight models in the mean (Guo et al. 2024, GMLake, arXiv:2401.08156).
 GAPS = 0.2
 REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
@@ -155,7 +155,7 @@ class RankMemory:
         self.head = share(sizes.head, tp) if self.last else 0
         self.embedding = share(sizes.embedding_split, tp) + sizes.embedding_whole if self.first else 0
         own_head = 0 if sizes.tied and self.first else self.head
-        # What FSDP gathers beside the blocks: together, or what stands before them, and `end`, what stands after them.
+        # FSDP's gathered parameters beside the blocks: all together, or those before them, and `end`, those after them.
         self.root = self.embedding + own_head + (sizes.norm if self.last else 0)
         apart = sizes.cut and not sizes.tied and self.layout.fsdp > 1 and not self.pipeline
         self.end = self.root - self.embedding if apart else 0
@@ -220,7 +220,7 @@ class RankMemory:
     def _block(self) -> dict[str, float]:
         recomputed = 0
         if self.layout.activation_checkpointing:
-            # Of a model of two halves one half's at a time.
+            # One half at a time in a model of two halves.
             again = (self.kept_block - self.kept) * min(1.0, self.sizes.unit)
             recomputed = round(again) + self.boundary
         block = self.unit_elements * self.batch.compute
@@ -325,7 +325,7 @@ class RankMemory:
         return self.elements * self.batch.compute if self.fsdp and not self.frees else 0
 
     def _gathered_between(self) -> float:
-        """What FSDP holds gathered between forward and backward pass: the root, or everything where it does not free."""
+        """Parameters that FSDP holds gathered between forward and backward pass: the root, or everything where it does not free."""
         return self.root * self.batch.compute if self.frees else self._gathered()
 
     def _received(self) -> float:

@@ -59,11 +59,11 @@ class Planner:
 
     @functools.cached_property
     def calibration(self) -> Calibration:
-        """What probes and finished runs of this site said."""
+        """Prices from probes and finished runs of this site."""
         return calibrate.known(self.project.paths, self.site.name)
 
     def facts(self, run: Run) -> DataFacts:
-        """What is known of a run's data; looked up once a workload."""
+        """The facts of a run's data; looked up once per workload."""
         if run.workload.name not in self._workloads:
             self._workloads[run.workload.name] = data_facts(run, self.project.paths)
         return self._workloads[run.workload.name]

@@ -1,4 +1,4 @@
-"""What one run will need: time, memory, core-hours, and what the figures rest on."""
+"""Predicted needs of one run: time, memory, core-hours, and the basis of the figures."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ SEEN = ("train", "validation")  # splits whose size a plan needs
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
+    """Facts of the data that a plan needs: entries of the vocabulary (or classes), samples of the train and validation splits.
 
     sample_bytes: of a compressed image, on average; 0 of text. workloads: the folder of the workload's file.
     """
@@ -179,7 +179,7 @@ def _poisson_quantile(mean: float, probability: float) -> float:
 
 
 def _time(run: Run, site: Site, calibration: Calibration, sizes: Sizes, facts: DataFacts) -> dict[str, Any]:
-    """What a Prediction says of time, by name; what is unknown is left out, and `unknown` says why."""
+    """Times of a Prediction, by name; unknown ones are left out, and `unknown` says why."""
     rates, fitted = calibration.rates(site, run, facts.sample_bytes)
     steps = run_steps(run, facts)
     if rates is None:

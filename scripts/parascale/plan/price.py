@@ -1,4 +1,4 @@
-"""What one job of a workflow will cost: a training by the prediction of its run, any other by how long its rule took before, else by what
+"""The price of one job of a workflow: a training by the prediction of its run, any other by how long its rule took before, else by what
 it reads and writes. Where nothing tells, it is unknown, and the job says why.
 
 At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any other job its time limit.
@@ -23,7 +23,7 @@ from parascale.settings.project import Project
 from parascale.settings.workload import usable_decoders
 
 KEPT = "store"  # basis of the price of a training that is there already
-# Of data that is not there: an English word with its space, an article with its summary.
+# Assumed for missing data: an English word with its space, an article with its summary.
 TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
 DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
@@ -144,7 +144,7 @@ def left_of(prediction: Prediction, step: int) -> tuple[Part, ...] | None:
 
 
 def title(rule: str, wildcards: dict[str, Any]) -> str:
-    """What a job is called in sentences."""
+    """The name of a job in sentences."""
     values = ", ".join(map(str, wildcards.values()))
     return f"{rule} ({values})" if values else rule
 

@@ -52,7 +52,7 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
     # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
     counts = [site.processes_together(layout) for layout in together]
     processes = max([2, *(count for count in counts if site.crowding(count) == 1)])
-    # What DDP does is part of what FSDP does: both, where there are both, tell what gathering costs from what sharing does.
+    # FSDP includes DDP's work: where both were probed, the difference is the cost of gathering.
     axes = [axis for axis in DATA_AXES if any(axis in layout.dimensions for layout in layouts)] or ["dp"]
     for axis in axes:
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}

@@ -1,4 +1,4 @@
-"""What an account may still spend: as the configuration gives it, or as the site's own command says."""
+"""The quota that an account has left, from the configuration or from the site's own command."""
 
 import json
 import math
@@ -15,7 +15,7 @@ GLANCE_SECONDS = 10  # a plan is only better for the answer
 
 @dataclass(frozen=True)
 class Quota:
-    """What an account may still spend. core_hours: None where they are unknown. words: what they are, or why they are unknown."""
+    """The quota that an account has left. core_hours: None where they are unknown. words: what they are, or why they are unknown."""
 
     core_hours: float | None
     words: str

@@ -74,7 +74,7 @@ def recorded(files: Any) -> tuple[Any, Any, Any]:
         if text.startswith("PARTITION") and "S:C:T" in text:
             _read_sinfo(text, nodes, partitions)
     if not nodes:
-        raise RequirementError(f"{files[0]}: tells of no node; record `scontrol show node` or `{SINFO}`")
+        raise RequirementError(f"{files[0]}: names no node; record `scontrol show node` or `{SINFO}`")
     if not partitions:  # of nodes alone
         names = {name for node in nodes.values() for name in node.get("Partitions", "").split(",")}
         partitions = {name: {"MaxNodes": "UNLIMITED"} for name in names}
@@ -150,7 +150,7 @@ def _sheets() -> Any:
 
 
 def data_sheet(name: str | None, watts: float | None = None) -> dict[str, Any] | None:
-    """What the data sheet says of a GPU of this name, such as `a100_80gb`, and power; None of one that is not among them."""
+    """The data sheet of a GPU of this name, such as `a100_80gb`, and power; None of one that is not among them."""
     words = (name or "").upper()
     known = [sheet["names"] for sheet in _sheets()]
     # A T4 is no T400, an A100 no A1000.

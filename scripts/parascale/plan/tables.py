@@ -69,7 +69,7 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def cost(plan: Plan) -> str:
-    """What a Plan is expected to cost, with its range, as a sentence."""
+    """The expected cost of a Plan, with its range, as a sentence."""
     low, high, expected, worst = (plan.totals[f"core_hours_{name}"] for name in ("low", "high", "expected", "worst"))
     ends = f" ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" if high else ""
     return f"Cost: {'at least ' * bool(plan.unknown)}{expected:,.2f} core-h{ends}; at worst {worst:,.2f}"
@@ -81,7 +81,7 @@ def _shares_of(plan: Plan) -> Iterator[str]:
     if most := ", ".join(
         f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=lambda rule: above[rule], reverse=True)[:NAMED]
     ):
-        yield f"At worst, with time limits of short jobs used up, most above what is expected: {most}"
+        yield f"At worst, with time limits of short jobs used up, furthest above the expected price: {most}"
     priced, kinds = sorted(plan.jobs, key=lambda job: -(job.core_hours_expected or 0.0)), defaultdict(list)
     for job in priced:
         kinds[KINDS.get(job.kind, "other jobs")].append(job)
@@ -97,7 +97,7 @@ def _shares_of(plan: Plan) -> Iterator[str]:
             by_row[job.run].append(job)
     dearest = sorted(by_row, key=lambda name: -_expected(by_row[name]))[:NAMED]
     if said := "; ".join(_of_row(plan, name, by_row) for name in dearest):
-        yield f"Dearest rows, with all their jobs: {said}; --config runs=COPY, of a run table without them, leaves them out"
+        yield f"Dearest rows, with all their jobs: {said}; --config runs=COPY, a run table without them, leaves them out"
 
 
 def _of_row(plan: Plan, name: Any, by_row: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def _expected(jobs: Any) -> float:
 
 
 def _priced(jobs: Any) -> Any:
-    """What jobs cost together, with the range; empty where they cost nothing or that is not known."""
+    """The cost of jobs together, with the range; empty where it is zero or unknown."""
     found = ranges(jobs)
     low, high = (found[f"core_hours_{end}"] for end in ("low", "high"))
     return high and f"{_expected(jobs):,.2f} ({low:,.2f} to {high:,.2f})"

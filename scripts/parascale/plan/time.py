@@ -272,7 +272,7 @@ def rank_time(rank: Any, work: Any, prices: Prices) -> RankTime:
     again = gather if rank.gathers_again else 0.0
 
     def beside(seconds: float, transfer: Any) -> float:
-        """What a transfer beside so many seconds of computing costs."""
+        """The cost of a transfer beside these seconds of computing."""
         if not overlaps:
             return transfer
         return max(0.0, transfer - seconds) + work.interference * min(transfer, seconds)

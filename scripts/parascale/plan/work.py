@@ -1,4 +1,4 @@
-"""What each rank of a run does in a step: amounts without prices.
+"""The work of each rank in a step: amounts without prices.
 
 Sources of the formulas:
 
@@ -28,7 +28,7 @@ UPDATE_BYTES = 8  # of an element's gradient, in fp32: its norm reads it, and th
 
 
 class Load(NamedTuple):
-    """What a device computes without waiting for others. The last three are the host's work of starting it."""
+    """The computing of a device, without waiting for others. The last three are the host's work of starting it."""
 
     flops: float = 0.0
     attention: float = 0.0
@@ -147,7 +147,7 @@ def _rank_work(run: Run, sizes: Sizes, kind: dict[str, Any], rank: Any) -> RankW
         selective = layout.activation_checkpointing == "selective"
         made = sizes.recomputed_operations(batch, fused, selective)
         backward = backward.plus(_loads(made, kind["wave"], longer)[0])
-        # Of a block's two sums the first is made again unless it is kept, the second where something asks for the last product.
+        # The first of a block's two sums is recomputed unless it is kept, the second where something asks for the last product.
         sums = (not selective) + all(product.again is not None for product in operations.products)
         again = 0.5 + 0.25 * sums if batch.sequence_parallel else 0.5 * sums
     if layout.tp > 1:
@@ -228,7 +228,7 @@ def _data_transfers(run: Run, rank: Any) -> dict[str, Any]:
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
-        # What PowerSGD, a neighbour or a parameter server send less, or more, is not known here: they cost what sums over all do.
+        # How much less or more PowerSGD, gossip or a parameter server send is not known here: they cost as much as sums over all.
         sent = rank.elements * 2 if run.compression == "fp16" else size
         gradients = all_reduce(layout, "dp", sent).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}

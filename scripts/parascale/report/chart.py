@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
-WIDTH = 6.0  # inches, of which a page shows one as up to 100 pixels
+WIDTH = 6.0  # inches; a page shows up to 100 pixels for one
 FOLDER = resources.files("parascale.report")
 CSS = (FOLDER / "templates/chart.css").read_text(encoding="utf-8")
 PALETTE = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.split("@media")[0]))
@@ -64,7 +64,7 @@ class Chart:
 
     @property
     def words(self):
-        """What stands for the picture."""
+        """Alternative text for the picture."""
         return f"{self.title}. {self.said or self.caption}"
 
     @property

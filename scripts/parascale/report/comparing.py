@@ -16,7 +16,7 @@ from parascale.report.numbers import plural, whole
 from parascale.report.timing import unranked
 from parascale.settings import identity
 
-# Smaller differences are none, however narrow the ranges: another start of the same run may make them.
+# Smaller differences count as zero, however narrow the ranges: two starts of the same run may differ by as much.
 MARGIN = 0.02
 
 
@@ -115,7 +115,7 @@ def is_different(record):
 
 
 def caveats(record, marked=False):
-    """What sets a run apart from the others of its workload, each in few words; mostly nothing. marked: a mark says that it is different."""
+    """Differences of a run from the others of its workload, each in few words; mostly none. marked: a mark says that it is different."""
     said = ("" if record.done else record.status, "different" if is_different(record) and not marked else "")
     return list(filter(None, (*said, "weak scaling" if record.run.scaling == "weak" else "", record.run.way)))
 
@@ -199,7 +199,7 @@ class Experiment:
 
     @property
     def title(self):
-        """What is trained: `lm-small, 491,520 tokens`."""
+        """The workload: `lm-small, 491,520 tokens`."""
         workload, (amount, unit, _) = self.first.run.workload.name, work_of(self.first)
         return f"{workload}, {whole(amount)} {unit}" if self.kind == "strong" and amount is not None else workload
 

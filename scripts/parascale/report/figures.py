@@ -135,7 +135,7 @@ def memory(report):
     """Peak memory of the process that needs most, by its parts, with what was planned."""
     known = [record for record in report.done if record.summary.peak_memory_bytes]
     groups, more = _of_workloads(known, MOST, f" The first {MOST} runs.")
-    caption = f"Of the process that needs most, at its peak. On a GPU tensors alone count, on CPUs also libraries and data (process).{more}"
+    caption = f"Peak of the process that needs most. On GPUs only tensors count, on CPUs also libraries and data (process).{more}"
     return _plots("memory", "Memory", caption, groups, _memory, lambda count: bars_height(count) + 0.3, _named(_peak))
 
 
@@ -212,9 +212,9 @@ def cost(report):
 
 
 def _against_plan(ratio):
-    """So many times what was planned, as people say it."""
+    """A cost as a multiple of the planned one, in words."""
     if ratio >= 2:
-        return f"{numbers.significant(ratio, 2)} times what was planned"
+        return f"{numbers.significant(ratio, 2)} times the planned cost"
     return f"{numbers.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'} than planned"
 
 

@@ -102,7 +102,7 @@ def _ends(record):
         text = f"{words[:1].upper()}{words[1:]}{often}; {again} from its checkpoint."
         yield words, "failed" if words == "failed" else worse, text, source
     for attempt in record.attempts:
-        yield attempt.get("cause"), worse, f"Ranks waited in vain: {attempt.get('cause')}.", f"cause of the {source}"
+        yield attempt.get("cause"), worse, f"Ranks timed out: {attempt.get('cause')}.", f"cause of the {source}"
     yield record.status == "missing", "failed", "There is no readable record of this run.", "; ".join(record.notes)
 
 
@@ -119,7 +119,7 @@ def _time(record):
 
 
 def _unsaid(record):
-    """What a script of the user's own does not record."""
+    """Figures that a user's script does not record."""
     summary = record.summary
     known = {"steps": summary.steps or None, "loss": summary.train_loss, "samples": summary.work}
     names = ", ".join(name for name, value in known.items() if value is None)
@@ -158,7 +158,7 @@ def _cores(record, devices):
 
 
 def _idle(record, gpus):
-    """What was paid for and not used: as sampled, or else by layout."""
+    """Resources paid for and not used: as sampled, or else by layout."""
     layout, hours = record.run.layout, record.summary and record.summary.core_hours
     uses = [use for gpu in gpus if (use := gpu.mean("utilisation")) is not None]
     count = sum(use < IDLE_USE for use in uses) if uses else layout.idle_gpus * layout.nodes
@@ -239,7 +239,7 @@ def _gap(speeds):
 
 
 def _why(record, slow, others, devices):
-    """What else sets the slow ones apart."""
+    """Other differences of the slow ones."""
     for reason in sorted({reason for device in slow for reason in device.throttled}):
         slowed, at_most = ([each.throttled[reason] / len(each.times) for each in part] for part in (slow, others))
         if min(slowed) > CAUSE + max(at_most):

@@ -26,12 +26,12 @@ def _clock(seconds):
     return "" if seconds is None else str(datetime.fromtimestamp(seconds, UTC))[:19]
 
 
-# What one asks first about a job.
+# The first questions about a job.
 FACTS = (
     *columns(status="Status", strategy="Strategy", layout="Layout", hardware="Hardware", hosts="Nodes"),
     *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)"),
     *columns(numbers.duration, waited="Waited in the queue", limit="Time limit"),
-    Column("limit_used", "Of it, used by the last attempt", numbers.percent),
+    Column("limit_used", "Limit used by the last attempt", numbers.percent),
     Column("training_seconds", "Training", numbers.duration),
     Column("core_hours", "Core-hours", numbers.significant),
     Column("energy_joules", "Energy of the GPUs", numbers.energy),
@@ -46,7 +46,7 @@ OPERATORS = (
     Column("calls", "Calls", numbers.whole),
     *columns(numbers.duration, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
-OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
+OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report that the page belongs to
 LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
 TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
 

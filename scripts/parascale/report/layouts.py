@@ -35,7 +35,7 @@ def _schedule(layout):
 
 
 def hardware_text(record):
-    """What a run holds: `8 GPUs on 2 nodes, 6 idle`."""
+    """Resources of a run: `8 GPUs on 2 nodes, 6 idle`."""
     layout = record.run.layout
     nodes = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
     idle = f", {layout.idle_gpus * layout.nodes} idle" if layout.idle_gpus else ""
@@ -43,7 +43,7 @@ def hardware_text(record):
 
 
 def switches(run):
-    """What a run does otherwise than by default, in words."""
+    """Settings of a run that differ from the default, in words."""
     layout, accumulate, known = run.layout, run.workload.training.accumulate, declared(type(run.layout))
     words = (
         *((schedule, schedule != known["schedule"].field.default) for schedule in _schedule(layout)),
@@ -79,11 +79,11 @@ def named(name, run, more=()):
 
 
 def strategy_word(run):
-    """What the strategy is called on the page, whatever the stage that trains it: `ddp` on any number of nodes, `dp × tp`."""
+    """The name of the strategy on the page, whatever the stage that trains it: `ddp` on any number of nodes, `dp × tp`."""
     strategy = {"multi_node": "ddp", "hybrid": None, "three_d": None}.get(run.strategy, run.strategy)
     return strategy or " × ".join(run.layout.dimensions)
 
 
 def kind_of_run(run):
-    """What runs of one line in a figure have in common, whatever their size: the strategy and its switches."""
+    """Common label of the runs of one line in a figure, whatever their size: the strategy and its switches."""
     return ", ".join(dict.fromkeys([strategy_word(run), *_schedule(run.layout), *switches(run)]))

@@ -11,7 +11,7 @@ from parascale.report import numbers
 from parascale.report.records import SILENT_SECONDS, found_runs
 from parascale.settings.workload import work_unit
 
-RECENT = 20  # steps of which the rate is told
+RECENT = 20  # last steps that give the rate
 TAIL = 1 << 16  # bytes that hold them
 COLUMNS = ("run", "step", "loss", "rate", "left", "core-hours", "state")
 
@@ -60,7 +60,7 @@ class Live:
         return sum(line["seconds"]["total"] for line in lines), steps, lines
 
     def cells(self, now):
-        """What stands under COLUMNS; what is not known is empty."""
+        """Cells for COLUMNS; unknown ones are empty."""
         (seconds, steps, lines), unit = self._paced(), self.last and work_unit(self.last)
         state, cores = self.state(now), (self.described.get("site") or {}).get("cores_per_node")
         # An open attempt lasts until now, or until its last sign of life.

@@ -1,4 +1,4 @@
-"""What runs were computed on, as their nodes told, and where a site's file says otherwise."""
+"""The hardware of runs, as their nodes reported it, and where a site's file differs."""
 
 import re
 
@@ -23,7 +23,7 @@ def _words(machine):
 
 
 def contradictions(record):
-    """What the nodes of a run are and the file of its site says otherwise, as the end of a sentence; empty where it does not."""
+    """Differences between the nodes of a run and the file of its site, as the end of a sentence; empty without any."""
     site, said = record.site, {}
     for machine in record.provenance.get("machines") or ():
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))

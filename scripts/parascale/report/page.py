@@ -93,7 +93,7 @@ def _subtitle(report):
 
 
 def warnings(report):
-    """What must stand at the very top: runs that compute something other than their baseline, or on another machine than named."""
+    """Warnings at the very top: runs that compute something other than their baseline, or on another machine than named."""
     elsewhere = grouped(report.done, contradictions)
     said = [
         f"{shorten_list([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text

@@ -1,4 +1,4 @@
-"""What stands folded below the comparison: parity's numbers, memory, loss, quality, formats, checkpoints and origins.
+"""The parts folded below the comparison: parity's numbers, memory, loss, quality, formats, checkpoints and origins.
 
 To add a part, write a function of a Report that returns a Part and name it in PARTS; one that holds nothing is left out.
 """
@@ -48,7 +48,7 @@ PARITY = (
     *columns(compared="Compared over", baseline="Baseline"),
 )
 SAME = (
-    "Each layout that can be compared trained a few steps of its own, as its baseline did, from the same start. `same` is about these "
+    "Each comparable layout trained a few extra steps from the same start as its baseline. `same` is about these "
     "short exact runs: layouts add sums in other orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
     "largest over the steps.",
 )
@@ -157,7 +157,7 @@ FORMS = (
 )
 COPIES = (
     "Each form was written from the shards of its layout, read back by its own library and compared. `identical`: every tensor to the bit, "
-    "and the same loss; `same logits`: that library computes the model by code of its own, and in fp32 no logit is further off than stands below.",
+    "and the same loss; `same logits`: that library computes the model with its own code, and in fp32 no logit differs by more than shown below.",
 )
 
 
@@ -217,7 +217,7 @@ def provenance(report):
 
 
 def _origin(record):
-    """What is known of a run's origin."""
+    """The known origin of a run."""
     origin, site = record.provenance, record.site
     versions = (f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version)
     return {

@@ -1,4 +1,4 @@
-"""What runs left behind, loaded and checked: `results/runs/*`, `results/parity/*` and, for the unfinished, `work/runs/*`.
+"""Records of runs, loaded and checked: `results/runs/*`, `results/parity/*` and, for the unfinished, `work/runs/*`.
 
 A record that cannot be read does not stop the report: its run is shown as missing, with a note that names the file.
 """
@@ -128,7 +128,7 @@ class RunRecord:
 
     @property
     def gpu_word(self):
-        """What one of them is called on the run's machine."""
+        """The name of one of them on the run's machine."""
         return "GPU" if self.site is not None and self.site.device == "cuda" else "process"
 
     @property

@@ -64,14 +64,14 @@ def row_of(report, record):
 
 
 def stands_out(record, comparison):
-    """What stands out, in few words; its own page says more."""
+    """Findings, in few words; the run's own page says more."""
     ranked = unranked(record) if record.done else ""
     said = [finding.short for finding in findings(record, (), comparison) if finding.short]
     return [f"not ranked: {ranked}", *said] if ranked else said
 
 
 def _figures(record):
-    """What a finished run measured, and what follows from it."""
+    """Measurements of a finished run, and figures derived from them."""
     summary, timing, joules = record.summary, record.timing, record.summary.energy_joules
     figures = vars(summary) | {name: getattr(timing, part) for name, part in TIMING.items()}
     figures |= {f"{part}_memory_bytes": value for part, value in summary.memory.items()}

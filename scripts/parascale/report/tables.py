@@ -35,9 +35,9 @@ def columns(shown=None, **titles):
 RUN = Column("run", "Run")
 
 
-# Of the page. text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
+# On the page. text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
 Cell = namedtuple("Cell", "text value figure small kind link bar")
-# Of one run, whose first cell heads it. series: number of the run's colour, where it has one.
+# A row for one run; its first cell is the header. series: number of the run's colour, where it has one.
 Row = namedtuple("Row", "run cells series faded")
 
 

@@ -13,8 +13,7 @@ from parascale.report.timing import cores_there, wanted_cores
 
 @dataclass(frozen=True)
 class Aim:
-    """Something of which less is better: `spread` of a Member. badge: what the best one is called; ranked: whether what is not ranked by its
-    time has no part in it."""
+    """A quantity to minimise: `spread` of a Member. badge: name of the best one; ranked: leave out members that are not ranked by time."""
 
     badge: str
     spread: object
@@ -115,15 +114,15 @@ def _winner(aim, rivals):
 
 
 def _sentence(experiment, winners):
-    """Which is the fastest, and what cannot be told from it."""
+    """The fastest, and members that do not differ clearly from it."""
     head = experiment.members[0]
     if head.unranked:
-        return f"Nothing is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
+        return f"Nothing is ranked: baseline `{head.label}`: {head.unranked}. Measure it again."
     winner = next((each for each in winners if each.aim.badge == "fastest"), None)
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = shorten_list([f"`{member.label}`" for member in winner.alike], most=4)
-    mean, alike = (" by its mean", f"; {alike} cannot be told from it") if alike else ("", "")
+    mean, alike = (" by its mean", f"; no clear difference to {alike}") if alike else ("", "")
     best, took = winner.best, numbers.duration(winner.best.time.mean)
     if best is head:
         return f"Nothing is measurably faster than the baseline `{head.label}` ({took}){alike}."
@@ -142,7 +141,7 @@ def _basis(experiments):
             used, there, what = wanted_cores(record), cores_there(record), "cores"
         if used < there:
             computes = f"`{record.name}` computes on {used} of {there} {what}"
-            yield f"{computes}, but whole nodes are charged: what is faster on a node is cheaper, too."
+            yield f"{computes}, but whole nodes are charged: faster on a node is also cheaper."
 
 
 def _table(report, title, records, winners, strong):

@@ -1,4 +1,4 @@
-"""What to run and where: the one home of every setting and its default. Imports no torch."""
+"""Every setting and its default: their one home. Imports no torch."""
 
 from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text

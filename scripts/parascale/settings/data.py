@@ -155,7 +155,7 @@ class Text:
 
 @settings(CONDUCT)
 class Expected:
-    """What a plan may assume before the data is there; exact figures are checked against the data once that is."""
+    """Assumptions of a plan before the data is there; exact figures are checked against the data later."""
 
     vocabulary: int | None = option(
         "entries of the vocabulary, special ones included; of images, classes", default=None, low=2
@@ -168,7 +168,7 @@ class Expected:
 
 @settings(CONDUCT)
 class ExpectedText(Expected):
-    """What a plan may assume of text."""
+    """Assumptions of a plan about text."""
 
     train_tokens: int | None = option("tokens of the train split", default=None, low=1)
     validation_tokens: int | None = option(
@@ -198,7 +198,7 @@ class Data:
         self.source.check(where)
 
     def made_from(self):
-        """What two workloads that share a dataset must agree on."""
+        """Settings that must be equal in workloads that share a dataset."""
         return [getattr(self, group) for group in ("source", "text", "images", "shards") if hasattr(self, group)]
 
     @property

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from parascale.settings.options import CONDUCT, RECIPE, Number, option, settings
 
-# Of those that are about as fast the benchmark recommends the first: a bare binary needs our index to mean anything.
+# The benchmark recommends the first of those that are about as fast: a bare binary needs our index to mean anything.
 ImageFormat = Literal["hdf5", "arrow", "webdataset", "numpy", "binary", "squashfs", "files", "parquet"]
 TokenFormat = Literal["hdf5", "arrow", "parquet"]  # besides `flat`, which `prepare` makes and all others are made from
 ReadCalls = Literal["auto", "pread", "mmap"]

@@ -125,7 +125,7 @@ def speed_of(run):
 
 
 def configuration_of(run):
-    """What repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
+    """Settings that repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
     decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | _places(run) | {"scaling": run.scaling}
     return json.dumps({key: value for key, value in decided.items() if key not in ("seed", "baseline")}, sort_keys=True)
 

@@ -9,7 +9,7 @@ from parascale.settings.options import LAYOUT, option, settings
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
-# What saves more memory, and takes more time, stands later.
+# Later ones save more memory and take more time.
 Recomputation = Literal[False, "selective", True]
 RECOMPUTATION = get_args(Recomputation)
 

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-# What a setting decides; each is exactly one of these.
+# The kind of a setting; each is exactly one of these.
 RECIPE = "recipe"  # the numbers of a training
 LAYOUT = "layout"  # how these are spread over processes
 CONDUCT = "conduct"  # no number: when state is saved, what is watched, what is read and written where
@@ -43,7 +43,7 @@ Number = Annotated[float, Strict(), BeforeValidator(_number)]
 
 @dataclasses.dataclass(frozen=True)
 class OptionInfo:
-    """What a setting declares besides type, default, bounds and meaning; see `option`."""
+    """Declarations of a setting besides type, default, bounds and meaning; see `option`."""
 
     decides: str | None = None
     before: object = NOT_SET

@@ -38,7 +38,7 @@ class Paths:
 
     @property
     def store(self):
-        """What was trained once and charged, whatever `results` shows of it: no rule declares it, and no start empties it."""
+        """Trainings that were charged, whatever `results` shows of them: no rule declares it, and no start empties it."""
         return self.root / "store"
 
     @property
@@ -48,7 +48,7 @@ class Paths:
 
     @property
     def under_way(self):
-        """What is not: runs, and the logs of their ranks."""
+        """Unfinished runs and their logs."""
         return self.root / "work"
 
     @property
@@ -81,7 +81,7 @@ class Paths:
         return self.results / "checkpoints" / run
 
     def summaries(self, run):
-        """What a run's summariser wrote, and how good it is."""
+        """The texts of a run's summariser, and their scores."""
         return self.results / "summaries" / f"{run}.json"
 
     def parity(self, run):
@@ -99,11 +99,11 @@ class Paths:
         return (self.results / folder).joinpath, (self.under_way / folder).joinpath
 
     def calibration(self, site):
-        """What probes said of a site's prices."""
+        """A site's prices from probes."""
         return self.results / "calibration" / f"{site}.json"
 
     def machine(self, site):
-        """What the processors of a site were measured to do."""
+        """The measured rates of a site's processors."""
         return self.results / "calibration" / f"{site}-machine.json"
 
     def logs(self, run):

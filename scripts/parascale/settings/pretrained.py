@@ -45,7 +45,7 @@ class Pretrained:
 
     @functools.cached_property
     def config(self):
-        """What `config.json` says of the model."""
+        """The model's settings in `config.json`."""
         return self._json(CONFIG)
 
     @property

@@ -224,7 +224,7 @@ def with_locations(values, files):
 
 
 def _at(values, keys):
-    """What stands at a path of keys; None where nothing does."""
+    """The value at a path of keys; None without one."""
     with contextlib.suppress(KeyError, IndexError, TypeError):
         return functools.reduce(operator.getitem, keys, values)
 

@@ -1,4 +1,4 @@
-"""What is made from the declarations of settings: the tables of `config/README.md`, and JSON schemas for editors.
+"""Files made from the declarations of settings: the tables of `config/README.md`, and JSON schemas for editors.
 
 The page is written by hand around pairs of markers, `<!-- table: NAME -->` and `<!-- end -->`; only what stands
 between a pair is made here.

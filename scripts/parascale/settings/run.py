@@ -13,7 +13,7 @@ from parascale.settings.workload import Workload
 
 Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
-# What the ways are called in which ranks that train apart come together.
+# Names of the ways to average ranks that train apart.
 WAYS = {"all": "local SGD", "neighbour": "gossip", "server": "parameter server"}
 SENT = {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}
 
@@ -88,12 +88,12 @@ class Run:
 
     @property
     def way(self):
-        """What the way is called in which ranks that train apart come together; None where they do not train apart."""
+        """Name of the way to average ranks that train apart; None where they do not."""
         return WAYS[self.averaging] if self.average_every else None
 
     @property
     def method(self):
-        """What a run's method is called if ranks do not go on from the exact gradients of all; None if they do."""
+        """Name of a run's method if ranks do not use the exact gradients of all; None if they do."""
         return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
 
     @property

@@ -50,7 +50,7 @@ class QuotaCommand:
 
 @settings(SITE, expert=True)
 class Assumed:
-    """What a plan takes for granted of a machine until a calibration has measured it."""
+    """Assumptions of a plan about a machine until a calibration has measured it."""
 
     core_gigaflops: Number = option("rate of one core, in runs on CPUs", default=90.0, above=0.0)
     core_gigabytes_per_second: Number = option("memory bandwidth of one core", default=22.0, above=0.0)

@@ -25,7 +25,7 @@ KINDS = {
     "dataclass": "a mapping of keys",
 }
 UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
-# What others call our words: there the nearest spelling would be another thing (fp16 is no fp64).
+# Other names for our words, where the nearest spelling would mean something else (fp16 is not fp64).
 SYNONYMS = {
     "bf16": ("fp8", "fp16", "float8", "bfloat16", "amp", "mixed"),
     "fp16": ("float16", "half"),

@@ -1,4 +1,4 @@
-"""What is trained, on which data, and how: the settings that do not depend on a machine or a layout.
+"""Model, data and training: the settings that do not depend on a machine or a layout.
 
 A task says what a sample is, so each has a class of its own for data and training, which knows no key of another. What a model
 has to be told is a matter of its family: see `parascale.families`.
@@ -324,7 +324,7 @@ class Script(Workload):
 
     is_script: ClassVar = True
     sizes: ClassVar = ()
-    # What everyone who asks for these of a workload is to find.
+    # Defaults for everyone who asks a workload for these.
     data: ClassVar = Data()
     optim: ClassVar = Optim()
 

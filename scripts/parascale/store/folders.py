@@ -85,7 +85,7 @@ def _tables(held: dict[str, Any]) -> list[str]:
 
 
 def described(folder: Path, key: str, place: str) -> dict[str, Any]:
-    """What the manifest of a training holds. A checkpoint's own manifest has the checksums of its other files."""
+    """The contents of a training's manifest. A checkpoint's own manifest has the checksums of its other files."""
     inside = _checkpoints(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = [path for path in paths if path.name == CHECKPOINT or not any(tree in path.parents for tree in inside)]

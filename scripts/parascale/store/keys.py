@@ -36,7 +36,7 @@ def data_known(folder: Path | None, start: Path | None = None) -> list[Any]:
 
 
 def meaning_of(known: list) -> list | str | None:
-    """What the numbers in prepared data mean, by what is `known` of it: the classes in turn, or the digest of the vocabulary; None where
+    """The meaning of the numbers in prepared data, by what is `known` of it: the classes in turn, or the digest of the vocabulary; None where
     tokens came without one."""
     manifest = json.loads(known[0])
     return manifest.get("classes") or manifest.get("files", {}).get("vocabulary.json", {}).get("sha256")

@@ -56,7 +56,7 @@ class Reasons:
         if unfinished := record_in(work):
             if not self._changes(unfinished, run, known, resharded=True):
                 saved = whole_checkpoints(work / "checkpoints")
-                return Reason("continues what was begun", repeats=hours, step=step_of(saved[0]) if saved else 0)
+                return Reason("continues an unfinished run", repeats=hours, step=step_of(saved[0]) if saved else 0)
             record = record or unfinished
         if not record:
             return Reason("new")
@@ -80,7 +80,7 @@ class Reasons:
         return {kept.place: kept for kept in self.store.all()}
 
     def _changes(self, record: dict[str, Any], run: Run, known: list[Any] | None, resharded: bool = False) -> str:
-        """What changed since a record (`run.json`) was written, in words; empty where nothing did.
+        """Changes since a record (`run.json`) was written, in words; empty without any.
 
         known: of the data; None compares none. resharded: another layout is no change.
         """

@@ -190,7 +190,7 @@ class Store:
         os.utime(folder / MANIFEST)
 
     def leftovers(self) -> Iterator[StoredTraining]:
-        """What no key leads to, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
+        """Unreachable folders, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
         left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
         for since, folder in left:

@@ -33,7 +33,7 @@ def acquire_run(job):
         same = begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout)
         predicted = dataclasses.replace(job, prediction=begun["prediction"]) if same else job
         if set(changed) == {"code"} and job.other_code:
-            print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
+            print(f"{name}: continues a run of other code, as `continue_with_other_code` asks", flush=True)
             return lease, died_at, predicted, before["code"]
         if not changed or not (begun or earlier):
             return lease, died_at, predicted, None
@@ -50,18 +50,18 @@ def acquire_run(job):
         if earlier:
             with suppress(OSError):  # another begins there: its lease decides
                 earlier[-1].rename(job.work)
-                print(f"{name}: takes up again what was begun with these settings", flush=True)
+                print(f"{name}: resumes a run with these settings", flush=True)
 
 
 def continuation_of(job):
-    """What must stay the same for a start to continue what was begun."""
+    """Settings that must stay the same for a start to continue an unfinished run."""
     return identity.continuation_of(job.run, job.site, job.code_digest, job.known_data)
 
 
 def _begun(work):
     """What run.json says of a run under way, if there is one; where that is lost or damaged, what its newest whole checkpoint keeps.
 
-    Raises CheckpointError where nothing tells with which settings the checkpoints were made.
+    Raises CheckpointError where the settings of the checkpoints are unknown.
     """
     try:
         return read_json(work / "run.json")
@@ -75,7 +75,7 @@ def _begun(work):
             return {"continuation": continuation}
     if folders:
         raise CheckpointError(
-            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To start over, remove this folder"
+            f"{work}: {reason}, and no whole checkpoint has its settings. To start over, remove this folder"
         )
     return {}
 

@@ -156,7 +156,7 @@ class AttentionSeen(ChosenSteps):
 
 
 def profiler(job, lead):
-    """What profiles the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
+    """Profiler of the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
     steps = job.run.profile_steps
     if steps is None:
         return None

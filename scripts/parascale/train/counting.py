@@ -1,4 +1,4 @@
-"""What a model computes and keeps, found once on tensors without data; plans read it (`parascale.families.counted`).
+"""Operations and kept tensors of a model, counted once on tensors without data; plans read it (`parascale.families.counted`).
 
 A forward pass without gradients, one with them, and its backward pass run as on CPUs, with two numbers of samples, in each width of
 numbers. Tensor parallelism is not run: each tensor is followed from the weights that the `tensor_plan` splits, whether a rank would have

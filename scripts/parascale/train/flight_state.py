@@ -22,7 +22,7 @@ from parascale.notes import WAITING, note_path, state_of
 
 AXIS = "mesh_"  # what torch's description of a mesh's group begins with
 WORLD = "default_pg"
-# What libraries say where a collective failed because of another rank.
+# Errors of libraries where a collective failed because of another rank.
 OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "Connection closed by peer", "Timed out waiting")
 
 
@@ -122,7 +122,7 @@ def _frames(error):
 
 
 def _dumps():
-    """What torch's flight recorders hold, for gloo and for NCCL."""
+    """Entries of torch's flight recorders, for gloo and for NCCL."""
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         with suppress(AttributeError, RuntimeError):  # torch without NCCL lacks the second
             yield getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)

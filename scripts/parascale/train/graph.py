@@ -1,4 +1,4 @@
-"""What a model computes, from its graph on tensors without data, of which the largest takes no memory."""
+"""The operations of a model, from its graph on tensors without data: even the largest takes no memory."""
 
 from contextlib import suppress
 

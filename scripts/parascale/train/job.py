@@ -1,4 +1,4 @@
-"""What a training process is told, put together from a project."""
+"""The settings of a training process, put together from a project."""
 
 import dataclasses
 from contextlib import suppress
@@ -29,7 +29,7 @@ class Job:
     code_digest: of the code that decides a training's numbers. prediction: what the plan predicted, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
     that trains, or None. monitor: how it is watched; None: not at all.
-    other_code: continue what other code has begun. known: what `data_known` gives when the job is made: the training's key is
+    other_code: continue a run of other code. known: what `data_known` gives when the job is made: the training's key is
     that of the data that it reads, whatever lies there later.
     """
 
@@ -69,8 +69,8 @@ class Job:
             if data_known(self.data, self.start) == self.known_data:
                 return
         raise ChangedDataError(
-            f"run {self.run.run}: what it trains on ({', '.join(str(path) for path in (self.data, self.start) if path)}) was rebuilt "
-            "after it started. Its results belong to the old data, and are not shown; start it again"
+            f"run {self.run.run}: {', '.join(str(path) for path in (self.data, self.start) if path)} was rebuilt "
+            "after it started. Its results belong to the old data and are not shown; start it again"
         )
 
 

@@ -90,7 +90,7 @@ def train(job, make_steps=None):
             state=state,
             progress=progress,
             profiler=profiled,
-            # Of the second step, as the first compiles; torch's profilers exclude each other.
+            # The second step, as the first compiles; torch's profilers exclude each other.
             attention=AttentionSeen(0 if profiled else first_step + 1, state.note_attention),
             stop_requested=stop_requested,
             first_step=first_step,

@@ -1,4 +1,4 @@
-"""What a training really ran on, and what took its memory: read on the nodes that compute, not copied from a site's file."""
+"""The hardware that a training really ran on, and its use of memory: read on the nodes that compute, not copied from a site's file."""
 
 from contextlib import suppress
 
@@ -25,7 +25,7 @@ def read_machine(device):
 
 
 class Memory:
-    """What takes a rank's memory: its part of the model as tensors, and the rest of the process.
+    """Uses of a rank's memory: its part of the model as tensors, and the rest of the process.
 
     Made when the model is there and has not computed yet: then the rest of the process is libraries and data.
     """

@@ -155,7 +155,7 @@ def squared_norm(model):
     """
     if model.mesh.devices is None:
         return _sum_of_squares(_gradients(model))
-    # Of a parameter tied across stages one copy counts: the first, which stands on another rank where it is not here.
+    # One copy of a parameter tied across stages counts: the first, which is on another rank if not on this one.
     copies = {id(second) for _, second in model.split_ties if second is not None}
     ranks_of_a_stage = 1 if model.ranks_differ else model.mesh.world_size // model.mesh.layout.pp
     # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.

@@ -204,7 +204,7 @@ def _largest_weight_difference(folder, baseline_folder, smallest, way):
 
 
 def _moments(weight):
-    """What a checkpoint may hold of a weight's gradients: AdamW's mean square, or SGD's sum, if it has momentum."""
+    """State of a weight's gradients in a checkpoint: AdamW's mean square, or SGD's sum, if it has momentum."""
     state = f"optimizer.state.{weight.removeprefix('model.')}"
     return {f"{state}.exp_avg_sq", f"{state}.momentum_buffer"}
 

@@ -1,4 +1,4 @@
-"""What this machine's processors do in 10 to 30 seconds: matrix products, passes over memory, starts of operations, and messages.
+"""Rates of this machine's processors, measured in 10 to 30 seconds: matrix products, passes over memory, starts of operations, and messages.
 
 Each figure is the best of many short passes, which a neighbour on the machine disturbs least; one that takes much of it is noticed, and
 nothing is measured. One process computes alone; then two tell each other a number over gloo. Large collectives are not among them: from
@@ -33,7 +33,7 @@ def measure(seconds=8.0, quiet=QUIET):
         found, others = pool.apply(_alone, (each,))
     if others > quiet:
         raise RequirementError(
-            f"others kept {others:.0%} of this machine busy meanwhile: the figures would be theirs as well. `parascale calibrate --machine` "
+            f"others kept {others:.0%} of this machine busy meanwhile: the measurement would include them. `parascale calibrate --machine` "
             "measures it again, once it is quiet"
         )
     if (os.cpu_count() or 1) < RANKS:

@@ -218,7 +218,7 @@ def summarise(run, site, steps, attempts, facts):
 
 
 def description(job, steps):
-    """What run.json holds of a run from its start on. steps: of the whole run."""
+    """The part of run.json that is known from the start. steps: of the whole run."""
     run, code = job.run, modules_of_run(job.run)
     return {
         "schema_version": SCHEMA_VERSION,

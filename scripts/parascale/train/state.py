@@ -103,7 +103,7 @@ class RunState:
         return died_at, False
 
     def _description(self):
-        """What run.json holds from the start on."""
+        """The part of run.json that is known from the start."""
         found = description(self.job, self.steps)
         return found | {"versions": found["versions"] | {"cuda": torch.version.cuda}}
 

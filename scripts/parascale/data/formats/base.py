@@ -1,4 +1,4 @@
-"""What the formats share: a writer of one shard, and readers, which open files at the first read and keep no object per sample."""
+"""Shared by the formats: a writer of one shard, and readers, which open files at the first read and keep no object per sample."""
 
 import mmap
 import os

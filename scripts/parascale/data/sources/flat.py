@@ -121,7 +121,7 @@ def _of_megatron(path, index):
     with open(index, "rb") as file:
         head = file.read(INDEX_BYTES)
     if len(head) < INDEX_BYTES or not head.startswith(INDEX_MAGIC):
-        raise damaged("it begins otherwise")
+        raise damaged("wrong magic number")
     sequences, documents = np.frombuffer(head, "<u8", 2, 18).tolist()
     places = INDEX_BYTES + 4 * sequences
     size, needed = index.stat().st_size, places + 8 * (sequences + documents)

@@ -1,4 +1,4 @@
-"""What was downloaded: the manifest of a raw folder, and the folder read through it.
+"""Downloaded data: the manifest of a raw folder, and the folder read through it.
 
 `manifest.json` holds the settings of the source, where the data is from, and for each split its files, with bytes and
 sha256. A path in it is relative to the raw folder, or absolute where data is read in place.

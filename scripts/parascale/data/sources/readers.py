@@ -44,7 +44,7 @@ def ending(path):
 
 
 def kind_of(path):
-    """What a file holds, a value of KINDS, by its ending. Raises DataError for any other."""
+    """The kind of a file, a value of KINDS, by its ending. Raises DataError for any other."""
     kind = known_kind(path)
     if kind is None:
         read = f"{', '.join(KINDS)}; those of text also with {', '.join(COMPRESSED)} behind"
@@ -70,7 +70,7 @@ def count_rows(path):
         return sum(1 for _ in _part(path, ROWS[kind](path, [], "text"), 0, None))
     lines, last = 0, b"\n"
     with _opened(path) as handle:
-        if kind == JSON_LINES:  # of which blank lines are no rows
+        if kind == JSON_LINES:  # blank lines are not rows
             return sum(1 for line in handle if line.strip())
         while block := handle.read(BLOCK_BYTES):
             lines += block.count(b"\n")
@@ -254,7 +254,7 @@ def token_rows(path, column, first=0, last=None):
             told = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
             if not found.filter(kept).cast("int64").equals(told):
                 raise DataError(
-                    f"{where}: `{each}` leaves tokens out of the loss, or asks for others, which is not done here: to train on every token "
+                    f"{where}: `{each}` leaves tokens out of the loss, or asks for others, which is not supported: to train on every token "
                     f"of `{column}`, write the rows without it (`remove_columns({each!r})` of `datasets`)"
                 )
         yield numbers.to_numpy()

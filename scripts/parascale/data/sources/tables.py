@@ -39,7 +39,7 @@ def open_table(path):
 
 
 class Table:
-    """What is used of a ParquetFile: `schema_arrow`, `metadata.num_rows` where rows are counted, and `iter_batches`."""
+    """The parts of a ParquetFile that are used: `schema_arrow`, `metadata.num_rows` where rows are counted, and `iter_batches`."""
 
 
 class ArrowTable(Table):
@@ -69,7 +69,7 @@ class ArrowTable(Table):
 
 
 def form_of(path):
-    """What a table is called: as its ending says, or as a Table calls itself."""
+    """The name of a table's kind: by its ending, or as a Table calls itself."""
     return getattr(path, "form", None) or {".arrow": "Arrow", ".parquet": "Parquet"}.get(Path(path).suffix.lower())
 
 

@@ -25,7 +25,7 @@ LOGIN_NODE_HELP = (
 )
 REFUSED_HELP = (
     "If it is a set of Hugging Face, accept its terms on its page, then run `hf auth login` once on this machine: "
-    "the token it keeps is used. Nothing of it stands in the configuration."
+    "the token it keeps is used. The configuration holds none of it."
 )
 
 

@@ -73,8 +73,8 @@ def _read_list(path):
     for number, split in numbers:
         if split_of.setdefault(number, split) != split:
             raise DataError(
-                f"the list of articles has {number} in two splits, {split_of[number]} and {split}: what is trained on would be "
-                f"tested on. {_remedy(path)}"
+                f"the list of articles has {number} in two splits, {split_of[number]} and {split}: the test would use "
+                f"training articles. {_remedy(path)}"
             )
     return split_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from parascale.families.sizes import LossBytes, Operations, Product, Sizes, chunk_tokens, padded, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
-# Of a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
+# For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
 HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
 
@@ -141,7 +141,7 @@ def attention_operations(model, batch, tokens, places, causal, fused):
     """Operations of an attention of `tokens` to `places` each, between its projections."""
     rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
-        # Of half of the places where a token sees those before it alone; CPUs' kernel skips whole tiles of 512 alone.
+        # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone.
         tile = min(512, places) if batch.device == "cpu" else 0
         seen = 0.5 + tile / (2 * places) if causal else 1.0
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
