@@ -207,7 +207,7 @@ class Cluster:
             time.sleep(0.1)
         return state
 
-    def sacct(self, job: str, step: str = "", timeout: float = 20) -> dict[str, str]:
+    def sacct(self, job: str, step: str = "", timeout: float = 60) -> dict[str, str]:
         """What the accounting says of a job, or of one of its steps ("batch", "0", …): a field, its text.
 
         The accounting learns of a short job's name and nodes up to 5 s after its end: this waits for them.
@@ -281,7 +281,7 @@ class Cluster:
         self.nodes[name].switch_off()
         network.disconnect(self.nodes[name], self._switch)
 
-    def restart_node(self, name: str, timeout: float = 30) -> None:
+    def restart_node(self, name: str, timeout: float = 120) -> None:
         """Repair what was killed, reboot nothing that runs, and wait until the node takes jobs again."""
         if self.nodes[name].pid is None:
             self._switch_on(name)

@@ -55,7 +55,7 @@ class Machine:
         return pid if is_ours else None
 
     def switch_on(
-        self, setup: str = "", network: bool = True, inside: Machine | None = None, timeout: float = 10
+        self, setup: str = "", network: bool = True, inside: Machine | None = None, timeout: float = 60
     ) -> subprocess.Popen:
         """Start the first process, which runs the shell lines `setup` before the machine counts as on."""
         self._identity.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class Machine:
             time.sleep(0.005)
         return process
 
-    def switch_off(self, timeout: float = 10) -> None:
+    def switch_off(self, timeout: float = 60) -> None:
         """Kill everything on the machine at once, as a power cut does. Does nothing where it is off."""
         pid = self.pid
         if pid is not None:

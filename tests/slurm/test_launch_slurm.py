@@ -69,7 +69,7 @@ class Job:
     def facts(self):
         """What each rank wrote down, once all run."""
         files = [self.folder / f"rank{rank}.json" for rank in range(self.ranks)]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not all(file.exists() for file in files):
             assert time.monotonic() < deadline, f"ranks did not start:\n{self.output}"
             time.sleep(0.1)
@@ -81,9 +81,9 @@ class Job:
         path = self.folder / "out"
         return path.read_text() if path.exists() else ""
 
-    def ends(self, state, seconds=20):
+    def ends(self, state):
         """Wait for the job's end in `state`, with no process left behind."""
-        assert self.cluster.wait(self.id, timeout=seconds) == state, self.output
+        assert self.cluster.wait(self.id, timeout=120) == state, self.output
         # The job's cgroup or process table is read after its end: what is found now is an orphan.
         assert not self.cluster.job_processes(self.id)
 
@@ -135,14 +135,14 @@ def test_a_cancelled_job_leaves_no_process(cluster, tmp_path):
     job = Job(cluster, tmp_path, 2, 2)
     job.facts()
     cluster.run(["scancel", job.id])
-    job.ends("CANCELLED", 30)
+    job.ends("CANCELLED")
 
 
 def test_kill_9_of_a_rank_ends_the_job_and_is_explained(cluster, tmp_path):
     job = Job(cluster, tmp_path, 2, 2)
     victim = job.facts()[3]
     job.kill(victim["SLURMD_NODENAME"], victim["pid"])
-    job.ends("FAILED", 15)
+    job.ends("FAILED")
     assert f"error: rank 3 on {victim['SLURMD_NODENAME']} failed: ended by SIGKILL" in job.output
 
 
@@ -152,7 +152,7 @@ def test_kill_9_of_a_nodes_launcher_ends_the_job(cluster, tmp_path, rank):
     job = Job(cluster, tmp_path, 2, 1)
     victim = job.facts()[rank]
     job.kill(victim["SLURMD_NODENAME"], victim["launcher"])
-    job.ends("FAILED", 30)  # its file must have stayed the same for 20 s
+    job.ends("FAILED")  # its file must have stayed the same for 20 s
     assert f"error: the launcher of node {rank} is gone" in job.output
 
 
@@ -162,7 +162,7 @@ def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
     victim = job.facts()[1]["SLURMD_NODENAME"]
     cluster.kill_node(victim)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while "the launcher of node 1 is gone" not in job.output:
             assert time.monotonic() < deadline, job.output
             time.sleep(0.2)

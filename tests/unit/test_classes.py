@@ -23,6 +23,7 @@ from parascale.evaluation.evaluate import correct_within
 from parascale.evaluation.task import open_task
 from parascale.settings import Formats, Workload, make
 from parascale.settings.data import Expected
+from tests.pace import wait_for
 from tests.unit.image_sets import jpeg, packed_index
 from tests.unit.test_crops import photo
 
@@ -211,9 +212,7 @@ def test_workers_decode_at_the_same_time_beside_the_training_and_no_further_ahea
     monkeypatch.setattr(ClassImages, "_decoded", decoded)
     found = ClassImages(Reader(), 16).batches(([number] for number in range(6)), workers=2)
     next(found)
-    late = time.monotonic() + 20
-    while len(batches) < 3 and time.monotonic() < late:
-        time.sleep(0.01)
+    wait_for(lambda: len(batches) >= 3)
     time.sleep(0.1)  # a fourth would begin
     assert sorted(batches) == [[0], [1], [2]]
     assert sum(1 for _ in found) == 5 and sorted(batches) == [[number] for number in range(6)]

@@ -21,7 +21,7 @@ from tests.pace import wait_for
 def quick(monkeypatch):
     """A living holder has long for its sign: a busy disk may keep one for seconds."""
     monkeypatch.setattr(module, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(module, "STALE_SECONDS", 15.0)
+    monkeypatch.setattr(module, "STALE_SECONDS", 60.0)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
 
 

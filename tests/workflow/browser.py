@@ -35,7 +35,7 @@ class Browser:
         }
         self.session = self._start({"capabilities": {"alwaysMatch": wanted}})
 
-    def _start(self, body, seconds=30):
+    def _start(self, body, seconds=120):
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -53,7 +53,7 @@ class Terminal:
 
     def shows(self, pattern):
         """The first match in what was written, once it is there."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (found := re.search(pattern, CONTROL.sub("", self.written))):
             assert time.monotonic() < deadline, (pattern, CONTROL.sub("", self.written))
             time.sleep(0.05)
