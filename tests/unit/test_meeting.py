@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale import awake
-from parascale.errors import FAILED, ConfigError, RequirementError
-from parascale.launch import STOPPED, TERMINATED, node, peers, rendezvous
+from parascale.cli import parascale
+from parascale.errors import FAILED, PERMANENT_FAILURE, ConfigError, RequirementError
+from parascale.launch import STOPPED, TERMINATED, environment, node, peers, rendezvous
 from parascale.launch.node import Launch, _watch
 from parascale.launch.peers import Node, Peers, Report, meeting_seconds
 from parascale.launch.several_nodes import meeting_folder
@@ -257,17 +259,36 @@ def test_many_nodes_have_longer_to_meet():
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_launcher_that_fails_before_all_have_met_tells_the_others_at_once(who, job):
-    outcomes = job().run([0, 0, 3], fails={who: ConfigError("no such site")})
+@pytest.mark.parametrize("kind", [ConfigError, RequirementError])
+def test_a_launcher_that_fails_before_all_have_met_tells_the_others_at_once(kind, who, job):
+    """Also whether the same start would fail again."""
+    outcomes = job().run([0, 0, 3], fails={who: kind("no such site")})
     for number in {0, 1, 2} - {who}:
         error, seconds = outcomes[number]
-        assert isinstance(error, RequirementError) and f"no such site (host{who})" in str(error) and seconds < 6
+        assert error.exit_code == kind.exit_code and f"no such site (host{who})" in str(error) and seconds < 6
 
 
-def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(job):
-    outcomes = job().run([0, 0, None], stops={0: 2.0})
-    error, seconds = outcomes[1]
-    assert "told to stop before all nodes had met (host0)" in str(error) and seconds < 4
+def test_a_node_0_that_fails_before_its_ranks_start_tells_the_others_whether_it_would_again(tmp_path):
+    with suppress(ConfigError), Peers(Node(0, "host0", "a", 2, 1, ""), tmp_path):
+        raise ConfigError("no such site")
+    with Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path) as other:
+        assert other.verdict(Report(FAILED, []), 9.0).code == PERMANENT_FAILURE
+
+
+def test_a_node_that_has_no_driver_tells_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "Stop", lambda: SimpleNamespace(asked=False))
+    monkeypatch.setattr(environment, "_wrong_driver", lambda in_job: ["no driver here"])
+    (site := tmp_path / "box.yaml").write_text("device: cuda\n")
+    words = ["--site", site, "--nodes", "2", "--node", "1", "--meet", tmp_path / "together", "--", __file__]
+    assert parascale.main(["launch", *map(str, words)], standalone_mode=False) == FAILED
+    said = peers.Other(tmp_path / "together" / "node-1.json").look(0.0)
+    assert said.report.failures[0].reason == "no driver here"
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_stop_before_all_have_met_ends_all_as_stopped_at_once(told, job):
+    for end, seconds in job().run([0, 0, None, 0], stops={told: 2.0}).values():
+        assert isinstance(end, SystemExit) and end.code == TERMINATED and seconds < 4
 
 
 def test_a_node_that_does_not_reach_node_0_says_so_and_ends_all(job, monkeypatch):
@@ -291,6 +312,25 @@ def test_a_filesystem_is_asked_at_most_100_times_a_second(nodes, every, job, tmp
         launcher.listen()
     assert len(looks) <= 50 * min(100, (nodes - 1) / every) + 1
     assert {len(looks) // (nodes - 1), looks.count(looks[0])} <= {int(50 / every), int(50 / every) + 1}
+
+
+@pytest.mark.parametrize("slow", [0.015, 0.05])
+def test_a_slow_filesystem_holds_a_launcher_up_for_a_tick_at_most(slow, job, tmp_path, monkeypatch):
+    """Time that passes within one look after the other would not be counted, and nobody would see a stop or a rank that failed."""
+    clock, looks = job().clock, []
+
+    def look(path):
+        clock.now += slow
+        looks.append(path)
+
+    monkeypatch.setattr(peers, "look", look)
+    launcher = Peers(Node(0, "host0", "a", 100, 1, ""), str(tmp_path))
+    for _ in range(100):
+        clock.now += 3
+        before = clock.now
+        launcher.listen()
+        assert clock.now - before < 0.25 + slow + 1e-6
+    assert len(set(looks)) == 99
 
 
 def test_launchers_of_other_sizes_do_not_start(tmp_path):

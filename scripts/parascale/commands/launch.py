@@ -95,7 +95,8 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
         chosen = dataclasses.replace(chosen, command=command, files=None)
-    check_node(chosen.site)
+    if not meet:  # else once this launcher can tell the others
+        check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
     here = Place(node, meet, own_address(slurm.node_name(), chosen.site.network), bind=in_step) if meet else None

@@ -14,7 +14,7 @@ from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.binding import cores_of_ranks, visible_devices
-from parascale.launch.environment import of_allocator
+from parascale.launch.environment import check_node, of_allocator
 from parascale.launch.hang import explain, note_cause
 from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
 from parascale.launch.rendezvous import interface_addresses, reserve_port
@@ -100,6 +100,7 @@ def run_node(launch, place, watched=contextlib.nullcontext):
         time.sleep(TICK_SECONDS)
 
     with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder:
+        check_node(launch.site)
         address, port = peers.meet(holder.getsockname()[1], wait)
         if launch.nodes > 1 and address != "127.0.0.1":
             interface_addresses(launch.site.network, slurm.node_name())  # or an error

@@ -4,14 +4,16 @@ Folder: new for each start, so nobody reads files of an earlier one. `several_no
 are started by hand are given one (`--meet`). A launcher refuses a folder that has its file already.
 Start: every launcher writes who and where it is (`waiting`). When node 0 has seen all, it adds the port where torch meets (`running`).
 The others then check that they reach it, and start their ranks. After `meeting_seconds` node 0 names the nodes that did not come, and
-gives up. A launcher that fails meanwhile writes why, and all give up with its reason.
+gives up. A launcher that fails meanwhile, as on a node without a driver, writes why, and all give up with its reason and exit code; one
+that is told to stop ends all as stopped. Of one that fails before it has read its settings, nobody knows: the others wait in vain.
 Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report
 what they have. When each has reported, or is lost, node 0's report holds for all: they end their ranks, and exit with its code. Its
 cause is a failure that cannot be a consequence, else the earliest.
 Stop: Slurm sends SIGTERM to every launcher. If only one gets it, its file says `stopping`; node 0 passes it on.
 Loss: a launcher renews the time of its file every 5 s. If the file stays the same for 20 s, the launcher was killed or its node is down.
 Load: one file a node, of one block; renewing makes no other and needs no room on a full disk. Node 0 looks at every file, the others only
-at node 0's: each twice a second, less often from 50 nodes on, so that neither side looks more than 100 times a second.
+at node 0's: each twice a second, less often from 50 nodes on, so that neither side looks more than 100 times a second, and less often
+where looks are slow: after a tick of them a launcher sees to its ranks again.
 Late filesystems: NFS may show what was 30 s ago, or that there was nothing. Then all meet and end later, but no living node is lost: each
 look opens the file anew; the reader's own clock tells how long it stays the same; and a node is lost only after twice the longest pause
 between two changes of its file that this reader has seen, at least 20 s, and 60 s before it has seen one.
@@ -145,7 +147,8 @@ class Peers:
             told, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
             reason = "it was told to stop before all nodes had met" if told else str(error) or type(error).__name__
             failure = Failure(None, self._me.host, reason, None, time.time(), True, permanent)
-            self.send(state="ended", report=Report(TERMINATED if told else FAILED, [failure]))
+            code = TERMINATED if told else PERMANENT_FAILURE if permanent else FAILED
+            self.send(state="ended", report=Report(code, [failure]))
 
     @property
     def nodes(self) -> list[Node]:
@@ -179,9 +182,10 @@ class Peers:
                     file.write(text)
 
     def listen(self) -> None:
-        """Look at those files whose turn it is."""
-        now = self._awake()
-        while self._others and self._next_look <= now:
+        """Look at those files whose turn it is, for a tick at most; turns that were missed are left out."""
+        now = start = self._awake()
+        self._next_look = max(self._next_look, start - TICK_SECONDS)
+        while self._others and self._next_look <= now <= start + TICK_SECONDS:
             self._next_look += self._interval / len(self._others)
             number = next(self._turns)
             gone, other = self._gone(number), self._others[number]  # asked before the look, which sees its last words
@@ -192,9 +196,11 @@ class Peers:
                 self._reports.setdefault(number, said.report)
             elif gone or (other.seen and now - other.since > other.patience):
                 self._lose(number, f"the launcher of node {number} is gone: it was killed, or the node is down")
+            now = self._awake()
 
     def meet(self, port: int, wait: Callable[[], None]) -> tuple[str, int]:
-        """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing.
+        """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing,
+        or why another launcher has failed; SystemExit: one was told to stop.
 
         wait: called over and over; it sleeps a moment, and raises when the launcher is told to stop.
         """
@@ -202,8 +208,12 @@ class Peers:
         name = f"node {me.node} ({me.host})"
         while missing := [number for number, other in self._others.items() if not self._is_ready(other.said)]:
             self.listen()
-            for report in self._reports.values():
-                raise RequirementError(f"{name} ends: {'; '.join(map(str, report.failures))}")
+            if self._reports:
+                if (joint := self._joint()).code == TERMINATED:
+                    raise SystemExit(TERMINATED)
+                error = RequirementError(f"{name} ends: {'; '.join(map(str, joint.failures))}")
+                error.exit_code = joint.code
+                raise error
             # Node 0 gives up first, and says who is missing.
             if awake() > (2 * seconds + LATE_SECONDS if me.node and self.nodes[1:] else seconds):
                 raise RequirementError(
@@ -261,9 +271,10 @@ class Peers:
         """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
-        code = next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0)
-        permanent = code == FAILED and failures and root_cause(failures).permanent
-        return Report(PERMANENT_FAILURE if permanent else code, failures)
+        if {FAILED, PERMANENT_FAILURE}.isdisjoint(codes):
+            return Report(next((code for code in (TERMINATED, STOPPED) if code in codes), 0), failures)
+        permanent = failures and root_cause(failures).permanent
+        return Report(PERMANENT_FAILURE if permanent else FAILED, failures)
 
     def _renew(self) -> None:
         # At first so often that every reader soon sees it change.
