@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from parascale.data.loader import Prefetcher, read_batches
 from parascale.data.sampler import evaluation_share
 from parascale.data.text import IGNORED
+from parascale.errors import ConfigError
 
 FORESIGHT = (
-    "the model sees tokens that come later, which it is to predict, as an encoder does: give a class's attention a causal mask; in a "
+    "the model sees tokens that come later, which it is to predict, as an encoder does: give a class's attention a causal mask, and keep no state from call to call; in a "
     "folder's config.json set `is_decoder` = true, if its model has that"
 )
 
@@ -53,6 +54,9 @@ def foresees(outputs: Callable, window: int, entries: int, device: torch.device 
     cut = window // 2 | 1  # odd: no border of blocks of tokens
     first_BT[:, cut:] = 0
     before, moved = outputs(first_BT), []
+    if not isinstance(before, torch.Tensor | None):
+        said = f"(batch × time × {entries} entries of the vocabulary), not {type(before).__name__}"
+        raise ConfigError(f"a language model's `forward` must return a tensor of logits {said}")
     for place in (cut, window - 1):
         changed_BT = first_BT.clone()
         changed_BT[:, place:] = entries - 1

@@ -11,6 +11,7 @@ from parascale.settings.pretrained import Pretrained
 from parascale.settings.strict import nearest
 
 Split = Literal["train", "validation", "test"]
+Role = Literal["text", "input_ids", "document", "summary", "path", "label", "image"]
 SPLITS = ("train", "validation", "test")
 BUILTIN = ("documentation", "docstrings", "shapes")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -33,7 +34,7 @@ class Source:
     endpoint: str | None = option(
         "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, default=None, expert=True
     )
-    columns: dict[str, str] = option(
+    columns: dict[Role, str] = option(
         "role → name of the column, if they differ (`{text: content}`, `{input_ids: tokens}`, `{document: article, summary: highlights}`)",
         default={},
     )
