@@ -124,5 +124,5 @@ def test_what_sees_later_tokens_is_found_and_nothing_else(window, kind, precisio
         window += -window % int(kind[-1])  # whole ones
     assert foresees(outputs, window, VOCABULARY, "cpu", ROUNDING[precision]) == (kind in LATER)
     assert not foresees(lambda tokens_BT: None, window, VOCABULARY, "cpu", 0.0)
-    with pytest.raises(ConfigError, match="must return a tensor of logits .*, not tuple"):
+    with pytest.raises(ConfigError, match=r"must return a tensor of logits .*, not tuple"):
         foresees(lambda tokens_BT: (outputs(tokens_BT), None), window, VOCABULARY, "cpu", 0.0)
