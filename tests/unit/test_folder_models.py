@@ -128,6 +128,29 @@ def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
     assert [layout.dimensions for layout in layouts if jobs[layout]] == REFUSED.get(family, [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("llama", {}),
+        ("gemma3_text", {}),  # in the file of gemma3
+        ("openai-gpt", {"tp": "declares no", "pp": "declares no"}),  # of another name
+        ("data2vec-text", {"tp": "declares no", "pp": "declares no"}),
+        ("gpt-sw3", {"tp": "once it is counted", "pp": "once it is counted"}),  # that of gpt2
+        ("llama4", {"tp": "once it is counted", "pp": "once it is counted"}),  # its parts decide
+        ("none", {"tp": "once it is counted", "pp": "once it is counted"}),
+        (None, {}),  # the folder is elsewhere
+    ],
+)
+def test_plans_offer_an_uncounted_model_no_more_than_its_own_class_declares(kind, refused, tmp_path):
+    if kind:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    training = {"window": PLACES, "steps": 2}
+    workload = make(Workload, name="x", model={"kind": "transformers", "folder": str(tmp_path)}, training=training)
+    for axis in ("fsdp", "tp", "pp"):
+        layout = Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp"))
+        assert refused.get(axis, "None") in str(refusal(Run("x", workload, layout).check))
+
+
 def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
     model = build(folder)
     if "Llama" in str(type(model.network)):

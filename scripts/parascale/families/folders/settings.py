@@ -23,6 +23,7 @@ ROLES = {
 }
 # Why an axis is refused.
 NO_PLAN = "transformers declares no `base_model_{}_plan` for {}"
+UNSAID = "what transformers declares for {1} is known once it is counted: run parascale check model with the workload"
 NO_EQUAL = "transformers splits it by `{}`, which has no equal here"
 
 
@@ -97,14 +98,19 @@ class Folder(Model):
 
 @functools.cache
 def _declared(folder: str, kind: str | None) -> dict:
-    """What a model offers, as `offer_of` has it, by the library's own file of its `model_type`, as far as that says it: importing it would
+    """What a model offers, as `offer_of` has it, by the library's own class of its `model_type`, as far as that says it: importing it would
     load torch. What else its modules refuse is known when they are counted."""
     found, name = find_spec("transformers"), str(kind).replace("-", "_")
-    file = Path(found.origin if found else "").parent / f"models/{name}/configuration_{name}.py"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    places = [Path(found.origin).parent / "models" / each for each in (name, name.rpartition("_")[0])] if found else []
+    files = (file.read_text(encoding="utf-8") for place in places for file in place.glob("configuration_*.py"))
+    classes = (each for text in files for each in re.split(r"^class ", text, flags=re.MULTILINE))
+    text = next((each for each in classes if f'    model_type = "{kind}"\n' in each), "")
     ways = re.findall(r': "(\w+)"', "".join(re.findall(r"base_model_tp_plan = \{.*?\n    \}", text, re.DOTALL)))
-    declared = {axis for axis in PLANS if axis == "fsdp" or not text or f"base_model_{axis}_plan" in text}
-    refusals = {axis: NO_PLAN.format(axis, kind) for axis in PLANS if axis not in declared}
+    # Whose parts have classes of their own is trained by one of those.
+    why = NO_PLAN if "(PreTrainedConfig):" in text and "\n    sub_configs" not in text else UNSAID
+    declared = [axis for axis in PLANS if axis == "fsdp" or (why == NO_PLAN and f"base_model_{axis}_plan = {{" in text)]
+    here = kind and found  # else the folder, or the library, may be on another machine
+    refusals = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
     if unknown := sorted(set(ways) - ROLES.keys()):
         refusals["tp"] = NO_EQUAL.format(unknown[0])
     layouts = [each for each in ("single", "ddp", *PLANS) if each not in refusals]
