@@ -126,7 +126,7 @@ class LogHandler(JobEvents):
             return "all", None
         name, project = job.wildcards.get("run"), self.planner.project
         folder = project.paths.places(job.kind)[1](name) if job.kind else None
-        run = project.runs.get(name)
+        run = project.right.get(name)
         if run is None:
             return " ".join([job.rule, *map(str, job.wildcards.values())]), folder
         # A training is called by its run alone, and that by its name where the layout does not say it already.
@@ -141,7 +141,7 @@ class LogHandler(JobEvents):
         job = self._job(number)
         if job and job.kind == "parity":
             return None
-        run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
+        run = self.planner.project.right.get(job.wildcards.get("run")) if job else None
         if run is None:
             return ""
         if run.run in self.planner.project.incomparable:

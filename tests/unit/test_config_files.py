@@ -373,7 +373,7 @@ def test_a_wrong_row_is_an_error_for_those_who_ask_for_it_or_for_all(project, tm
     workloads = {"small": WORKLOAD, "other": {**WORKLOAD, "data": {"dataset": "small", "source": {"split": "b"}}}}
     rows = (
         "a small 1 1 - -,single small 1 1 - -,same small 1 1 - -,b small 1 2 - -,c none 1 1 - -,d small 2 2 gone -,- small 1 1,"
-        "e small 2 2 b -,f small 1 1 - b,g other 1 1 - -,h small 1 1 1 1 1 1 1,i small 2 two - -,i small 1 1 - -"
+        "e small 4 4 b -,f small 1 1 - b,g other 1 1 - -,h small 1 1 1 1 1 1 1,i small 2 two - -,i small 1 1 - -"
     )
     wrong = ["b", "c", "d", "f", "g", "h", "i"]
     with pytest.raises(ConfigError) as all_of_them:
@@ -391,6 +391,48 @@ def test_a_wrong_row_is_an_error_for_those_who_ask_for_it_or_for_all(project, tm
     for ask in (found.runs.items, found.runs.values, lambda: found.trained, lambda: found.compared("e")):
         with pytest.raises(ConfigError, match="line 5"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "numbers"),
+    [  # repeats that the rows `one`, `two` (another seed), `wide` (another layout) and `else` (another workload) are; None: nobody knows
+        ("w small 1 x 1 - -", [None, 1, 1, 1]),
+        ("w small 2 1 1 - -", [None, 1, None, 1]),
+        ("w small 1 x y - -", [None, None, 1, 1]),
+        ("w smal 2 2 1 - -", [1, 1, None, 1]),
+        ("w broken 1 1 1 - -", [1, 1, 1, 1]),
+        ("w other 1 x 1 - -", [1, 1, 1, None]),
+        ("w small 1 1 1 gone -", [2, 1, 1, 1]),
+        ("w small 1 1 2 - gone", [1, None, 1, 1]),
+        ("w small 1 1 1 - - - -", [None, None, None, 1]),
+        ("w,small,1,1", [None, None, None, None]),
+        ("w small 1 1 1 - -\nw small 1 1 2 - -", [2, 2, 1, 1]),
+        ("w small 1 1 9 - -\nw small 1 x 1 - -", [None, 1, 1, 1]),
+    ],
+)
+def test_no_wrong_row_renumbers_its_repeats_unsaid(project, tmp_path, wrong, numbers):
+    """The number is part of a run's key: with another one it would be taken for, or published as, another run's result."""
+    names = ["one", "two", "wide", "else"]
+    rows = ["one small 1 1 1", "two small 1 1 2", "wide small 2 2 1", "else other 1 1 1"]
+    table = ["run workload gpus_per_node dp seed baseline init_from", *wrong.split("\n"), *rows]
+    with pytest.raises(ConfigError):
+        other = {**WORKLOAD, "data": {"dataset": "other"}}
+        project("\n".join(table), {"small": WORKLOAD, "other": other, "broken": {"none": 1}})
+    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
+    found = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}, whole=False)
+    assert [found.right[name].repeat if name in found.right else None for name in names] == numbers
+    for name in (name for name in names if name not in found.right):
+        with pytest.raises(ConfigError, match=f"run `{name}`: .* repeat .*line [23]"):
+            found.runs[name]
+
+
+def test_a_workload_whose_only_row_is_wrong_is_still_one_whose_data_is_measured(project, tmp_path):
+    """`loaders.workloads` names it."""
+    with pytest.raises(ConfigError):
+        project(HEADER + "a other x 1 - -\nb small 1 1 - -\n", {"small": WORKLOAD, "other": WORKLOAD})
+    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
+    asked = {"site": "here", "runs": str(tmp_path / "runs.tsv"), "loaders": {"workloads": ["small", "other"]}}
+    assert [*load_project({**asked, **places}, whole=False).workloads] == ["small", "other"]
 
 
 def test_a_wrong_row_may_be_the_baseline_that_others_get_by_default(project, tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.commands.planned import planned_page
+from parascale.errors import ConfigError
 from parascale.plan import budget, tables
 from parascale.plan.ledger import Spent, spent
 from parascale.plan.memory import memory_moments, peak, verdict
@@ -19,6 +20,7 @@ from parascale.plan.price import PlannedJob, PricedJob
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.project import Project
+from parascale.settings.runtable import Rows
 from parascale.settings.site import Assumed
 from parascale.settings.workload import LanguageTraining
 from tests.unit.page_cells import Cells
@@ -217,6 +219,15 @@ def test_a_plan_says_what_idle_gpus_cost_where_whole_nodes_are_charged(tmp_path)
     assert "Idle GPUs: " in tables.text(plan)
     by_cores = dataclasses.replace(plain, site=dataclasses.replace(plain.site, charges="cores"))
     assert "Idle GPUs" not in tables.text(budget.make_plan(jobs(), Planner(by_cores)))
+
+
+def test_the_page_has_no_speedup_against_a_wrong_row(tmp_path):
+    whole = project(tmp_path)
+    rows = Rows({"ddp-8": whole.runs["ddp-8"]}, {"single": ConfigError("line 2: wrong")})
+    planner = Planner(dataclasses.replace(whole, runs=rows))
+    some = [job for job in jobs() if job.wildcards.get("run") == "ddp-8"]
+    cells = Cells(planned_page(budget.make_plan(some, planner), planner)).found
+    assert not [column for _, _, column in cells if column == "speedup"] and cells
 
 
 def test_nothing_to_run_says_so(tmp_path):

@@ -40,7 +40,7 @@ def _planned(planner, name, jobs):
 
 def _row(planner, job):
     run, planned = planner.run(job.run), planner.prediction(job.run)
-    compared = run.baseline in planner.project.runs and run.scaling == "strong" and not run.method
+    compared = run.baseline in planner.project.right and run.scaling == "strong" and not run.method
     seconds, baseline = planned.seconds, planner.prediction(run.baseline).seconds if compared else None
     remedy = f"would fit with {planned.remedy}" if planned.remedy else ""
     fits = f"memory: {planned.fits}" if planned.fits in ("risky", "does not fit") else ""

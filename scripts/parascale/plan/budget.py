@@ -160,7 +160,7 @@ def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, 
 
 
 def violations(jobs: Iterable[PlannedJob], site: Site, planner: Planner) -> tuple[str, ...]:
-    """Sentences on what PlannedJobs ask of a site that it never grants, and on those that cannot train on their data."""
+    """Sentences on what PlannedJobs ask of a site that it never grants, and on those that cannot train on their data. One stops the whole plan."""
     asked = (line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
     misfits = (planner.refusal(job.wildcards["run"]) for job in jobs if job.kind == "run")
     return (*asked, *filter(None, misfits))

@@ -142,16 +142,18 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
         with _kept(errors, row.name):
             run = _run_of(row, find_workload, site, names)
             if row.name in runs or row.name in errors:
+                runs[str(row.place)] = run  # a repeat of others all the same
                 raise ConfigError(f"{row.place}: run `{row.name}` appears twice in the table")
             runs[row.name] = run
     if not rows:
         raise ConfigError(f"{config.runs}: the run table has no rows")
     runs = _with_baselines(runs, errors, rows, config.runs)
     _check_starts(runs, errors, config.runs)
-    named = {row.cells.get("workload") for row in rows}
+    named = {run.workload.name for name, run in runs.items() if name not in errors}
     untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in named}
     _check_datasets(runs, errors, untrained)
-    right = identity.numbered({name: run for name, run in runs.items() if name not in errors})
+    _check_numbers(runs, errors, rows, config.workloads)
+    right = {name: run for name, run in identity.numbered(runs).items() if name == run.run and name not in errors}
     project = Project(config, site, Rows(right, errors) if errors else right, untrained)
     _ = whole and project.runs.values()
     if "$" not in config.root and project.root.exists() and not project.root.is_dir():
@@ -373,3 +375,26 @@ def _check_datasets(runs, errors, untrained):
                     f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
                     "but its task, source, shards, text or image settings differ; give one of them another `data.dataset`"
                 )
+
+
+def _check_numbers(runs, errors, rows, folder):
+    """A run that a wrong row above may be meant to equal has no number as a repeat yet: with that row mended, it would be another training.
+
+    Cells that are no values may be meant as anything; where there are none, one of the others may.
+    """
+    unsure, read = [], dict(runs)
+    for row in rows if errors else ():
+        name, workload, cells = row.name, row.cells.get("workload"), row.deciding()
+        run = read.pop(str(row.place), None) or read.pop(name, None)
+        if error := errors.get(name):
+            if run is None or (run.init_from and error is not errors.get(run.init_from)):
+                exists = workload and os.path.isfile(os.path.join(folder, f"{workload}.yaml"))
+                unsure.append((row.place, error, workload if exists else ..., cells))
+            continue
+        for place, error, other, found in unsure:
+            differ = [old for old, new in zip(found, cells, strict=True) if old not in (..., new)]
+            if other in (..., workload) and len(differ) <= (... not in (other, *found)):
+                said = f"its number as a repeat depends on a wrong row: {place}"
+                errors[name] = ConfigError(f"{row.place}: run `{name}`: {said}")
+                errors[name].__cause__ = error
+                break

@@ -3,12 +3,15 @@
 import csv
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Annotated, NamedTuple
+
+from pydantic import ValidationError
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
 from parascale.settings.layout import DEGREES, Layout
-from parascale.settings.options import declared, walk
+from parascale.settings.options import LAYOUT, RECIPE, adapter, declared, walk
 from parascale.settings.run import Run
 from parascale.settings.workload import TASKS
 from parascale.settings.yaml_files import Places
@@ -19,6 +22,12 @@ WORDS = {"true": True, "yes": True, "false": False, "no": False}
 LAYOUT_COLUMNS = declared(Layout)
 RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name != "layout"}
 COLUMNS = [*RUN_COLUMNS, *LAYOUT_COLUMNS]
+# Those that decide what trains, each by itself: what these three come to hangs on others.
+DECIDING = {
+    name: setting
+    for name, setting in (RUN_COLUMNS | LAYOUT_COLUMNS).items()
+    if setting.info.decides in (RECIPE, LAYOUT) and name not in ("workload", "scaling", "accumulate", "compile")
+}
 
 
 class Row(NamedTuple):
@@ -48,6 +57,10 @@ class Row(NamedTuple):
                 raise ConfigError(f"{self.place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
         return {**values, "layout": strict.load(Layout, layout, self.place)}
 
+    def deciding(self) -> list:
+        """The value of each column of DECIDING; `...` for a cell that is none, and for all of a row that cannot be read."""
+        return [... if self.problem else _value(each, self.cells.get(name, "")) for name, each in DECIDING.items()]
+
     @property
     def may_be_baseline(self) -> bool:
         """Whether it is one process, as far as its cells tell."""
@@ -75,8 +88,9 @@ class Rows(Mapping):
         return len(self.right) + len(self.errors)
 
     def values(self):
-        """None: some are wrong. Raises one ConfigError that says all errors."""
-        raise ConfigError("\n".join(dict.fromkeys(map(str, self.errors.values()))))
+        """None: some are wrong. Raises one ConfigError that says all errors, without those that others of them cause."""
+        first = (str(each) for each in self.errors.values() if not isinstance(each.__cause__, ConfigError))
+        raise ConfigError("\n".join(dict.fromkeys(first)))
 
     items = values
 
@@ -138,6 +152,15 @@ def _other_separators(cells):
     names = {",": "commas", ";": "semicolons", " ": "spaces"}
     found = next((names[each] for each in names if len(cells) == 1 and each in cells[0].strip()), None)
     return found and f"tabs separate columns, but this line has {found}"
+
+
+def _value(setting, cell):
+    """What a cell says, or `...` where its setting takes no such value."""
+    if cell in EMPTY:
+        return setting.field.default
+    with suppress(ValidationError):
+        return adapter(Annotated[setting.hint, setting.field]).validate_python(_typed(setting, cell))
+    return ...
 
 
 def _typed(setting, cell):
