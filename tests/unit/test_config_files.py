@@ -429,9 +429,10 @@ def test_no_wrong_row_renumbers_its_repeats_unsaid(project, tmp_path, wrong, num
 def test_a_workload_whose_only_row_is_wrong_is_still_one_whose_data_is_measured(project, tmp_path):
     """`loaders.workloads` names it."""
     with pytest.raises(ConfigError):
-        project(HEADER + "a other x 1 - -\nb small 1 1 - -\n", {"small": WORKLOAD, "other": WORKLOAD})
+        files = {"small": WORKLOAD, "other": WORKLOAD, "broken": {"none": 1}}
+        project(HEADER + "a other x 1 - -\nb small 1 1 - -\nc broken 1 1 - -\nd other 1 1 - -\n", files)
     places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
-    asked = {"site": "here", "runs": str(tmp_path / "runs.tsv"), "loaders": {"workloads": ["small", "other"]}}
+    asked = {"site": "here", "runs": str(tmp_path / "runs.tsv"), "loaders": {"workloads": ["small", "other", "broken"]}}
     assert [*load_project({**asked, **places}, whole=False).workloads] == ["small", "other"]
 
 

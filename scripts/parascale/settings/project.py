@@ -149,11 +149,15 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
         raise ConfigError(f"{config.runs}: the run table has no rows")
     runs = _with_baselines(runs, errors, rows, config.runs)
     _check_starts(runs, errors, config.runs)
-    named = {run.workload.name for name, run in runs.items() if name not in errors}
-    untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in named}
-    _check_datasets(runs, errors, untrained)
+    asked = {}
+    for name in config.loaders.workloads:
+        with _kept(errors, f"workload {name}"):
+            asked[name] = find_workload(name)
+    _check_datasets(runs, errors, asked)
     _check_numbers(runs, errors, rows, config.workloads)
     right = {name: run for name, run in identity.numbered(runs).items() if name == run.run and name not in errors}
+    trained = {run.workload.name for run in right.values()}
+    untrained = {name: workload for name, workload in asked.items() if name not in trained}
     project = Project(config, site, Rows(right, errors) if errors else right, untrained)
     _ = whole and project.runs.values()
     if "$" not in config.root and project.root.exists() and not project.root.is_dir():
