@@ -128,6 +128,7 @@ def settings_below(tokens):
             store=folder / "store" / name,  # of its own: tests train the same settings under several names
             timeout_seconds=timeout,
             code_digest=code_of_run(run),
+            kind="parity" if parity else "run",
         )
         return plain(job)
 

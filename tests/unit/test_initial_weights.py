@@ -57,18 +57,19 @@ def weights_of(model, **options):
     """Name → the Shard that a rank holds after `initialise`."""
     model.initialise(**{"seed": 1, "restored": False, "alive": lambda: None} | options)
     entries = [entry for part in model.parts for entry in (*part.named_parameters(), *part.named_buffers())]
-    return {name: Shard(tensor.detach(), name, 1) for name, tensor in entries}
+    return {name: Shard(tensor.detach(), model.tied.get(name, name), 1) for name, tensor in entries}
 
 
 def rank_of(layout, rank):
-    """(numbers drawn, first name of each weight → where it stands and its values) of one rank, which needs no other to be made."""
+    """(numbers drawn, first name of each weight → where it stands, its values and what tells them from others) of one rank, which needs no
+    other to be made."""
     run, held = run_of(layout), {}
     if run.layout.world_size > 1:
         dist.init_process_group("fake", rank=rank, world_size=run.layout.world_size, store=FakeStore())
     model = model_of(run)
     drawn = drawn_in(lambda: held.update(weights_of(model)))
     return drawn, [
-        (model.tied.get(name, name), [places.tolist() for places in shard.places], shard.values.numpy())
+        (model.tied.get(name, name), [places.tolist() for places in shard.places], shard.values.numpy(), shard.bits())
         for name, shard in held.items()
     ]
 
@@ -91,18 +92,36 @@ def drawn_in(work):
 def test_a_rank_draws_its_own_shard_of_the_same_weights(layout):
     """Sizes that do not divide, so that some ranks hold less than others, or nothing. torch remembers a process's rank, so each
     rank is a process."""
-    whole = {name: shard.values for name, shard in weights_of(model_of(run_of({}))).items()}
+    shards_ = weights_of(model_of(run_of({})))
+    whole, bits = {name: shard.values for name, shard in shards_.items()}, {}
     seen = {name: torch.zeros(values.shape, dtype=torch.bool) for name, values in whole.items()}
     ranks = run_of(LAYOUTS[layout]).layout.world_size
     with FORKS.Pool(2, maxtasksperchild=1) as pool:
         found = pool.starmap(rank_of, [(LAYOUTS[layout], rank) for rank in range(ranks)], chunksize=1)
     for drawn, weights in found:
-        for name, places, values in weights:
+        for name, places, values, own in weights:
+            bits.setdefault(name, {})[str(places)] = own
             here = torch.meshgrid(*(torch.tensor(each, dtype=torch.int64) for each in places), indexing="ij")
             assert torch.equal(torch.from_numpy(values), whole[name][here]), name
             seen[name][here] = True
-        assert drawn == sum(values.size for name, _, values in weights if "norm" not in name and "bias" not in name)
+        assert drawn == sum(values.size for name, _, values, _ in weights if "norm" not in name and "bias" not in name)
     assert all(mask.all() for mask in seen.values())
+    assert {name: sum(parts.values()) for name, parts in bits.items()} == {
+        name: shard.bits() for name, shard in shards_.items()
+    }
+
+
+WHOLE = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "other",
+    [WHOLE.flip(0), WHOLE.flip(1), WHOLE.t().reshape(2, 3), WHOLE.view(3, 2), WHOLE + torch.tensor([0, 0, 2**-5])],
+)
+def test_the_bits_of_a_tensor_tell_where_each_number_stands(other, kind):
+    one, same, another = (Shard(each.to(kind), "weight", 1).bits() for each in (WHOLE, WHOLE.clone(), other))
+    assert one == same != another != 0
 
 
 @pytest.mark.parametrize("model", [LANGUAGE, IMAGES], ids=["language", "images"])

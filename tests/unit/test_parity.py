@@ -12,7 +12,9 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.commands import parity
+from parascale.families.shards import Shard
 from parascale.files import write_json, write_text
+from parascale.train.exact import agreed
 from parascale.train.parity import Tolerance, compare, smallest_gradient
 from tests.command import call
 
@@ -56,7 +58,7 @@ def test_losses_outside_are_named_by_their_first_step(tmp_path, baseline, record
 
 
 EXACT = {
-    "begun": {"numbers": {"a": 1, "b": 2}, "apart": None},
+    "begun": {"bits": {"a": 1, "b": 2}, "apart": None},
     "ended": {"optimizer": {"a": [0.1], "b": [0.1]}, "apart": None},
 }
 
@@ -64,12 +66,13 @@ EXACT = {
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        ({"begun": {"numbers": {"a": 1, "b": 3}, "apart": None}}, "begins with other numbers (b)"),
-        ({"begun": {"numbers": {"a": 1}, "apart": None}}, "begins with other numbers (b)"),
+        ({"begun": {"bits": {"a": 1, "b": 3}, "apart": None}}, "begins with other numbers (b)"),
+        ({"begun": {"bits": {"a": 1}, "apart": None}}, "begins with other numbers (b)"),
         ({"ended": {"optimizer": {"a": [0.1], "b": [0.0]}, "apart": None}}, "sets the optimizer to other numbers (b)"),
         ({"ended": EXACT["ended"] | {"apart": "a"}}, "ranks hold different copies of a, at the end"),
         ({"begun": EXACT["begun"] | {"apart": "a"}}, "ranks hold different copies of a, from the start"),
         ({"begun": None, "ended": None}, None),
+        ({"begun": {"numbers": {"a": 9}, "apart": None}}, None),
     ],
 )
 def test_what_no_rounding_excuses_is_compared_to_the_bit_where_records_hold_it(found, reason, tmp_path):
@@ -79,6 +82,22 @@ def test_what_no_rounding_excuses_is_compared_to_the_bit_where_records_hold_it(f
     assert (verdict["verdict"], verdict["reason"]) == (
         ("different", reason) if reason else ("same", "within tolerance at every step")
     )
+
+
+@pytest.mark.parametrize(("ended", "copies", "hashed"), [(False, 1, 1), (True, 1, 0), (True, 2, 4)])
+def test_at_the_end_only_what_is_held_several_times_is_hashed(ended, copies, hashed, monkeypatch):
+    """With its moment. At the start everything is. The watchdog hears of every parameter."""
+    weights, seen, fed = [torch.nn.Parameter(torch.ones(2)) for _ in range(copies)], [], []
+    monkeypatch.setattr(Shard, "bits", lambda shard: seen.append(shard) or 1)
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    for weight in weights:
+        optimizer.state[weight] = {"momentum_buffer": torch.ones(2)}
+    model = SimpleNamespace(
+        mesh=SimpleNamespace(devices=None), tied={}, named_parameters=lambda: [("w", weight) for weight in weights]
+    )
+    found = agreed(model, [optimizer] if ended else [], lambda: fed.append(1))
+    assert found.keys() == {"apart", "optimizer" if ended else "bits"} and found["apart"] is None
+    assert (len(seen), len(fed)) == (hashed, copies)
 
 
 @pytest.mark.parametrize(("lr", "verdict"), [(1.0, "same"), (1e-3, "different")])

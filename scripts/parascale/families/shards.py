@@ -46,24 +46,40 @@ class Shard:
         """Numbers between −bound and bound."""
         self._draw((2 * _probabilities() - 1) * bound)
 
+    def bits(self):
+        """The sum of a hash of each number's bits and place: those of a whole tensor's parts add up to its own."""
+        total = torch.zeros((), dtype=torch.int64, device=self.values.device)
+        for part, rows, columns in self._pieces():
+            number = rows[:, None] + columns
+            whole = (part if part.element_size() >= 4 else part.float()).contiguous()
+            for word in whole.view(torch.int32).unflatten(1, (len(columns), -1)).unbind(2):
+                number = mixed(number + word)
+            total += number.sum()
+        return int(total)
+
     def _draw(self, quantiles):
+        quantiles = quantiles.to(self.values.device, torch.float32)
+        for part, rows, columns in self._pieces():
+            chosen = numbers(rows, columns) >> 16
+            chosen += QUANTILES // 2
+            part.copy_(quantiles.index_select(0, chosen.flatten()).view(part.shape))
+
+    def _pieces(self):
+        """(values, hashes of their rows' places, of their columns') of some at a time, as temporaries take several times as much."""
         if not self.values.numel():
             return
         device = self.values.device
-        quantiles = quantiles.to(device, torch.float32)
         rows, columns = torch.zeros(2, 1, dtype=torch.int32, device=device)
         if len(self.places) > 1:
             rows = self.places[0]
         for places, size in list(zip(self.places, self.shape, strict=True))[len(self.places) > 1 :]:
             columns = (columns[:, None] * size + places).flatten()
         rows, columns = mixed(mixed(rows) + self.key), mixed(columns)
-        threads = torch.get_num_threads() if device.type == "cpu" else 1
-        several = max(1, AT_ONCE[device.type] * threads // len(columns))
-        values = self.values.view(len(rows), len(columns))
-        for part, keys in zip(values.split(several), rows.split(several), strict=True):
-            chosen = numbers(keys, columns) >> 16
-            chosen += QUANTILES // 2
-            part.copy_(quantiles.index_select(0, chosen.flatten()).view(part.shape))
+        several = AT_ONCE[device.type] * (torch.get_num_threads() if device.type == "cpu" else 1)
+        values, few = self.values.view(len(rows), len(columns)), max(1, several // len(columns))
+        for part, keys in zip(values.split(few), rows.split(few), strict=True):
+            for piece, names in zip(part.split(several, 1), columns.split(several), strict=True):
+                yield piece, keys, names
 
 
 @functools.cache

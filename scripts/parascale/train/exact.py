@@ -8,39 +8,38 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.ranks import gather
-from parascale.families.hashing import mixed
-from parascale.parallel.tying import local
+from parascale.families.shards import Shard
 
-AT_ONCE = 2**22  # numbers whose bits are added up
 SETTINGS = ("lr", "betas", "momentum", "eps", "weight_decay")
 
 
-def agreed(model, optimizers) -> dict:
-    """On every rank, of a ParallelModel: `numbers` by parameter, of its bits, in any layout the same; `optimizer`, its settings by
-    parameter; `apart`, a parameter of which, or of whose moments, ranks hold different copies, or None."""
+def agreed(model, optimizers, alive) -> dict:
+    """On every rank, of a ParallelModel: `apart`, a parameter of which, or of whose moments, ranks hold different copies, or None;
+    without optimizers `bits` by parameter, a number that is the same in any layout; with them `optimizer`, their settings by parameter.
+    alive: called after each parameter."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     states = {each: state.values() for optimizer in optimizers for each, state in optimizer.state.items()}
     settings = {each: [group.get(key) for key in SETTINGS] for group in groups for each in group["params"]}
-    own, found, apart, numbers = [], {}, None, Counter()
-    for name, parameter in model.named_parameters():
-        held = [each for each in (parameter, *states.get(parameter, ())) if isinstance(each, torch.Tensor)]
-        entry = sum(_bits(local(each).detach()) for each in held) % 2**64, settings.get(parameter)
-        own.append(((model.tied.get(name, name), _shard(parameter)), entry))
-    for shard, entry in (each for rank in gather(model.mesh, own) for each in rank):
-        if found.setdefault(shard, entry) != entry:
-            apart = apart or shard[0]
-    for (name, _), (bits, _) in found.items():
-        numbers[name] = (numbers[name] + bits) % 2**64
-    return {"numbers": numbers, "optimizer": {name: entry[1] for (name, _), entry in found.items()}, "apart": apart}
+    parts = [((model.tied.get(name, name), _place(each)), each) for name, each in model.named_parameters()]
+    copies = Counter(part for rank in gather(model.mesh, [part for part, _ in parts]) for part in rank)
+    own, found, apart, bits = [], {}, None, Counter()
+    for part, parameter in parts:
+        held = [parameter, *states.get(parameter, ())] if copies[part] > 1 or not optimizers else []
+        tensors = (each.detach().contiguous() for each in held if isinstance(each, torch.Tensor))
+        hashes = [Shard(each, part[0], 0).bits() for each in tensors]
+        alive()
+        own.append((part, (hashes, settings.get(parameter))))
+    for part, entry in (each for rank in gather(model.mesh, own) for each in rank):
+        if found.setdefault(part, entry) != entry:
+            apart = apart or part[0]
+    if optimizers:
+        return {"optimizer": {name: entry[1] for (name, _), entry in found.items()}, "apart": apart}
+    for (name, _), (hashes, _) in found.items():
+        bits[name] += sum(hashes)
+    return {"bits": bits, "apart": apart}
 
 
-def _bits(values: torch.Tensor) -> int:
-    """Of a tensor: the sum of a hash of each element, so that its shards' sums are the whole's."""
-    parts = values.reshape(-1).split(AT_ONCE)
-    return sum(int(mixed(part.double().view(torch.int64)).sum()) for part in parts)
-
-
-def _shard(parameter: torch.Tensor) -> tuple:
+def _place(parameter: torch.Tensor) -> tuple:
     """Which part of the whole a rank holds: its place along the axes that split it."""
     if not isinstance(parameter, DTensor):
         return ()

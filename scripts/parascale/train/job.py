@@ -24,6 +24,7 @@ class ChangedDataError(ParascaleError):
 class Job:
     """One training.
 
+    kind: `run`, `parity` or `probe`; a parity run also records what is compared to the bit.
     data: folder of the prepared data, None of a script. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
     code_digest: of the code that decides a training's numbers. prediction: what the plan predicted, or None.
@@ -48,6 +49,7 @@ class Job:
     monitor: Monitor | None = None
     other_code: bool = False
     known: list | None = None
+    kind: str = "run"
 
     def __post_init__(self):
         if self.known is None:
@@ -91,6 +93,7 @@ def job_of(project, run, kind="run"):
         start=project.paths.start_of(run),
         monitor=monitor if kind == "run" else dataclasses.replace(monitor, wandb="none"),
         other_code=project.config.continue_with_other_code,
+        kind=kind,
     )
 
 

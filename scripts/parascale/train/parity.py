@@ -116,11 +116,11 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
 def _exact_faults(folder, baseline_folder):
     """What no rounding excuses, as far as both records hold it: earlier versions' do not."""
     ours, theirs = (read_json(Path(place) / "summary.json") for place in (folder, baseline_folder))
-    for when, of_what in (("begun", "numbers"), ("ended", "optimizer")):
+    for when, of_what in (("begun", "bits"), ("ended", "optimizer")):
         found, wanted = (summary.get(when) or {} for summary in (ours, theirs))
         if apart := found.get("apart"):
             yield f"ranks hold different copies of {apart}, {'from the start' if when == 'begun' else 'at the end'}"
-        if found and wanted and found[of_what] != wanted[of_what]:
+        if of_what in found and of_what in wanted and found[of_what] != wanted[of_what]:
             changed = identity.changes(wanted[of_what], found[of_what])
             yield f"{'begins with' if when == 'begun' else 'sets the optimizer to'} other numbers ({shorten_list([*changed], 3)})"
 

@@ -37,7 +37,7 @@ class RunState:
     """Checkpoints, record and result of one run. Rank 0 writes the record; checkpoints are written by all."""
 
     def __init__(self, job, model, optimizers, alive):
-        """alive: called while the weights of the seed are made."""
+        """alive: called while the weights of the seed are made, and compared."""
         self.job, self.model, self.optimizers, self.alive = job, model, optimizers, alive
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
@@ -136,9 +136,9 @@ class RunState:
         return facts["step"]
 
     def _note_agreed(self, when, optimizers):
-        """What `agreed` finds, where kernels give the same bits on all ranks and these do not train apart."""
-        if self.job.run.deterministic and not self.model.ranks_differ:
-            self.facts[when] = agreed(self.model, optimizers)
+        """What `agreed` finds of a parity run whose ranks do not train apart."""
+        if self.job.kind == "parity" and not self.model.ranks_differ:
+            self.facts[when] = agreed(self.model, optimizers, self.alive)
 
     def _best(self, step):
         """The folder of the weights after `step`, which had the best validation loss of all until then."""
