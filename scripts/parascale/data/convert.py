@@ -8,7 +8,7 @@ them; only `write_manifest` looks at `bad_samples`, so changing it costs no conv
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,25 +45,21 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     """
     format_module = image_format(format_name)
     if not 0 <= number < settings.shards:
-        raise ConfigError(
-            f"there is no shard {number}: `formats.shards` = {settings.shards} makes 0 to {settings.shards - 1}"
-        )
+        raise ConfigError(f"no shard {number}: `formats.shards` = {settings.shards} makes 0 to {settings.shards - 1}")
     target = Path(output) / settings.shard(number)
     identity = shard_identity(index, dataset, format_name, number, settings)
-    record = finished_record(target, identity)
-    if record is not None:
+    if (record := finished_record(target, identity)) is not None:
         return record
-    picked = {
-        split: shard_samples(index.split(split), number, settings.shards, settings.seed) for split in index.splits
-    }
-    needed = sum(int(index.split(split).lengths[numbers].sum()) for split, numbers in picked.items())
+    parts = {split: index.split(split) for split in index.splits}
+    picked = {split: shard_samples(part, number, settings.shards, settings.seed) for split, part in parts.items()}
+    needed = sum(int(parts[split].lengths[numbers].sum()) for split, numbers in picked.items())
     if format_name != "files":
         require_space(output, needed, f"shard {number} of `{dataset}` as {format_name}")
     title = f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}"
     with costed_folder(target) as partial, Progress(title, "samples", sum(map(len, picked.values()))) as progress:
         splits, bad = {}, []
         for split, numbers in picked.items():
-            splits[split], found = _write_split(partial, format_module, index.split(split), numbers, settings, progress)
+            splits[split], found = _write_split(partial, format_module, parts[split], numbers, settings, progress)
             bad += found
         record = {**identity, "splits": splits, "bad": bad}
         write_json(partial / RECORD, record)
@@ -98,16 +94,13 @@ def write_manifest(index, dataset, format_name, settings, output):
         target = output / settings.shard(number)
         record = finished_record(target, shard_identity(index, dataset, format_name, number, settings))
         if record is None:
-            raise DataError(
-                f"{target}: this shard is missing or was made with other settings; remove it and convert it first"
-            )
+            raise DataError(f"{target}: shard missing or made with other settings; remove it and convert it first")
         records.append(record)
     bad = [sample for record in records for sample in record["bad"]]
     if bad and settings.bad_samples == "error":
-        raise DataError(
-            f"{bad_message(dataset, bad)}\nSet `formats.bad_samples: skip` to leave them out: nothing is converted again. "
-            f"Or repair or remove them, remove the folder of the index and {output}, and run again: both are rebuilt."
-        )
+        skip = "Set `formats.bad_samples: skip` to leave them out: nothing is converted again."
+        again = f"remove the folder of the index and {output}, and run again: both are rebuilt"
+        raise DataError(f"{bad_message(dataset, bad)}\n{skip} Or repair or remove them, {again}.")
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]
     manifest = {
@@ -139,9 +132,8 @@ def _inodes(index, format_name, shards, settings):
     """
     lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
     tables = len(shards) + len(index.splits)
-    return (
-        sum(shard["inodes"] for shard in shards) + tables + settings.shards * SHARD_INODES + FORMAT_INODES + len(lying)
-    )
+    written = sum(shard["inodes"] for shard in shards) + settings.shards * SHARD_INODES + FORMAT_INODES
+    return written + tables + len(lying)
 
 
 def _gather_split(images, records, settings, output):
@@ -176,15 +168,13 @@ def shard_identity(index, dataset, format_name, number, settings):
 
 def finished_record(target, identity):
     """The record of a shard that is there, whole, and made from `identity`; else None."""
-    try:
+    with suppress(FileNotFoundError, ValueError):
         record = read_json(target / RECORD)
-    except (FileNotFoundError, ValueError):
-        return None
-    whole = all(record.get(key) == value for key, value in identity.items()) and all(
-        (target / facts["file"]).is_file() and (target / facts["file"]).stat().st_size == facts["bytes"]
-        for facts in record["splits"].values()
-    )
-    return record if whole else None
+        if all(record.get(key) == value for key, value in identity.items()):
+            files = {target / facts["file"]: facts["bytes"] for facts in record["splits"].values()}
+            if all(path.is_file() and path.stat().st_size == size for path, size in files.items()):
+                return record
+    return None
 
 
 def read_samples(images, numbers, settings):
@@ -202,14 +192,12 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
     """Write a split's part of a shard; returns (its entry for the record, bad samples)."""
     file = folder / f"{images.split}.{format_module.SUFFIX}"
     table, bad, spaces, count = np.zeros(len(numbers), SAMPLE), [], {}, 0
-    labels = images.labels
     with format_module.Writer(file, images, int(images.lengths[numbers].sum())) as writer:
         for number, data, checksum, space in progress.count(read_samples(images, numbers, settings)):
             if data is None:
-                name = images.name(number)
-                bad.append({"split": images.split, "source": number, "name": name, "reason": checksum})
+                bad.append({"split": images.split, "source": number, "name": images.name(number), "reason": checksum})
                 continue
-            label = labels.item(number)
+            label = images.labels.item(number)
             writer.append(data, label, number)
             table[count] = (0, len(data), checksum, number, label, 0)
             spaces[space] = spaces.get(space, 0) + 1
@@ -237,10 +225,8 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
 def _fetch(images, number, check):
     try:
         data = images.read(number)
-        if len(data) != images.lengths.item(number):
-            raise jpeg.BadImage(
-                f"it has {len(data):,} bytes instead of {images.lengths.item(number):,}: it changed since it was indexed"
-            )
+        if len(data) != (known := images.lengths.item(number)):
+            raise jpeg.BadImage(f"it has {len(data):,} bytes instead of {known:,}: it changed since it was indexed")
         space = jpeg.check(data, check)
     except OSError as error:
         return number, None, f"it cannot be read ({error.strerror})", None

@@ -61,9 +61,8 @@ class TarSamples(Samples):
                 parts = {self._split(member.name)[1].lower(): member for member in some}
                 found = [member for ending, member in parts.items() if ending in IMAGE_ENDINGS]
                 if len(found) != 1 or ".cls" not in parts:
-                    raise DataError(
-                        f"{self}: the sample `{key}` is not one image with a `.cls`: it has {', '.join(parts)}"
-                    )
+                    has = ", ".join(parts)
+                    raise DataError(f"{self}: the sample `{key}` is not one image with a `.cls`: it has {has}")
                 label = tar.extractfile(parts[".cls"]).read().decode("utf-8", "backslashreplace").strip()
                 yield tar.extractfile(found[0]).read() if images else None, label
 
@@ -100,9 +99,8 @@ class Hdf5Samples(Samples):
             if len(rows) != len(labels):
                 raise DataError(f"{self}: {len(rows):,} images, but {len(labels):,} targets")
             if h5py.check_vlen_dtype(rows.dtype) is None:
-                raise DataError(
-                    f"{self}: `images` are {rows.dtype} of the shape {rows.shape}: pixels, not encoded images (JPEG, PNG) of variable length"
-                )
+                wanted = "encoded images (JPEG, PNG) of variable length"
+                raise DataError(f"{self}: `images` are {rows.dtype} of the shape {rows.shape}: pixels, not {wanted}")
             for row in range(len(rows)):
                 yield rows[row].tobytes() if images else None, str(labels[row])
 

@@ -13,32 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from parascale.data import image_tables, imagenet, named_files
 from parascale.data.image_splits import TABLE, find_splits
-from parascale.data.image_tables import (
-    class_names,
-    holds_images,
-    pack_tables,
-    packed_classes,
-    path_label,
-    require_distinct,
-)
-from parascale.data.imagenet import (
-    imagenet_classes,
-    index_tars,
-    is_imagenet,
-    is_kaggle,
-    kaggle_folders,
-    kaggle_validation,
-)
+from parascale.data.image_tables import holds_images, path_label, require_distinct
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import (
-    SPLIT_NAMES,
-    as_spelled,
-    is_copy,
-    is_foreign,
-    note_foreign,
-    require_no_names_of_splits,
-)
+from parascale.data.named_files import SPLIT_NAMES, as_spelled, is_copy, is_foreign, note_foreign
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, shorten_list
 
@@ -61,8 +40,7 @@ def index_images(root, settings, output, columns=None):
     columns = {"path": "path", "label": "label", "image": "image", **(columns or {})}
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; images are looked for there")
-    root = _unwrapped(root)
-    notes = []
+    root, notes = _unwrapped(root), []
     folders, tables = find_splits(root)
     there = folders or tables
     if there and "train" not in there:
@@ -72,17 +50,17 @@ def index_images(root, settings, output, columns=None):
         columns = course
     pack = None
     # What was unpacked, and perhaps changed, comes before the tars that it came from.
-    if not there and is_imagenet(root):
-        classes = imagenet_classes(root)
-        pack = partial(index_tars, root, classes, notes)
+    if not there and imagenet.is_imagenet(root):
+        classes = imagenet.imagenet_classes(root)
+        pack = partial(imagenet.index_tars, root, classes, notes)
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
-        classes, numbers_in = packed_classes(tables, columns)
-        pack = partial(pack_tables, tables, numbers_in, columns)
+        classes, numbers_in = image_tables.packed_classes(tables, columns)
+        pack = partial(image_tables.pack_tables, tables, numbers_in, columns)
     elif tables and not folders:
         classes, splits = scan_tables(tables, columns, root)
-    elif not there and is_kaggle(root):
-        classes, splits = scan_folders(kaggle_folders(root), root, notes)
-        splits = {**splits, **kaggle_validation(root, classes, splits, notes)}
+    elif not there and imagenet.is_kaggle(root):
+        classes, splits = scan_folders(imagenet.kaggle_folders(root), root, notes)
+        splits = {**splits, **imagenet.kaggle_validation(root, classes, splits, notes)}
     else:
         classes, splits = scan_folders(folders or {"train": root}, root, notes)
     if len(classes) < 2:
@@ -106,7 +84,7 @@ def index_images(root, settings, output, columns=None):
 def _unwrapped(root):
     """The folder inside `root` that holds the data, as archives often come, each folder alone in the one above; else `root` itself."""
     folder = root
-    while not (any(find_splits(folder)) or is_imagenet(folder) or is_kaggle(folder)):
+    while not (any(find_splits(folder)) or imagenet.is_imagenet(folder) or imagenet.is_kaggle(folder)):
         inside = [entry for entry in folder.iterdir() if entry.is_dir() and not is_foreign(f"{entry.name}/")]
         if len(inside) != 1:
             return root
@@ -116,13 +94,12 @@ def _unwrapped(root):
 
 def _require_no_splits(folder, folders, files):
     """Raise DataError for a folder below a class's that holds splits: they would become one class."""
-    there = {os.fsdecode(name).lower() for name in folders}
     tables = {match[1].lower() for name in files if (match := TABLE.fullmatch(os.fsdecode(name)))}
-    found = [split for split, names in SPLIT_NAMES.items() if not there.union(tables).isdisjoint(names)]
+    there = tables.union(os.fsdecode(name).lower() for name in folders)
+    found = [split for split, names in SPLIT_NAMES.items() if not there.isdisjoint(names)]
     if len(found) > 1 or not tables.isdisjoint(SPLIT_NAMES["train"]):
-        raise DataError(
-            f"{_shown(folder)}: holds splits ({', '.join(found)}), so it is no class: set `data.source.location` to it, or move it up"
-        )
+        said = f"holds splits ({', '.join(found)}), so it is no class"
+        raise DataError(f"{_shown(folder)}: {said}: set `data.source.location` to it, or move it up")
 
 
 def finished(root, splits, classes, settings, notes):
@@ -130,16 +107,12 @@ def finished(root, splits, classes, settings, notes):
     rows, _ = splits["train"]
     for split, (others, _) in splits.items():
         if len(lacking := np.setdiff1d(others["label"], rows["label"])):
-            raise DataError(
-                f"{root}: the {split} split has classes that the train split does not have: {shorten_list(classes[label] for label in lacking)}. "
-                "Remove them or add them to the train split."
-            )
-    single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
-    if len(single):
-        notes.append(
-            f"train: {len(single):,} classes have one image, too few to hold any out: {shorten_list(classes[label] for label in single)}. "
-            "Add images, or take the classes out"
-        )
+            said = f"the {split} split has classes that the train split does not have"
+            shown = shorten_list(classes[label] for label in lacking)
+            raise DataError(f"{root}: {said}: {shown}. Remove them or add them to the train split.")
+    if single := [classes[label] for label in np.flatnonzero(np.bincount(rows["label"]) == 1)]:
+        said = f"{len(single):,} classes have one image, too few to hold any out: {shorten_list(single)}"
+        notes.append(f"train: {said}. Add images, or take the classes out")
     if "validation" not in splits and settings.validation_fraction:
         return hold_out(root, splits, settings, notes)
     return splits
@@ -153,11 +126,9 @@ def scan_folders(folders, root, notes):
         foreign = [_shown(name) for name, is_folder in entries if is_foreign(os.fsdecode(name) + "/" * is_folder)]
         found = sorted(name for name, is_folder in entries if is_folder and not is_foreign(os.fsdecode(name) + "/"))
         if not found:
-            raise DataError(
-                f"{folder}: no folders of classes here; each class needs one, with its images inside. {FORMS}"
-            )
+            raise DataError(f"{folder}: no folders of classes here; each class needs one, with images inside. {FORMS}")
         if folder == root:
-            require_no_names_of_splits(root, [*map(_shown, found)])
+            named_files.require_no_names_of_splits(root, [*map(_shown, found)])
         classes = list(dict.fromkeys([*classes, *found]))
         require_distinct(folder, list(map(_shown, classes)))
         labels = [label for label, name in enumerate(classes) if name in set(found)]
@@ -167,9 +138,8 @@ def scan_folders(folders, root, notes):
         lists = ordered_map(lambda path: _scan_class(os.fsencode(root), path), paths, SCAN_THREADS)
         for label, path, (names, lengths, others, hidden) in zip(labels, paths, lists, strict=True):
             if not names:
-                raise DataError(
-                    f"{os.path.join(os.fsencode(root), path).decode(errors='backslashreplace')}: a class without images: remove the folder or fill it. {FORMS}"
-                )
+                place = _shown(os.path.join(os.fsencode(root), path))
+                raise DataError(f"{place}: a class without images: remove the folder or fill it. {FORMS}")
             writer.add(names, label, lengths)
             ignored += others
             foreign += hidden
@@ -190,10 +160,8 @@ def hold_out(root, splits, settings, notes):
         count = min(round(len(members) * settings.validation_fraction) or 1, len(members) - 1)
         held[random.permutation(members)[:count]] = True
     if not held.any():
-        raise DataError(
-            f"{root}: there is no validation split, and none can be held out: no class has two images. Add images, or a folder or table "
-            "`validation`"
-        )
+        said = "there is no validation split, and none can be held out: no class has two images"
+        raise DataError(f"{root}: {said}. Add images, or a folder or table `validation`")
     notes.append(f"validation: {int(held.sum()):,} images held out of the train split with seed {settings.seed}")
     return {**splits, "train": _picked(rows, names, ~held), "validation": _picked(rows, names, held)}
 
@@ -204,7 +172,11 @@ def _scan_class(root, path):
     An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
     """
     names, others, foreign, real = [], 0, [], {}
-    for folder, folders, files in os.walk(os.path.join(root, path), onerror=_unreadable, followlinks=True):
+
+    def refuse(error):
+        raise DataError(f"{_shown(error.filename)}: cannot be read ({error.strerror}); remove it, or make it readable")
+
+    for folder, folders, files in os.walk(os.path.join(root, path), onerror=refuse, followlinks=True):
         above = real.get(os.path.dirname(folder), frozenset())
         if (here := os.path.realpath(folder)) in above:
             raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
@@ -222,14 +194,10 @@ def _scan_class(root, path):
     return names, [_size(os.path.join(root, name)) or 0 for name in names], others, foreign
 
 
-def _unreadable(error):
-    raise DataError(f"{_shown(error.filename)}: cannot be read ({error.strerror}); remove it, or make it readable")
-
-
 def scan_tables(tables, columns, root):
     """Index the files that tables of path and label name. Returns (classes, split → (rows, names))."""
     rows = {split: [row for path in paths for row in path_label(path, columns)] for split, paths in tables.items()}
-    classes = class_names(label for part in rows.values() for _, label in part)
+    classes = image_tables.class_names(label for part in rows.values() for _, label in part)
     require_distinct(root, classes)
     numbers = {name: number for number, name in enumerate(classes)}
     splits = {}
@@ -237,12 +205,9 @@ def scan_tables(tables, columns, root):
         spelled = ordered_map(lambda path: as_spelled(root, path), (path for path, _ in part), SCAN_THREADS)
         names = list(map(os.fsencode, spelled))
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
-        gone = [path for (path, _), size in zip(part, sizes, strict=True) if size is None]
-        if gone:
-            raise DataError(
-                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {shorten_list(gone)}. "
-                f"Paths are relative to {root}."
-            )
+        if gone := [path for (path, _), size in zip(part, sizes, strict=True) if size is None]:
+            said = f"files that the table of the `{split}` split names are not there: {shorten_list(gone)}"
+            raise DataError(f"{root}: {len(gone):,} {said}. Paths are relative to {root}.")
         writer = ImageIndexWriter()
         writer.add(names, [numbers[label] for _, label in part], sizes)
         splits[split] = writer.arrays()

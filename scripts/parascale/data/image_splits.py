@@ -17,26 +17,23 @@ def find_splits(root):
     """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
     folders, tables, entries = {}, {}, [path for path in sorted(root.iterdir()) if path.name not in (TRAIN, VALIDATION)]
     for split, names in SPLIT_NAMES.items():
-        found = {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}
-        if found:
+        if found := {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}:
             require_one_set(split, found)
-            (folders[split],) = found
-            if (saved := saved_files(folders[split])) is not None:
+            (folder,) = found
+            if (saved := saved_files(folder)) is None:
+                folders[split] = folder
+            else:
                 tables[split] = list(map(Path, saved))
-                del folders[split]
         matched = ((path, TABLE.fullmatch(path.name) or PACKED.fullmatch(path.name)) for path in entries)
         listed = {path: {match[1]} for path, match in matched if match and match[1].lower() in names and path.is_file()}
         if listed:
             require_one_set(split, listed)
             if split in tables:
-                raise DataError(
-                    f"{next(iter(found))} and {next(iter(listed))} may both be the {split} split: {ONE_SET}"
-                )
+                raise DataError(f"{folder} and {next(iter(listed))} may both be the {split} split: {ONE_SET}")
             tables[split] = [TarSamples(path) if path.suffix.lower() == ".tar" else path for path in sorted(listed)]
     if folders and tables.keys() - folders.keys():
-        raise DataError(
-            f"{root}: a folder for {', '.join(folders)}, but a table for {', '.join(tables)}: remove or rename those that are not meant"
-        )
+        there = f"a folder for {', '.join(folders)}, but a table for {', '.join(tables)}"
+        raise DataError(f"{root}: {there}: remove or rename those that are not meant")
     return folders, tables if folders or tables else _find_in_files(root, entries)
 
 
@@ -50,8 +47,7 @@ def _find_in_files(root, entries):
     for path in (path for path in entries if path.suffix.lower() in (".zip", *HDF5_ENDINGS)):
         for name, samples in parts_of(path).items():
             words = {*re.split("[^a-z]+", (name or path.stem).lower())}
-            named = [split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)]
-            split = named[0] if named else "train"
+            split = next((split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)), "train")
             if split in tables:
                 raise DataError(f"{tables[split][0]} and {samples} may both be the {split} split: {ONE_SET}")
             tables[split] = [samples]

@@ -28,13 +28,15 @@ def pack_tables(tables, numbers_in, columns, folder):
                 numbers = numbers_in[path]
                 rows = table_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
-                    unknown = [row for row, (_, label) in some if lacks(label) or label_text(label) not in numbers]
-                    if unknown:
-                        raise DataError(
-                            f"{path}: rows without a label, or with one that is not a class: {shorten_list(unknown)}. The classes are "
-                            f"{shorten_list(numbers)}: give each row one of them, or remove it."
-                        )
-                    data = [_image_bytes(image, path, row) for row, (image, _) in some]
+                    if unknown := [row for row, (_, each) in some if lacks(each) or label_text(each) not in numbers]:
+                        said = f"rows without a label, or with one that is not a class: {shorten_list(unknown)}"
+                        remedy = f"The classes are {shorten_list(numbers)}: give each row one of them, or remove it."
+                        raise DataError(f"{path}: {said}. {remedy}")
+                    data = [each.get("bytes") if isinstance(each, dict) else each for _, (each, _) in some]
+                    for (row, _), each in zip(some, data, strict=True):
+                        if not isinstance(each, bytes):
+                            said = "the image's bytes are not in the file, only a path or text"
+                            raise DataError(f"{path}, row {row:,}: {said}; fetch the images too")
                     lengths = np.fromiter(map(len, data), np.int64, len(data))
                     names = [f"{path.name}:{row}".encode() for row, _ in some]
                     known = [numbers[label_text(label)] for _, (_, label) in some]
@@ -56,22 +58,21 @@ def packed_classes(tables, columns):
     """(names of the classes, file → {label in it, as text: number of its class}): as Hugging Face's metadata has them in each file, else the
     labels themselves."""
     paths = [path for part in tables.values() for path in part]
-    lacking = [path for path in paths if not holds_images(path, columns)]
-    if lacking:
-        raise DataError(
-            f"{lacking[0]}: no column `{columns['image']}` with images, which other tables beside it have; correct or remove it"
-        )
+    if lacking := [path for path in paths if not holds_images(path, columns)]:
+        said = f"no column `{columns['image']}` with images, which other tables beside it have"
+        raise DataError(f"{lacking[0]}: {said}; correct or remove it")
     of_file = {path: _own_names(path, columns["label"]) for path in paths}
     lists = list(dict.fromkeys(filter(None, of_file.values())))
     nameless = [path for path, names in of_file.items() if names is None]
     if lists and nameless and len(lists) > 1:
-        raise DataError(
-            f"{nameless[0]}: its metadata has no names of the classes, and other files number them in different ways; write it again with names"
-        )
+        said = "its metadata has no names of the classes, and other files number them in different ways"
+        raise DataError(f"{nameless[0]}: {said}; write it again with names")
     for path in nameless if lists else ():  # one numbering holds for all
         of_file[path] = lists[0]
     names = list(dict.fromkeys(name for each in lists for name in each))
-    names = names or class_names({label for path in paths for label in _labels(path, columns["label"])})
+    if not names:
+        rows = (row for path in paths for _, row in table_rows(path, [columns["label"]], "label"))
+        names = class_names(label_text(label) for (label,) in rows if not lacks(label))
     require_distinct(paths[0].parent, names)
     number = {name: number for number, name in enumerate(names)}
     return names, {
@@ -91,16 +92,9 @@ def _own_names(path, column):
         if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"names of classes are not text, or given twice: {shorten_list(names)}")
     except (ValueError, AttributeError, TypeError) as error:
-        raise DataError(
-            f"{path}: the metadata `huggingface` on column `{column}` cannot be read ({error}); write the file again, or remove the metadata"
-        ) from None
+        said = f"the metadata `huggingface` on column `{column}` cannot be read ({error})"
+        raise DataError(f"{path}: {said}; write the file again, or remove the metadata") from None
     return names or None
-
-
-def _labels(path, column):
-    """The distinct labels in a file, as text."""
-    rows = table_rows(path, [column], "label")
-    return {label_text(label) for _, (label,) in rows if not lacks(label)}
 
 
 def lacks(value):
@@ -115,20 +109,9 @@ def label_text(label):
 
 def _require_single(path, schema, column):
     """Raise DataError where a label is a list, as in a data set of several labels an image."""
-    nested = [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]
-    if nested:
-        raise DataError(
-            f"{path}: column `{column}` holds {nested[0]}, several labels an image; a classification learns one: write one label a row"
-        )
-
-
-def _image_bytes(image, path, row):
-    data = image.get("bytes") if isinstance(image, dict) else image
-    if not isinstance(data, bytes):
-        raise DataError(
-            f"{path}, row {row:,}: the image's bytes are not in the file, only a path or text; fetch the images too"
-        )
-    return data
+    if nested := [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]:
+        remedy = "a classification learns one: write one label a row"
+        raise DataError(f"{path}: column `{column}` holds {nested[0]}, several labels an image; {remedy}")
 
 
 def path_label(path, columns):
@@ -142,11 +125,9 @@ def path_label(path, columns):
         found = table_rows(path, wanted, "path: …, label")
     rows = [row for _, row in found]
     for place, what in ((1, "label"), (0, "path")):
-        missing = [number for number, row in enumerate(rows, 1) if lacks(row[place])]
-        if missing:
-            raise DataError(
-                f"{path}: {len(missing):,} rows have no {what}: {shorten_list(missing)}. Give each one or remove it."
-            )
+        if missing := [number for number, row in enumerate(rows, 1) if lacks(row[place])]:
+            said = f"{len(missing):,} rows have no {what}: {shorten_list(missing)}"
+            raise DataError(f"{path}: {said}. Give each one or remove it.")
     return [(str(name), label_text(label).strip()) for name, label in rows]
 
 
@@ -164,8 +145,6 @@ def require_distinct(place, names):
     seen = {}
     for name in names:
         text = unicodedata.normalize("NFC", name).strip()
-        other = seen.setdefault(re.sub(r"^(-?\d+)\.0*$", r"\1", text), name)
-        if other != name:
-            raise DataError(
-                f"{place}: two classes look alike, {other!a} and {name!a} (as with Unicode's NFC and NFD, or `1` and `1.0`): give them one name"
-            )
+        if (other := seen.setdefault(re.sub(r"^(-?\d+)\.0*$", r"\1", text), name)) != name:
+            why = "as with Unicode's NFC and NFD, or `1` and `1.0`"
+            raise DataError(f"{place}: two classes look alike, {other!a} and {name!a} ({why}): give them one name")

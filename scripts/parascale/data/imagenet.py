@@ -55,9 +55,8 @@ def kaggle_validation(root, classes, splits, notes):
 def imagenet_classes(root):
     """The names of the classes, which are WordNet's numbers."""
     with opened_tar(root / TRAIN) as tar:
-        return sorted(
-            member.name.removesuffix(".tar") for member in tar_members(tar, []) if member.name.endswith(".tar")
-        )
+        names = [member.name for member in tar_members(tar, [])]
+    return sorted(name.removesuffix(".tar") for name in names if name.endswith(".tar"))
 
 
 def index_tars(root, classes, notes, folder):
@@ -121,15 +120,11 @@ def _validation_labels(root, numbers):
             found = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
         return {image: numbers[name] for image, name in found.items()}
     except FileNotFoundError:
-        raise DataError(
-            f"{path} is missing: the validation images hold no classes. Put the table of Kaggle's copy of the set there, or sort the images into "
-            "folders `train/<class>` and `val/<class>`"
-        ) from None
+        remedy = "Put the table of Kaggle's copy there, or sort the images into folders `train/<class>`, `val/<class>`"
+        raise DataError(f"{path} is missing: the validation images hold no classes. {remedy}") from None
     except (KeyError, IndexError, AttributeError, ValueError, csv.Error) as error:
-        raise DataError(
-            f"{path}: not a table of `ImageId` and `PredictionString`, or with a class that the train split lacks ({error}); "
-            "fetch it again"
-        ) from None
+        said = "not a table of `ImageId` and `PredictionString`, or with a class that the train split lacks"
+        raise DataError(f"{path}: {said} ({error}); fetch it again") from None
 
 
 def opened_tar(path, file=None):

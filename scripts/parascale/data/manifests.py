@@ -25,10 +25,9 @@ def require_whole(path, facts, remedy, every_byte=False):
 
     every_byte: compare the checksum too, not the size alone.
     """
-    size = path.stat().st_size if path.is_file() else None
-    if size is None:
+    if not path.is_file():
         raise DataError(f"{path} is missing; {remedy}")
-    if size != facts["bytes"]:
+    if (size := path.stat().st_size) != facts["bytes"]:
         raise DataError(f"{path} is cut short or was changed: {size:,} bytes instead of {facts['bytes']:,}; {remedy}")
     if every_byte and sha256(path) != facts["sha256"]:
         raise DataError(f"{path} is damaged: its sha256 differs; {remedy}")

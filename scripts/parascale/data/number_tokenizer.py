@@ -21,9 +21,8 @@ class NumberTokenizer:
         try:
             return np.array([self.vocabulary.index(int(word)) for word in text.split()], dtype=np.int64)
         except ValueError:
-            raise ConfigError(
-                f"{text!r:.100}: this data came without a tokenizer: give numbers from 0 to {len(self.vocabulary) - 1:,}, such as `464 3290`"
-            ) from None
+            wanted = f"numbers from 0 to {len(self.vocabulary) - 1:,}, such as `464 3290`"
+            raise ConfigError(f"{text!r:.100}: this data came without a tokenizer: give {wanted}") from None
 
     def decode(self, numbers):
         """The numbers with spaces between them."""

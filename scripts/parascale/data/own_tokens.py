@@ -29,7 +29,7 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     with open(os.devnull if in_place else path, "wb") as file:
         for entry, part in zip(entries, parts, strict=True):
             for block_N in part:
-                _check(block_N, len(tokenizer.vocabulary), raw.path(entry))
+                _require_entries(block_N, len(tokenizer.vocabulary), raw.path(entry))
                 if not in_place:
                     file.write(block_N.astype(dtype).tobytes())
                 tokens += len(block_N)
@@ -37,10 +37,9 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     if not tokens:
         raise DataError(f"{raw.folder}: the split `{split}` has no tokens")
     if tokenizer.end is not None and not documents:
-        print(
-            f"{raw.folder}: no text of the split `{split}` ends: none of {tokens:,} tokens is `{tokenizer.vocabulary[tokenizer.end]}`, by which "
-            "`data.text.pretrained` ends texts. Unless that is meant, write it behind each text"
-        )
+        end = f"`{tokenizer.vocabulary[tokenizer.end]}`, by which `data.text.pretrained` ends texts"
+        said = f"no text of the split `{split}` ends: none of {tokens:,} tokens is {end}"
+        print(f"{raw.folder}: {said}. Unless that is meant, write it behind each text")
     counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
     if in_place is None:
         return counts
@@ -51,14 +50,13 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     return counts | {"in_place": {"dtype": in_place.dtype.str, "offset": in_place.offset}}
 
 
-def _check(block_N, vocabulary, path):
+def _require_entries(block_N, vocabulary, path):
     """Raise DataError for a number that is no entry."""
     for number in (block_N.min(initial=0), block_N.max(initial=0)):
         if not 0 <= number < vocabulary:
-            raise DataError(
-                f"{path}: holds {number}, but the vocabulary has the numbers 0 to {vocabulary - 1:,}: name the tokenizer that made it "
-                "(`data.text.pretrained`) or its size (`data.text.max_vocabulary`)"
-            )
+            said = f"holds {number}, but the vocabulary has the numbers 0 to {vocabulary - 1:,}"
+            remedy = "name the tokenizer that made it (`data.text.pretrained`) or its size (`data.text.max_vocabulary`)"
+            raise DataError(f"{path}: {said}: {remedy}")
 
 
 def _tokenizer_of(folder, _, settings):
@@ -66,8 +64,7 @@ def _tokenizer_of(folder, _, settings):
     if settings.pretrained:
         return tokenize.learn((), settings, renumbered=False)
     if settings.max_vocabulary is None:
-        raise ConfigError(
-            f"{folder}: holds tokens, which do not say how large their vocabulary is. Set `data.text.max_vocabulary` (GPT-2: 50257), or "
-            "`data.text.tokenizer: pretrained` and the folder of their tokenizer in `data.text.pretrained`"
-        )
+        said = "holds tokens, which do not say how large their vocabulary is. Set `data.text.max_vocabulary` (GPT-2: 50257)"
+        other = "`data.text.tokenizer: pretrained` and the folder of their tokenizer in `data.text.pretrained`"
+        raise ConfigError(f"{folder}: {said}, or {other}")
     return NumberTokenizer(settings.max_vocabulary)

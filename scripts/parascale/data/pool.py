@@ -15,8 +15,7 @@ def ordered_map(function, items, threads, ahead=None):
     ahead: most results that wait in memory (default: twice the threads), or a function that gives it at each item, such as Demand.
     An exception of a call is raised at its place; calls that have not started are dropped.
     """
-    ahead = ahead or 2 * threads
-    bound = ahead if callable(ahead) else lambda: ahead
+    bound = ahead if callable(ahead) else lambda: ahead or 2 * threads
     waiting = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

@@ -15,8 +15,7 @@ class Progress:
 
     def __enter__(self):
         self._start = self._last = time.monotonic()
-        divisor = 1024 if self.unit == "B" else 1000
-        settings = {"unit": self.unit, "unit_scale": True, "unit_divisor": divisor}
+        settings = {"unit": self.unit, "unit_scale": True, "unit_divisor": 1024 if self.unit == "B" else 1000}
         from tqdm import tqdm  # a training that reads no text does without
 
         self._bar = tqdm(desc=self.title, total=self.total, disable=not sys.stderr.isatty(), **settings)
@@ -52,6 +51,5 @@ class Progress:
     def _line(self, state, left=""):
         of = f" of {self.total:,}" if self.total else ""
         seconds = time.monotonic() - self._start
-        print(
-            f"{self.title}: {self.done:,}{of} {self.unit} {state}, {seconds:.1f} s{left}", file=sys.stderr, flush=True
-        )
+        said = f"{self.title}: {self.done:,}{of} {self.unit} {state}, {seconds:.1f} s{left}"
+        print(said, file=sys.stderr, flush=True)

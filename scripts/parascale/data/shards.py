@@ -23,7 +23,11 @@ def shard(raw, text, expected, output, rows, write, learn, lacks):
 
 def join(folders, raw, text, expected, output, rows, write, learn, lacks):
     """Join the shards in `folders`. Raises DataError for one that is missing, damaged, or made of other text or settings, or with another tokenizer."""
-    shards = [_opened(folder, part, text) for folder, part in zip(folders, raw.shards(len(folders)), strict=True)]
+    shards = [Tokens(folder) for folder in folders]
+    for each, part in zip(shards, raw.shards(len(folders)), strict=True):
+        if (each.manifest["source"], each.manifest["settings"]) != (part.digest, identity.of_group(text)):
+            raise DataError(f"{each.folder}: made of other text or settings; remove it and make it again")
+        each.verify()
 
     def joined(folder, split, tokenizer, shards, dtype):
         shards = list(shards)
@@ -46,12 +50,3 @@ def join(folders, raw, text, expected, output, rows, write, learn, lacks):
         return {key: sum(count[key] for count in counts) for key in counts[0]}
 
     return prepared(raw, text, expected, output, ("shards", lambda split: shards, list), joined, learn, lacks)
-
-
-def _opened(folder, raw, text):
-    """The Tokens of a shard, every byte as it was written."""
-    tokens = Tokens(folder)
-    if (tokens.manifest["source"], tokens.manifest["settings"]) != (raw.digest, identity.of_group(text)):
-        raise DataError(f"{folder}: made of other text or settings; remove it and make it again")
-    tokens.verify()
-    return tokens

@@ -84,10 +84,9 @@ class WordTokenizer:
             counts.update((text.lower() if settings.lowercase else text).split())
         for word in SPECIAL:
             counts.pop(word, None)
-        kept = [(-count, word) for word, count in counts.items() if count >= settings.min_count]
-        words = [word for _, word in sorted(kept)]
+        kept = sorted((-count, word) for word, count in counts.items() if count >= settings.min_count)
         room = None if settings.max_vocabulary is None else settings.max_vocabulary - len(SPECIAL)
-        return cls(SPECIAL + words[:room], settings.lowercase)
+        return cls(SPECIAL + [word for _, word in kept[:room]], settings.lowercase)
 
     def save(self, folder):
         """Write the vocabulary into a folder."""
@@ -123,9 +122,8 @@ class _LibraryTokenizer:
         if not marks:
             seen = None if unknown is None else vocabulary[unknown]
             self._encoder, hidden = blind_to_marks(tokenizer, seen, vocabulary[end])
-        starts = itertools.groupby(
-            sorted(hidden), lambda entry: entry[:2]
-        )  # far faster than hundreds of choices at each `<`
+        # Far faster than hundreds of choices at each `<`.
+        starts = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
         starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in starts]
         self._hidden = hidden and re.compile("|".join(f"{re.escape(start)}(?:{rest})" for start, rest in starts))
 
@@ -181,10 +179,9 @@ class SubwordTokenizer(_LibraryTokenizer):
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         least = len(SPECIAL) + len(alphabet)
         if settings.max_vocabulary is None or settings.max_vocabulary < least:
-            raise ConfigError(
-                f"`data.text.tokenizer: subword` needs `data.text.max_vocabulary` of at least {least} (all bytes and the special "
-                f"entries), not {settings.max_vocabulary}; usual values are 4,000 to 50,000"
-            )
+            wanted = f"`data.text.max_vocabulary` of at least {least} (all bytes and the special entries)"
+            said = f"needs {wanted}, not {settings.max_vocabulary}; usual values are 4,000 to 50,000"
+            raise ConfigError(f"`data.text.tokenizer: subword` {said}")
         tokenizer = Tokenizer(models.BPE())
         if settings.lowercase:
             tokenizer.normalizer = normalizers.Lowercase()

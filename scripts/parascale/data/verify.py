@@ -42,13 +42,8 @@ def verify_images(folder, index, dataset, settings):
         reader.close()
     if found:
         raise _difference(folder, found)
-    return {
-        "format": manifest["format"],
-        "dataset": dataset,
-        "samples": compared,
-        "bad": len(manifest["bad"]),
-        "identical": True,
-    }
+    counts = {"samples": compared, "bad": len(manifest["bad"])}
+    return {"format": manifest["format"], "dataset": dataset, **counts, "identical": True}
 
 
 def verify_tokens(folder, tokens, dataset):
@@ -71,14 +66,10 @@ def verify_tokens(folder, tokens, dataset):
 def _check_complete(reader, images, bad, found):
     """Each sample of the source once, in the shards or among the bad."""
     counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
-    wrong = np.flatnonzero(counts != 1)
+    wrong = np.flatnonzero(counts[: len(images)] != 1).tolist()
     if len(counts) > len(images):
         found.append(f"{reader.folder}, {reader.split}: samples that the source does not have")
-    found += [
-        f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once"
-        for i in wrong.tolist()
-        if i < len(images)
-    ]
+    found += [f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once" for i in wrong]
 
 
 def _compare_shard(reader, images, shard, rows, settings, progress, found):
@@ -99,8 +90,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
             "label": reader.labels.item(i) == label,
             "read by the format's own library": theirs == (data, label),
         }
-        wrong = [what for what, holds in same.items() if not holds]
-        if wrong:
+        if wrong := [what for what, holds in same.items() if not holds]:
             found.append(f"{reader.where(i)} is not {images.name(number)}: {', '.join(wrong)}")
     if alone and next(alone) is not None:
         found.append(f"{reader.paths()[shard]}: more samples than the manifest has")

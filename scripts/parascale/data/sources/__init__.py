@@ -4,6 +4,7 @@ A kind is a module with `fetch(source, output, attempts)`, which makes the folde
 download already has waits in `<output>.partial` for the next attempt.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from parascale.data.sources import builtin, hub, local, url
@@ -34,16 +35,9 @@ def made(source, output, fetch, attempts, keep=True):
         make_folder(folder)
         with locked(folder) as ours:  # two processes would append to one piece
             if ours is False:
-                raise DownloadError(
-                    f"{output}: another process is downloading into {folder} just now; wait until it has ended"
-                )
-            if not (keep and _is_whole(source, output)):
-                fetch(source, Path(output), attempts)
+                raise DownloadError(f"{output}: another process is downloading into {folder}; wait until it has ended")
+            with suppress(DataError):  # not whole
+                if keep and (raw := Raw(output)).manifest["source"] == settings_of(source):
+                    return raw
+            fetch(source, Path(output), attempts)
     return Raw(output)
-
-
-def _is_whole(source, output):
-    try:
-        return Raw(output).manifest["source"] == settings_of(source)
-    except DataError:
-        return False

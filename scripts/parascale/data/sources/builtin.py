@@ -39,7 +39,7 @@ SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "_vendor"}
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
 FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
 SUMMARY_WORDS = (3, 24)  # fewer say nothing, and more are no summary but a text without one
-PERCENT = {"test": 3, "validation": 3}  # of the documents; the rest is for training
+BELOW = {"test": 3, "validation": 6}  # percent of the documents; the rest is for training
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -68,12 +68,10 @@ def documentation():
             if split == "train" and train_words >= TRAIN_WORDS:
                 continue
             for text in (text for docstring in docstrings() for text in prose.paragraphs(docstring)):
-                key = text.lower()
-                if key in seen:
-                    continue
-                seen.add(key)
-                splits[split].append(text)
-                train_words += text.count(" ") + 1 if split == "train" else 0
+                if text.lower() not in seen:
+                    seen.add(text.lower())
+                    splits[split].append(text)
+                    train_words += text.count(" ") + 1 if split == "train" else 0
     return {split: {"text": texts} for split, texts in splits.items()}
 
 
@@ -110,11 +108,8 @@ def offers():
 def _documents():
     """(name, a function that reads its docstrings) of every topic of the language reference and every module."""
     library = Path(sysconfig.get_path("stdlib"))
-    topics_file = library / "pydoc_data" / "topics.py"
-    if not topics_file.exists():
-        raise DataError(
-            f"{topics_file}: this Python comes without its documentation; use another source than `builtin`"
-        )
+    if not (topics_file := library / "pydoc_data" / "topics.py").exists():
+        raise DataError(f"{topics_file}: this Python has no documentation; use another source than `builtin`")
     assignment = next(node for node in ast.parse(topics_file.read_bytes()).body if isinstance(node, ast.Assign))
     topics = ast.literal_eval(assignment.value)
     documents = [(f"topic {name}", lambda text=text: [inspect.cleandoc(text)]) for name, text in topics.items()]
@@ -125,11 +120,10 @@ def _all_modules():
     """(name, path) of every module whose documentation is read."""
     modules = list(_modules(Path(sysconfig.get_path("stdlib")), "python"))
     for package, folders in PACKAGES.items():
-        spec = importlib.util.find_spec(package)  # finds a top-level package without importing it
-        if spec is None:
-            raise DataError(
-                f"the package {package} is not installed, but the builtin corpus draws from it: `make install` installs it"
-            )
+        # It finds a top-level package without importing it.
+        if (spec := importlib.util.find_spec(package)) is None:
+            need = "the builtin corpus draws from it"
+            raise DataError(f"the package {package} is not installed, but {need}: `make install` installs it")
         for folder in folders:
             modules += _modules(Path(spec.origin).parent / folder, f"{package}/{folder}".rstrip("/"))
     return modules
@@ -162,8 +156,4 @@ def _hash(name):
 
 def _split_of(name):
     place = int(_hash(name)[-8:], 16) % 100
-    for split, percent in PERCENT.items():
-        if place < percent:
-            return split
-        place -= percent
-    return "train"
+    return next((split for split, below in BELOW.items() if place < below), "train")

@@ -8,38 +8,20 @@ import glob
 import posixpath
 import shutil
 
-from parascale.data.named_files import (
-    DESCRIPTION,
-    SAVED,
-    SAVED_INFO,
-    SPLIT_NAMES,
-    as_list,
-    meant_by,
-    require_one_set,
-    sliced,
-)
-from parascale.data.sources import builtin, readers
+from parascale.data import named_files
+from parascale.data.sources import builtin, readers, transfer
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import describe, write_manifest
-from parascale.data.sources.transfer import (
-    LOGIN_NODE_HELP,
-    REFUSED_HELP,
-    Retryable,
-    fetch_file,
-    persistently,
-    pieces_folder,
-    require_answer,
-)
 from parascale.errors import ConfigError, DataError, DownloadError
 from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
 READ = [ending for ending in readers.KINDS if ending != ".md"]  # which is about the data there
+EXAMPLE = "`data.source.files: {train: data/train-*.parquet}`"
 ANSWER_TIMEOUT_SECONDS = 30.0
-SHARDS = (
-    "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"  # taken before other names, as `datasets` does
-)
+# Taken before other names, as `datasets` does.
+SHARDS = "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"
 
 
 def fetch(source, output, attempts):
@@ -49,8 +31,8 @@ def fetch(source, output, attempts):
 
     api = HfApi(endpoint=source.endpoint)
     page = f"{api.endpoint}/datasets/{source.name}"
-    remedy = f"{LOGIN_NODE_HELP} Without any network, `source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
-    info = persistently(page, attempts, lambda: _ask(api, source, page), remedy=remedy)
+    remedy = f"{transfer.LOGIN_NODE_HELP} Without any network, `source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
+    info = transfer.persistently(page, attempts, lambda: _ask(api, source, page), remedy=remedy)
     login = {key: value for key, value in build_hf_headers().items() if key.lower() == "authorization"}
     listed = {sibling.rfilename: sibling for sibling in info.siblings}
     for path in listed:
@@ -58,12 +40,12 @@ def fetch(source, output, attempts):
             raise DownloadError(f"{page}: the hub lists a file that would land outside its folder: {path}")
     notes = []
     by_split = _files_of_splits(source, info, list(listed), notes)
-    pieces = pieces_folder(source, output)
+    pieces = transfer.pieces_folder(source, output)
     for path in (path for paths in by_split.values() for path in paths):
         sibling = listed[path]
         digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
         address = hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
-        fetch_file(address, pieces / path, attempts, digest, login)
+        transfer.fetch_file(address, pieces / path, attempts, digest, login)
     with atomic_folder(output) as folder:
         splits = {split: _kept(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()}
         write_manifest(folder, source, {"revision": info.sha, "files": by_split}, splits, notes)
@@ -82,49 +64,43 @@ def _ask(api, source, page):
     except errors.RevisionNotFoundError:
         raise DownloadError(f"{page}: there is no revision {source.revision}; see {page}/commits/main") from None
     except errors.RepositoryNotFoundError:
-        raise DownloadError(f"{page}: no such data set, or one that needs a login. {REFUSED_HELP}") from None
+        raise DownloadError(f"{page}: no such data set, or one that needs a login. {transfer.REFUSED_HELP}") from None
     except errors.HfHubHTTPError as error:
-        require_answer(page, error.response.status_code)
+        transfer.require_answer(page, error.response.status_code)
     except errors.OfflineModeIsEnabled as error:
         raise DownloadError(f"{page}: {error}") from None
     except errors.HTTPError as error:  # no answer at all
-        raise Retryable(str(error) or type(error).__name__) from None
+        raise transfer.Retryable(str(error) or type(error).__name__) from None
 
 
 def _files_of_splits(source, info, paths, notes):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
-    states = {
-        posixpath.join(posixpath.dirname(path), SAVED) for path in paths if posixpath.basename(path) == SAVED_INFO
-    }
-    readable = [
-        path for path in paths if readers.known_kind(path) and readers.ending(path) != ".md" and path not in states
-    ]
+    parts = map(posixpath.split, paths)
+    states = {posixpath.join(place, named_files.SAVED) for place, name in parts if name == named_files.SAVED_INFO}
+    readable = [path for path in paths if readers.known_kind(path) and path not in states]
+    readable = [path for path in readable if readers.ending(path) != ".md"]
 
     def named(pattern):
-        path, first, _ = sliced(pattern)
+        path, first, _ = named_files.sliced(pattern)
         if first is not None:
             raise ConfigError(f"`{pattern}`: rows are chosen of files on this machine, with `data.source.location`")
-        return sorted(filter(meant_by(posixpath.join(glob.escape(folder), path.removeprefix("./"))), readable))
+        whole = posixpath.join(glob.escape(folder), path.removeprefix("./"))
+        return sorted(filter(named_files.meant_by(whole), readable))
 
     def some(found, wanted):
         if found:
             return found
-        raise DataError(
-            f"{source.name}, configuration {source.config}: no files {wanted} among {len(paths)} files ({', '.join(READ)} are "
-            "understood). Name them: `data.source.files: {train: data/train-*.parquet}`"
-        )
+        said = f"no files {wanted} among {len(paths)} files ({', '.join(READ)} are understood)"
+        raise DataError(f"{source.name}, configuration {source.config}: {said}. Name them: {EXAMPLE}")
 
     if patterns:
         return {
-            split: [path for each in as_list(wanted) for path in some(named(each), f"that match `{each}`")]
+            split: [path for each in named_files.as_list(wanted) for path in some(named(each), f"that match `{each}`")]
             for split, wanted in patterns.items()
         }
-    below = [
-        path
-        for path in readable
-        if path.startswith(folder and f"{folder}/") and not DESCRIPTION.fullmatch(posixpath.basename(path))
-    ]
+    below = [path for path in readable if path.startswith(folder and f"{folder}/")]
+    below = [path for path in below if not named_files.DESCRIPTION.fullmatch(posixpath.basename(path))]
     inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or below]
     by_split = some(paths_by_split(inside, notes), f"of the splits {', '.join(SPLITS)}")
     return {split: [posixpath.join(folder, path) for path in found] for split, found in by_split.items()}
@@ -136,38 +112,31 @@ def _of_card(source, info):
 
     try:
         listed = (info.card_data or {}).get("configs") or []
-        configs = {
-            str(entry["config_name"]): entry for entry in listed if entry.get("data_files") or entry.get("data_dir")
-        }
-        chosen = [
-            name for name, entry in configs.items() if name == "default" or entry.get("default") or len(configs) == 1
-        ]
-        name = source.config or (chosen[0] if chosen else None)
+        listed = [entry for entry in listed if entry.get("data_files") or entry.get("data_dir")]
+        configs = {str(entry["config_name"]): entry for entry in listed}
+        default = (name for name, each in configs.items() if name == "default" or each.get("default"))
+        name = source.config or next(default, None) or (next(iter(configs)) if len(configs) == 1 else None)
         entry = configs.get(name, {})
         folder, by_name = str(entry.get("data_dir") or ""), sanitize_patterns(entry.get("data_files") or {})
         if not all(isinstance(pattern, str) for wanted in by_name.values() for pattern in wanted):
             raise ValueError(f"no paths: {by_name}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(
-            f"{source.name}: `configs` of its card are not as the Hub wants them ({said}). Name the files yourself: "
-            "`data.source.files: {train: data/train-*.parquet}`"
-        ) from None
+        wrong = f"`configs` of its card are not as the Hub wants them ({said})"
+        raise DataError(f"{source.name}: {wrong}. Name the files yourself: {EXAMPLE}") from None
     if configs and name is None:
-        raise ConfigError(
-            f"{source.name} has several configurations; set `data.source.config` to one of {', '.join(configs)}"
-        )
+        there = ", ".join(configs)
+        raise ConfigError(f"{source.name} has several configurations; set `data.source.config` to one of {there}")
     if configs and name not in configs:
         raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
     patterns = {}
-    for split, names in SPLIT_NAMES.items():
+    for split, names in named_files.SPLIT_NAMES.items():
         if found := {name: {name} for name in by_name if name in names}:
-            require_one_set(split, found)
+            named_files.require_one_set(split, found)
             patterns[split] = by_name[next(iter(found))]
     if by_name and not patterns:
-        raise DataError(
-            f"{source.name}: its card has only the splits {', '.join(by_name)}: name the files under `data.source.files`"
-        )
+        only = f"its card has only the splits {', '.join(by_name)}"
+        raise DataError(f"{source.name}: {only}: name the files under `data.source.files`")
     folder = posixpath.normpath(folder if configs else source.config or "").strip("/")
     return folder if folder != "." else "", patterns
 

@@ -7,16 +7,9 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
+from parascale.data import named_files
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import (
-    SPLIT_NAMES,
-    as_list,
-    matches,
-    require_one_set,
-    saved_files,
-    sliced,
-    without_foreign,
-)
+from parascale.data.named_files import SPLIT_NAMES, as_list, saved_files, without_foreign
 from parascale.data.sources import readers
 from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -28,15 +21,17 @@ from parascale.settings.paths import expanded
 def fetch(source, output, attempts=None):
     """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
     folder, notes = location(source) if source.location else Path.cwd(), []
-    if (folder / MANIFEST).exists() and not source.files:
-        splits = _splits_of_raw(Raw(folder))
+    if (folder / MANIFEST).exists() and not source.files:  # this workflow downloaded it
+        raw = Raw(folder)
+        splits = raw.manifest["splits"]
+        for entry in (entry for entries in splits.values() for entry in entries):
+            entry["path"] = str(raw.path(entry).absolute())
     else:
         splits = find_splits(source.files, folder, Path.absolute, notes)
     for split, entries in splits.items():
         if not any(entry["bytes"] for entry in entries):
-            raise DataError(
-                f"{', '.join(entry['path'] for entry in entries[:3])}: empty, so the {split} split has nothing"
-            )
+            paths = ", ".join(entry["path"] for entry in entries[:3])
+            raise DataError(f"{paths}: empty, so the {split} split has nothing")
     with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits, notes)
 
@@ -61,17 +56,15 @@ def find_splits(files, folder, name, notes):
         }
         _refuse_shared_rows(named)
         return named
-    paths = sorted(path for path in folder.rglob("*") if readers.known_kind(path) and path.is_file() and _is_data(path))
-    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths], notes, folder)
+    paths = []
+    for path in sorted(path for path in folder.rglob("*") if readers.known_kind(path) and path.is_file()):
+        saved = saved_files(path.parent)  # where a `state.json` says which are data
+        if saved is None or str(path) in saved:
+            paths.append(path.relative_to(folder).as_posix())
     return {
-        split: [describe(folder / path, name(folder / path)) for path in found] for split, found in by_split.items()
+        split: [describe(path, name(path)) for path in map(folder.joinpath, found)]
+        for split, found in paths_by_split(paths, notes, folder).items()
     }
-
-
-def _is_data(path):
-    """Whether a file is data of its folder, where a `state.json` there says which are."""
-    saved = saved_files(path.parent)
-    return saved is None or str(path) in saved
 
 
 def paths_by_split(paths, notes, folder=None):
@@ -84,28 +77,26 @@ def paths_by_split(paths, notes, folder=None):
         words = set(re.split(r"[^a-z]+", path.lower()))
         splits = {split: found for split, names in SPLIT_NAMES.items() if (found := words.intersection(names))}
         if len(splits) > 1:
-            raise DataError(
-                f"{path}: its name says {' and '.join(splits)}: rename or remove it, or name the files of each split under `data.source.files`"
-            )
+            remedy = "rename or remove it, or name the files of each split under `data.source.files`"
+            raise DataError(f"{path}: its name says {' and '.join(splits)}: {remedy}")
         for split, found in splits.items():
             by_split.setdefault(split, {})[path] = found
     for split, found in by_split.items():
-        require_one_set(split, found)
+        named_files.require_one_set(split, found)
     return {split: list(by_split[split]) for split in SPLITS if split in by_split}
 
 
 def _entries(pattern, folder, name, notes):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
-    path, first, last = sliced(pattern)
-    found = {os.path.relpath(file, folder): Path(file) for file in sorted(matches(folder, path))}
+    path, first, last = named_files.sliced(pattern)
+    found = {os.path.relpath(file, folder): Path(file) for file in sorted(named_files.matches(folder, path))}
     meant = without_foreign(found, notes, expanded(path, "data.source.files"), folder)
-    paths = [found[name] for name in meant]
-    if not paths:
+    if not meant:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"
         raise DataError(f"{wanted}: {what} (`data.source.files`; relative paths start at {Path(folder).absolute()})")
     entries = []
-    for file in paths:
+    for file in map(found.get, meant):
         readers.kind_of(file)
         if first is None:
             entries.append(describe(file, name(file)))
@@ -121,10 +112,9 @@ def _refuse_shared_rows(named):
     for (split, one), (other, two) in itertools.combinations(entries, 2):
         first, last = max(one["first"], two["first"]), min(one["last"], two["last"])
         if split != other and one["path"] == two["path"] and first < last:
-            raise ConfigError(
-                f"`data.source.files`: {split} and {other} both have rows {first:,} to {last:,} of {one['path']}: let one slice begin "
-                "where the other ends, such as `[:80%]` and `[80%:]`"
-            )
+            both = f"{split} and {other} both have rows {first:,} to {last:,} of {one['path']}"
+            remedy = "let one slice begin where the other ends, such as `[:80%]` and `[80%:]`"
+            raise ConfigError(f"`data.source.files`: {both}: {remedy}")
 
 
 def _place(text, rows):
@@ -134,11 +124,3 @@ def _place(text, rows):
             raise ConfigError(f"`data.source.files`: `{text}` must be a percentage from 0% to 100%")
         return rows * Fraction(text[:-1]) // 100
     return min(int(text), rows)
-
-
-def _splits_of_raw(raw):
-    """The splits of a folder that this workflow downloaded, with absolute paths."""
-    return {
-        split: [{**entry, "path": str(raw.path(entry).absolute())} for entry in raw.files(split)]
-        for split in raw.splits
-    }

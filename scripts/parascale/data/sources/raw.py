@@ -114,9 +114,7 @@ class Raw:
         found = {split: readers.holds_tokens(self.path(self.files(split)[0]), columns) for split in self.splits}
         if any(found.values()) and not all(found.values()):
             tokens = [split for split, there in found.items() if there]
-            raise DataError(
-                f"{self.folder}: tokens in {', '.join(tokens)}, but text in other splits: give all in one form"
-            )
+            raise DataError(f"{self.folder}: tokens in {', '.join(tokens)}, but text in other splits: use one form")
         return any(found.values())
 
     def tokens(self, entry):

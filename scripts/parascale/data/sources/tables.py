@@ -87,10 +87,9 @@ def table_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
             yield from enumerate(rows, number)
             number += batch.num_rows
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, in the {rows_at_once:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
-            "Latin-1; write the file again as UTF-8"
-        ) from None
+        place = f"{path}, in the {rows_at_once:,} rows after row {number:,}"
+        said = f"a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe Latin-1"
+        raise DataError(f"{place}: {said}; write the file again as UTF-8") from None
 
 
 def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
@@ -108,8 +107,7 @@ def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
 
 def require_columns(place, names, columns, role):
     """Raise DataError where a name that was asked for is not there. role: of the columns, for the remedy."""
-    missing = [column for column in columns if column not in names]
-    if missing:
+    if missing := [column for column in columns if column not in names]:
         has = f"it has {', '.join(names)}"
         raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
 

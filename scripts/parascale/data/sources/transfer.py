@@ -59,17 +59,14 @@ def fetch_file(address, target, attempts, digest, headers=None):
     # A resumed file may have pieces of different versions: where it is not right, once more from the start.
     for last in (not part.exists(), True):
         persistently(address, attempts, lambda: _fetch_rest(address, part, headers or {}), lambda: _size(part))
-        found = git_blob_digest(part) if len(digest) == 40 else sha256(part)
-        if found == digest:
+        if (found := git_blob_digest(part) if len(digest) == 40 else sha256(part)) == digest:
             sync_path(part)
             os.replace(part, target)
             return
         part.unlink()
         if last:
-            raise DownloadError(
-                f"{address}: its checksum is {found}, not {digest}. The server has another file than the one you named, or it was "
-                "damaged on the way."
-            )
+            why = "The server has another file than the one you named, or it was damaged on the way."
+            raise DownloadError(f"{address}: its checksum is {found}, not {digest}. {why}")
 
 
 def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP):

@@ -25,8 +25,8 @@ def fetch(source, output, attempts, of_images=False):
     _check(source.urls, of_images)
     pieces = pieces_folder(source, output)
     fetched = {entry["url"]: pieces / entry["sha256"] for entry in source.urls}
-    for entry in source.urls:
-        fetch_file(entry["url"], fetched[entry["url"]], attempts, entry["sha256"])
+    for url, path in fetched.items():
+        fetch_file(url, path, attempts, path.name)
     notes = []
     with atomic_folder(output) as folder:
         if source.content == "xsum":
@@ -36,10 +36,7 @@ def fetch(source, output, attempts, of_images=False):
             splits = _placed(source.urls, fetched, folder)
         if not splits and not of_images:
             splits = local.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix(), notes)
-        origin = [
-            {"url": entry["url"], "sha256": entry["sha256"], "bytes": fetched[entry["url"]].stat().st_size}
-            for entry in source.urls
-        ]
+        origin = [{"url": url, "sha256": path.name, "bytes": path.stat().st_size} for url, path in fetched.items()]
         write_manifest(folder, source, {"urls": origin}, splits, notes)
     shutil.rmtree(pieces)
 
@@ -52,9 +49,7 @@ def _placed(urls, fetched, folder):
         if is_archive(name):
             unpack(piece, name, folder)
         elif (folder / name).exists():
-            raise ConfigError(
-                f"{entry['url']}: a file of the name `{name}` came from another address of `data.source.urls`"
-            )
+            raise ConfigError(f"{entry['url']}: a file called `{name}` came from another address of `data.source.urls`")
         else:
             link_or_copy(piece, folder / name)
         if entry.get("split"):
@@ -75,16 +70,13 @@ def _check(urls, of_images):
         if urllib.parse.urlsplit(address).scheme not in ("http", "https") or not file_name(address):
             raise ConfigError(f"`{where}.url` = `{address}` must be the http(s) address of a file")
         if not SHA256.fullmatch(str(entry.get("sha256", ""))):
-            raise ConfigError(
-                f"`{where}.sha256` = `{entry.get('sha256')}` must be the 64 hex digits that `sha256sum` prints for the file at {address}"
-            )
-        if entry.get("split") is not None and entry["split"] not in SPLITS:
-            raise ConfigError(
-                f"`{where}.split` = `{entry['split']}` is not a split{nearest(str(entry['split']), SPLITS)}"
-            )
-        if entry.get("split") and is_archive(file_name(address)):
-            raise ConfigError(
-                f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
-            )
+            wanted = f"the 64 hex digits that `sha256sum` prints for the file at {address}"
+            raise ConfigError(f"`{where}.sha256` = `{entry.get('sha256')}` must be {wanted}")
+        split = entry.get("split")
+        if split is not None and split not in SPLITS:
+            raise ConfigError(f"`{where}.split` = `{split}` is not a split{nearest(str(split), SPLITS)}")
+        if split and is_archive(file_name(address)):
+            remedy = "say with `data.source.files` which of its files make a split"
+            raise ConfigError(f"`{where}.split`: {address} is an archive; {remedy}")
         if of_images and not is_archive(file_name(address)):
             raise ConfigError(f"`{where}.url`: {address} is not an archive of images ({', '.join(TAR_ENDINGS)}, .zip)")

@@ -35,12 +35,11 @@ def convert(paths, folder):
     paths: name → path of the archive (`.tar.gz`) and of the list (`.json`, split → numbers of articles). Raises ConfigError where
     they are not these two, DataError for a damaged archive, one that lacks an article, and a list that is no partition.
     """
-    archives = [path for name, path in paths.items() if not name.endswith(".json")]
     lists = [path for name, path in paths.items() if name.endswith(".json")]
+    archives = [path for path in paths.values() if path not in lists]
     if len(archives) != 1 or len(lists) != 1:
-        raise ConfigError(
-            f"`data.source.content: xsum` needs two `urls`, an archive and a list (`.json`); there are {', '.join(paths)}"
-        )
+        needed = "two `urls`, an archive and a list (`.json`)"
+        raise ConfigError(f"`data.source.content: xsum` needs {needed}; there are {', '.join(paths)}")
     split_of = _read_list(lists[0])
     with ExitStack() as stack:
         files = {split: pyarrow.parquet.ParquetWriter(folder / f"{split}.parquet", SCHEMA) for split in SPLITS}
@@ -49,15 +48,15 @@ def convert(paths, folder):
         progress = stack.enter_context(Progress("articles", unit="articles", total=len(split_of)))
         for number, article in progress.count(_articles(archives[0], split_of)):
             split = split_of.pop(number)
-            rows[split].append((number, *_parts(article, number, archives[0])))
+            values = (number, *_parts(article, number, archives[0]))
+            rows[split].append(dict(zip(SCHEMA.names, values, strict=True)))
             if len(rows[split]) == ROWS:
                 _write(writers[split], rows[split])
         for split in SPLITS:
             _write(writers[split], rows[split])
     if split_of:
-        raise DataError(
-            f"the archive lacks {len(split_of):,} of the articles that the list names, such as {min(split_of)}. {_remedy(archives[0])}"
-        )
+        lacking = f"{len(split_of):,} of the articles that the list names, such as {min(split_of)}"
+        raise _unlike_published(archives[0], f"the archive lacks {lacking}")
 
 
 def _read_list(path):
@@ -67,21 +66,19 @@ def _read_list(path):
         listed = json.loads(path.read_bytes())
         numbers = [(number, split) for split in SPLITS for number in listed[split]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"the list of articles is no JSON of {', '.join(SPLITS)} and their numbers ({type(error).__name__}: {error}). {_remedy(path)}"
-        ) from None
+        said = f"no JSON of {', '.join(SPLITS)} and their numbers ({type(error).__name__}: {error})"
+        raise _unlike_published(path, f"the list of articles is {said}") from None
     for number, split in numbers:
-        if split_of.setdefault(number, split) != split:
-            raise DataError(
-                f"the list of articles has {number} in two splits, {split_of[number]} and {split}: the test would use "
-                f"training articles. {_remedy(path)}"
-            )
+        if (other := split_of.setdefault(number, split)) != split:
+            said = f"the list of articles has {number} in two splits, {other} and {split}"
+            raise _unlike_published(path, f"{said}: the test would use training articles")
     return split_of
 
 
-def _remedy(piece):
-    """What to do about a file that was fetched with the checksum that was asked for, and is not what it should be."""
-    return f"Compare its entry in `data.source.urls` with what the authors publish; to have it fetched again, remove {piece}"
+def _unlike_published(piece, said):
+    """The error for a file that was fetched with the checksum that was asked for, and is not what it should be."""
+    remedy = "Compare its entry in `data.source.urls` with what the authors publish"
+    return DataError(f"{said}. {remedy}; to have it fetched again, remove {piece}")
 
 
 def _articles(archive, wanted):
@@ -95,11 +92,10 @@ def _articles(archive, wanted):
     except (tarfile.ReadError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's own, such as a full one
-        raise DataError(f"the archive of articles is not whole ({error}). {_remedy(archive)}") from None
+        raise _unlike_published(archive, f"the archive of articles is not whole ({error})") from None
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"article {name.stem} of the archive is not UTF-8 text ({error.reason}). {_remedy(archive)}"
-        ) from None
+        said = f"article {name.stem} of the archive is not UTF-8 text ({error.reason})"
+        raise _unlike_published(archive, said) from None
 
 
 def _parts(article, number, archive):
@@ -109,14 +105,13 @@ def _parts(article, number, archive):
     found = []
     for name in ("RESTBODY", "FIRST-SENTENCE"):
         if name not in sections:
-            raise DataError(f"article {number} of the archive has no section {name}. {_remedy(archive)}")
+            raise _unlike_published(archive, f"article {number} of the archive has no section {name}")
         lines = (line.rstrip("\r") for line in sections[name].split("\n"))
         found.append("\n".join(line for line in lines if line.strip() and line not in FOR_SHARING).strip())
     return found
 
 
 def _write(writer, rows):
-    """Write rows (number, document, summary) and forget them."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-    writer.write_table(pyarrow.table([pyarrow.array(values, pyarrow.string()) for values in columns], SCHEMA))
+    """Write rows and forget them."""
+    writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
     rows.clear()
