@@ -15,6 +15,8 @@ import time
 import uuid
 from contextlib import suppress
 
+import psutil
+
 from parascale import slurm
 from parascale.awake import SuspendAwareClock
 from parascale.errors import TrainingError
@@ -54,7 +56,7 @@ class Lease:
     def wait_for_holder(self):
         """The last sign of a dead holder (seconds since the epoch); None without one. Raises TrainingError that names a living one."""
         holder = self.holder()
-        if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
+        if holder is None or (holder["host"] == socket.gethostname() and not psutil.pid_exists(holder["pid"])):
             return holder and holder["time"]
         awake = SuspendAwareClock()
         while awake() < STALE_SECONDS:
@@ -111,8 +113,7 @@ class Lease:
     def _end_unless_own(self):
         """End this process where the lease is another's; whether it is."""
         holder = self.holder()
-        lost = bool(holder and holder["pid"] and not _is_own(holder))
-        if lost:
+        if lost := bool(holder and holder["pid"] and not _is_own(holder)):
             _end_process(f"{self.path.parent} is now written by {_described(holder)}")
         return lost
 
@@ -172,9 +173,8 @@ class Lease:
             return None
         except PermissionError:
             owner = user_name(self.path.stat().st_uid)
-            raise TrainingError(
-                f"{self.path}: of the user {owner}, and not readable here; ask them, or choose another place, such as with --root"
-            ) from None
+            remedy = "ask them, or choose another place, such as with --root"
+            raise TrainingError(f"{self.path}: of the user {owner}, and not readable here; {remedy}") from None
 
     def _write(self):
         write_json(self.path, self._sign())
@@ -195,9 +195,8 @@ def _is_own(holder):
 def _is_former_start(holder):
     """Whether a holder is an earlier start of the Slurm job that this process belongs to."""
     own = _own_start()
-    if holder is None or own["job_id"] is None or holder["job_id"] != own["job_id"]:
-        return False
-    return None not in (holder["restarts"], own["restarts"]) and holder["restarts"] < own["restarts"]
+    same_job = holder is not None and holder["job_id"] == own["job_id"] is not None
+    return same_job and None not in (holder["restarts"], own["restarts"]) and holder["restarts"] < own["restarts"]
 
 
 def _end_process(reason):
@@ -210,13 +209,3 @@ def _described(holder):
     job = f" (job {holder['job_id']})" if holder["job_id"] else ""
     since = f", of {holder['user']} since {holder['since']}" if "user" in holder else ""
     return f"process {holder['pid']} on {holder['host']}{job}{since}"
-
-
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

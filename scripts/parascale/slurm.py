@@ -19,7 +19,8 @@ FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ANSWER_SECONDS = 60  # where the answer is needed
 PERMANENT_FAILURE_COMMENT = "would_fail_again"
-GLANCE_SECONDS = 10  # where a plan is only better for it
+RECORD_SECONDS = 30  # where a record is better for it
+GLANCE_SECONDS = 10  # where a plan is
 
 
 # --- this process's job
@@ -38,8 +39,7 @@ def restarts():
 
 def note_restarts():
     """Put the number of restarts back into the environment: Snakemake's job-step plugin takes it away."""
-    count = fields(_job_line()).get("Restarts")
-    if count is not None:
+    if (count := described(job_id(), RECORD_SECONDS).get("Restarts")) is not None:
         os.environ["SLURM_RESTART_COUNT"] = count
 
 
@@ -59,23 +59,18 @@ def allocation():
 
     submitted, allocated: seconds since 1970 by this machine's clock. limit_seconds: the time limit, or None without one.
     """
-    line = _job_line()
-    return parse_job(line) if line else None
+    said = described(job_id(), RECORD_SECONDS)
+    return parse_job(said) if said else None
 
 
-def parse_job(line):
-    """The mapping in one line of `scontrol show job --oneliner`."""
-    said = fields(line)
+def parse_job(said):
+    """The same of a job's fields, as text."""
     return {
         "submitted": _moment(said.get("SubmitTime")),
         "allocated": _moment(said.get("StartTime")),
         "limit_seconds": seconds(said.get("TimeLimit")),
         "partition": said.get("Partition"),
     }
-
-
-def _job_line():
-    return output_or_empty(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
 
 
 def _moment(text):
@@ -133,9 +128,8 @@ def failed_permanently(job):
 def waiting_or_running(name, noted):
     """{id: comment} of the jobs of this name that have not ended: this user's, and of others those of `noted`, {id: user}. A stranger's
     may have the same name. RequirementError where Slurm does not answer."""
-    lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%U|%u|%k"]).splitlines()
-    rows = (line.split("|", 3) for line in lines)
-    own = str(os.getuid())
+    command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%U|%u|%k"]
+    rows, own = (line.split("|", 3) for line in _ask(command).splitlines()), str(os.getuid())
     return {job: comment for job, number, user, comment in rows if number == own or noted.get(job) == user}
 
 
@@ -149,13 +143,12 @@ def states(name):
 def last_state(job):
     """The state of a job in the accounting, such as COMPLETED; None where there is none."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
-    words = output_or_empty(command).split()
-    return words[0] if words else None
+    return next(iter(output_or_empty(command).split()), None)
 
 
-def described(job):
-    """Slurm's facts of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
-    return fields(output_or_empty(["scontrol", "show", "job", job, "--oneliner"]))
+def described(job, within=GLANCE_SECONDS):
+    """Slurm's facts of a job, as text by field; empty without a job, where it does not answer, or has forgotten it (`MinJobAge`)."""
+    return fields(output_or_empty(["scontrol", "show", "job", job, "--oneliner"], within)) if job else {}
 
 
 # --- the machine
@@ -163,7 +156,7 @@ def described(job):
 
 def records(kind):
     """Name → fields, as text, of every `node`, `partition` or `reservation`. RequirementError where Slurm does not answer."""
-    return parse_records(kind, _ask(_show(kind)))
+    return parse_records(kind, _ask(["scontrol", "show", kind, "--oneliner"]))
 
 
 def configuration():
@@ -174,7 +167,7 @@ def configuration():
 
 def partitions():
     """`records("partition")`; empty where Slurm does not answer."""
-    return parse_records("partition", output_or_empty(_show("partition")))
+    return parse_records("partition", output_or_empty(["scontrol", "show", "partition", "--oneliner"]))
 
 
 def parse_records(kind, text):
@@ -187,10 +180,6 @@ def accounts():
     """The accounts of this user, by name, as far as Slurm tells."""
     command = ["sacctmgr", "-nP", "show", "associations", f"user={user_name(os.getuid())}", "format=account"]
     return sorted(set(output_or_empty(command, ANSWER_SECONDS).split()))
-
-
-def _show(kind):
-    return ["scontrol", "show", kind, "--oneliner"]
 
 
 # --- accounting
@@ -237,8 +226,7 @@ def fields(line):
 
 def seconds(text):
     """Seconds of a duration `[days-]hours:minutes:seconds`; None for all else, such as `UNLIMITED`."""
-    match = DURATION.fullmatch(text or "")
-    if match is None:
+    if (match := DURATION.fullmatch(text or "")) is None:
         return None
     days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)

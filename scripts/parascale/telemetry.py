@@ -54,10 +54,8 @@ class Device:
     def increase(self, name):
         """How far a counter rose in all: it begins at 0 with each attempt. None where it is unknown."""
         known = self.known(name)
-        if not known:
-            return None
         steps = zip([0.0, *known], known, strict=False)
-        return math.fsum(after - before if after >= before else after for before, after in steps)
+        return math.fsum(after - before if after >= before else after for before, after in steps) if known else None
 
 
 def read_samples(paths):
@@ -87,8 +85,13 @@ def _add(devices, line):
 
 def total(devices, kind, name):
     """Sum of a counter's increase over the devices of a kind and all attempts; None where it is unknown for one, or there are none."""
-    known = [device.increase(name) for device in devices if device.kind == kind]
-    return math.fsum(known) if known and None not in known else None
+    return _sum(device.increase(name) for device in devices if device.kind == kind)
+
+
+def _sum(values):
+    """The sum of values; None where one is unknown, or there are none."""
+    values = list(values)
+    return math.fsum(values) if values and None not in values else None
 
 
 def figures(devices):
@@ -97,23 +100,19 @@ def figures(devices):
     gpu_utilisation: mean over all GPUs of the job, idle ones included. cores_busy: mean cores that the run's processes kept busy;
     other_cores_busy: that everything else on its nodes did. monitor_cpu_seconds: what sampling cost on all nodes.
     """
-    used = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
-    ours, all_cores = (_busy_cores(devices, kind) for kind in ("rank", "host"))
+    gpus = [device for device in devices if device.kind == "gpu"]
+    used = _sum(device.mean("utilisation") for device in gpus)
+    ranks = {device.rank: device.mean("cores_busy") for device in devices if device.kind == "rank"}
+    # A host counts once, even if it plays several nodes.
+    hosts = {device.host: device.mean("cores_busy") for device in devices if device.kind == "host"}
+    ours, all_cores = _sum(ranks.values()), _sum(hosts.values())
     return {
         "energy_joules": total(devices, "gpu", "energy_joules"),
-        "gpu_utilisation": math.fsum(used) / len(used) if used and None not in used else None,
+        "gpu_utilisation": None if used is None else used / len(gpus),
         "cores_busy": ours,
         "other_cores_busy": None if None in (ours, all_cores) else max(0.0, all_cores - ours),
         "monitor_cpu_seconds": total(devices, "host", "monitor_seconds"),
     }
-
-
-def _busy_cores(devices, kind):
-    """Mean busy cores of all devices of a kind; None where one is unknown, or there are none. A host counts once, even if it plays
-    several nodes."""
-    found = {device.host if kind == "host" else device.rank: device for device in devices if device.kind == kind}
-    means = [device.mean("cores_busy") for device in found.values()]
-    return math.fsum(means) if means and None not in means else None
 
 
 def sample_files(folder):

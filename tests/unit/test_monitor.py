@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.files import write_text
-from parascale.slurm import parse_job
+from parascale.slurm import fields, parse_job
 from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
@@ -148,13 +148,14 @@ def test_a_host_of_several_nodes_counts_once(second, others):
 
 
 def test_the_answer_of_slurm_about_a_job():
-    told = parse_job(
+    line = (
         "JobId=7 JobName=x TimeLimit=1-02:03:04 SubmitTime=2026-01-02T03:04:05 StartTime=2026-01-02T03:05:05 "
         "EndTime=2026-01-03T05:08:09 Partition=dc-gpu AllocNode:Sid=login:1"
     )
+    told = parse_job(fields(line))
     assert told["limit_seconds"] == 26 * 3600 + 3 * 60 + 4 and told["partition"] == "dc-gpu"
     assert told["allocated"] - told["submitted"] == 60
-    assert parse_job("TimeLimit=UNLIMITED StartTime=Unknown") == {
+    assert parse_job(fields("TimeLimit=UNLIMITED StartTime=Unknown")) == {
         "submitted": None,
         "allocated": None,
         "limit_seconds": None,
