@@ -70,15 +70,15 @@ def make_folder(path):
 
 
 @contextmanager
-def atomic_path(target, within=None):
+def atomic_path(target):
     """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
 
     Works for files and for folders: whatever the body creates at the yielded path is moved as a whole.
-    A folder that stands in the way is replaced. within: a folder of the same filesystem to write in, instead of beside.
+    A folder that stands in the way is replaced.
     """
     target = Path(target)
     make_folder(target.parent)
-    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=within or target.parent))
+    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     partial = holder / target.name
     try:
         yield partial
@@ -179,9 +179,8 @@ def sync_path(path):
 def sync_tree(path):
     """Flush a file, or every file and folder below a folder, to disk."""
     path = Path(path)
-    if path.is_dir():
-        for child in path.iterdir():
-            sync_tree(child)
+    for child in path.iterdir() if path.is_dir() else ():
+        sync_tree(child)
     if not path.is_symlink():
         sync_path(path)
 
@@ -202,12 +201,9 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
     folder = Path(folder)
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < needed_bytes:
-        raise FullDiskError(
-            f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
-            f"{free / 2**20:,.0f} MiB are free. {remedy}"
-        )
+    if (free := shutil.disk_usage(folder).free) < needed_bytes:
+        said = f"{needed_bytes / 2**20:,.0f} MiB are needed, {free / 2**20:,.0f} MiB are free"
+        raise FullDiskError(f"not enough room in {folder} for {purpose}: {said}. {remedy}")
 
 
 @contextmanager
@@ -266,10 +262,9 @@ def full_disk_is_an_error(target):
     except OSError as error:
         if not is_full_disk(error):
             raise
-        raise FullDiskError(
-            f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
-            "space or set another `root` in the configuration, then run again."
-        ) from error
+        remedy = "Free some space or set another `root` in the configuration, then run again."
+        said = f"the disk or its quota is full ({error.strerror}). Nothing half-written was left there"
+        raise FullDiskError(f"{target}: {said}. {remedy}") from error
 
 
 def is_full_disk(error):

@@ -30,8 +30,7 @@ def by_step(lines):
     """Lines of steps, each step once: what a script says of it in several calls is joined. Equal lines are one that was written again."""
     found = {}
     for line in lines:
-        before = found.get(line["step"], line)
-        if before != line:
+        if (before := found.get(line["step"], line)) != line:
             line = before | line | {"seconds": {"total": before["seconds"]["total"] + line["seconds"]["total"]}}
         found[line["step"]] = line
     return list(found.values())

@@ -28,9 +28,8 @@ from parascale.parallel import tying
 TYPES = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
 MATRICES = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 # Roles of a `tensor_plan` that split weights → whether a rank has input and result whole.
-SPLIT = {"columns": False, "rows": False} | dict.fromkeys(
-    ("columns_gathered", "rows_of_whole", "logits", "vocabulary"), True
-)
+WHOLE = ("columns_gathered", "rows_of_whole", "logits", "vocabulary")
+SPLIT = {"columns": False, "rows": False} | dict.fromkeys(WHOLE, True)
 
 
 def count(workload, outputs):

@@ -64,8 +64,7 @@ def scalars(line):
     for name in ("loss", "validation_loss", "lr", "grad_norm", "memory_bytes"):
         if line.get(name) is not None:
             yield name, line[name]
-    unit = work_unit(line)
-    if unit and seconds["total"] > 0:
+    if (unit := work_unit(line)) and seconds["total"] > 0:
         yield f"{unit}_per_second", line[unit] / seconds["total"]
     for phase, value in seconds.items():
         if value > 0:

@@ -61,7 +61,12 @@ class FlightState:
         """The mapping that `parascale.notes` describes."""
         entries = [entry for dump in _dumps() for entry in pickle.loads(dump).get("entries", [])]
         calls, groups = sorted(map(_call, entries), key=lambda call: call["time"]), self._groups()
-        doing, where = state_of(_frames(error))
+        if error is None:
+            walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
+        else:
+            walked = reversed(list(traceback.walk_tb(error.__traceback__)))
+        # From the innermost outwards: of the main thread, or where the error came from.
+        doing, where = state_of([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked])
         call = next((call for call in calls if not call["done"]), None)
         if error is not None:
             broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
@@ -110,15 +115,6 @@ def is_new(kinds):
         elif between is not None:
             between += (kind,)
     return between not in known
-
-
-def _frames(error):
-    """(file, line, function) from the innermost frame outwards: of the main thread, or where the error came from."""
-    if error is not None:
-        walked = reversed(list(traceback.walk_tb(error.__traceback__)))
-    else:
-        walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
-    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
 
 
 def _dumps():

@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -57,10 +56,8 @@ def distinct(machines):
 
 def _processor():
     """The processor's model as Linux names it; on Arm it names none, and the architecture stands for it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     return platform.machine()
 
 
@@ -76,9 +73,8 @@ class Gpus:
         names = visible.split(",") if visible else range(library.nvmlDeviceGetCount())
         by_index, by_uuid = library.nvmlDeviceGetHandleByIndex, library.nvmlDeviceGetHandleByUUID
         handles = [by_index(int(name)) if str(name).isdigit() else by_uuid(name) for name in list(names)[:held]]
-        self.devices = [
-            (index, handle, ranks[index] if index < len(ranks) else "") for index, handle in enumerate(handles)
-        ]
+        padded = [*ranks, *[""] * len(handles)]
+        self.devices = list(zip(range(len(handles)), handles, padded, strict=False))
         self.first_energy = {}
 
     def read(self):

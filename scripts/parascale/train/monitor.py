@@ -71,7 +71,10 @@ class Monitor:
 
     def _run(self):
         try:
-            with _opened(self.path) as handle:
+            with open(self.path, "a+b") as handle:  # a crash may have cut the last line short
+                handle.seek(0)
+                handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
+            with open(self.path, "a", buffering=1, newline="", encoding="utf-8") as handle:  # each line is seen at once
                 writer = csv.DictWriter(handle, COLUMNS, restval="", lineterminator="\n")
                 if handle.tell() == 0:
                     writer.writeheader()
@@ -90,19 +93,9 @@ class Monitor:
             for values in gauge.read():
                 if values["kind"] == "host":
                     values["monitor_seconds"] = time.thread_time()
-                # Six significant digits: samples are no more exact.
-                written = {
-                    name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()
-                }
-                writer.writerow({**now, **written})
-
-
-def _opened(path):
-    """A file of samples to append to, without a last line that a crash cut short; each line is seen at once."""
-    with open(path, "a+b") as handle:
-        handle.seek(0)
-        handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
-    return open(path, "a", buffering=1, newline="", encoding="utf-8")
+                for name, value in values.items():  # six significant digits: samples are no more exact
+                    values[name] = f"{value:.6g}" if isinstance(value, float) else value
+                writer.writerow(now | values)
 
 
 def publish(folder, target):

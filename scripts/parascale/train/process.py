@@ -108,9 +108,8 @@ class Watchdog:
         self.feed()
         # Later than the follower, who can say more. At its signal Python's fault handler, which torch enables, writes all stacks.
         command = [sys.executable, "-I", "-S", "-c", GUARD, str((1 + 2 * SLACK) * self.seconds), str(self.tick)]
-        self.guard = subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, process_group=0
-        )  # no Ctrl-C reaches it
+        # No Ctrl-C reaches its group.
+        self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         self.follower.start()
         return self
 

@@ -46,8 +46,7 @@ class Recorder:
         self.unwritten, self.written = [], 0.0
         # Not now: loading libraries and data is part of a job, and charged.
         self.started = psutil.Process().create_time()
-        self.first_step = None
-        self.last_step = None
+        self.first_step = self.last_step = None
 
     def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1, wandb=None):
         """Start an attempt that continues with optimizer step `first_step`; None: nobody knows yet, and no line is dropped.
@@ -71,16 +70,8 @@ class Recorder:
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         self.first_step, self.last_step = first_step, first_step and first_step - 1
         self.attempts = _closed(self._known_attempts(recorded.get("attempts", [])), died_at)
-        self.attempts.append(
-            {
-                "start": _iso(self.started),
-                "started": self.started,
-                "first_step": first_step,
-                "job_id": slurm.job_id(),
-                "hosts": hosts,
-                **(allocation or {}),
-            }
-        )
+        begun = {"start": _iso(self.started), "started": self.started, "first_step": first_step}
+        self.attempts.append(begun | {"job_id": slurm.job_id(), "hosts": hosts, **(allocation or {})})
         _write_lines(self.attempts_path, self.attempts)
         self.events.begin(self.attempts[0]["started"], steps, lines, wandb)
 
@@ -161,11 +152,8 @@ class Progress:
         if self.bar.disable and (time.monotonic() - self.last_line > LOG_SECONDS or line["step"] == self.steps):
             self.last_line = time.monotonic()
             validation = f", validation {line['validation_loss']:.4f}" if "validation_loss" in line else ""
-            print(
-                f"{self.name}: step {line['step']}/{self.steps}, loss {line['loss']:.4f}{validation}, {rate:,.0f} {self.unit}/s",
-                file=sys.stderr,
-                flush=True,
-            )
+            said = f"step {line['step']}/{self.steps}, loss {line['loss']:.4f}{validation}, {rate:,.0f} {self.unit}/s"
+            print(f"{self.name}: {said}", file=sys.stderr, flush=True)
 
     def __enter__(self):
         return self
@@ -189,6 +177,7 @@ def summarise(run, site, steps, attempts, facts):
     seconds = phases.pop("total", wall_seconds)  # a script may record no step
     work = sum(line[unit] for line in steps) if steps and all(unit in line for line in steps) else None
     last = [line["loss"] for line in steps if "loss" in line][-10:]
+    scaled = run.precision == "fp16" and not run.workload.is_script
     return {
         "schema_version": SCHEMA_VERSION,
         "run": run.run,
@@ -206,9 +195,7 @@ def summarise(run, site, steps, attempts, facts):
         "wall_seconds": wall_seconds,
         "rate": None if work is None else work / seconds,
         "train_loss": None if not last or None in last else sum(last) / len(last),
-        "skipped_steps": sum(line["skipped"] for line in steps)
-        if run.precision == "fp16" and not run.workload.is_script
-        else None,
+        "skipped_steps": sum(line["skipped"] for line in steps) if scaled else None,
         **facts,
         "phases": dict(phases),
         # As a share of the whole, as it is measured.
