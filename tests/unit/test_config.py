@@ -146,7 +146,12 @@ def test_numbers_are_taken_as_people_write_them(given_, taken):
             {"valid": "a.txt"},
             "unknown key `data.source.files.valid`.*Allowed: train, validation, test$",
         ),
-        (LanguageModelling, "data.source.columns", {"txt": "content"}, "unknown key .*columns.txt`; did you mean `text`"),
+        (
+            LanguageModelling,
+            "data.source.columns",
+            {"txt": "content"},
+            "unknown key .*columns.txt`; did you mean `text`",
+        ),
         (LanguageModelling, "data.source.columns", {"text": 3}, "`data.source.columns.text` must be text, not 3"),
         (
             LanguageModelling,

@@ -128,6 +128,13 @@ def test_copies_of_images_are_left_out_and_those_of_classes_refused(tmp_path):
     shutil.copy(root / "train/cat/0.jpg", root / "train/cat/0 (1).jpg")
     found = index_of(root, tmp_path / "index").manifest
     assert found["splits"] == plain["splits"] and "copied files or folders were left out" in found["notes"][0]
+    (root / "train/cat (wild)").mkdir()
+    for name, other in (("0.jpg", "cat/0.jpg"), ("1.jpg", "dog/1.jpg")):  # the same picture in two classes, and another
+        shutil.copy(root / "train" / other, root / "train/cat (wild)" / name)
+    assert (
+        index_of(root, tmp_path / "wild").manifest["splits"]["train"]["samples"]
+        == plain["splits"]["train"]["samples"] + 2
+    )
     shutil.copytree(root / "train/cat", root / "train/cat - Copy")
     with pytest.raises(DataError, match="cat - Copy: a class without images"):
         index_of(root, tmp_path / "again")

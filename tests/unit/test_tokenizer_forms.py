@@ -145,6 +145,7 @@ REFUSED = {
     "one number of two": (lambda: added("<new>", 3), r"`<new>` is said to be 3, but .* makes it"),
     "a number too far": (lambda: added("<new>", 999), r"`<new>` is said to be 999, but .* makes it"),
     "damaged": (lambda: told(gpt2, added_tokens_decoder={"x": {}}), "damaged entries in files beside it"),
+    "an end that is a list": (lambda: told(gpt2, eos_token=["a", "b"]), "name one, as text"),
     "an end that is no entry": (lambda: told(gpt2, eos_token="<stop>"), "`<stop>`, by which .* is no entry"),
 }
 

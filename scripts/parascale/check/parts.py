@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from parascale.check.processes import ROOT, TIMEOUT_SECONDS, launched
-from parascale.errors import TrainingError
+from parascale.errors import ParascaleError, TrainingError
 from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.plan.predict import data_facts, predict
 from parascale.settings import Layout, Run, load_workload
@@ -161,7 +161,7 @@ def parity(here):
                 *(f"{name} {found[name]:.1e}" for name in found if "_diff" in name and found[name]),
             ]
             yield row(job.run.run, ", ".join(said), right=found["verdict"] == "same")
-        except (TrainingError, OSError) as error:  # without the first there is nothing to compare with
+        except (ParascaleError, OSError) as error:  # without the first there is nothing to compare with
             yield row(job.run.run, str(error), right=False)
 
 

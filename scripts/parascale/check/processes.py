@@ -68,8 +68,8 @@ def power_limit(uuid):
     """Watts that a board may draw now, by NVML's command; None where there is none, or it does not say."""
     command = ["nvidia-smi", f"--id=GPU-{uuid.removeprefix('GPU-')}", "--format=csv,noheader,nounits"]
     try:
-        return float(subprocess.check_output([*command, "--query-gpu=enforced.power.limit"], text=True))
-    except (OSError, ValueError, subprocess.CalledProcessError):
+        return float(subprocess.check_output([*command, "--query-gpu=enforced.power.limit"], text=True, timeout=10))
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 

@@ -184,7 +184,9 @@ def _scan_class(root, path):
         _require_no_splits(folder, folders, files)
         below = os.path.relpath(folder, root)
         hidden = {name for name in folders if is_foreign(os.fsdecode(name) + "/")}
-        hidden |= {name for name in files if is_foreign(os.fsdecode(name)) or is_copy(root, below + b"/" + name)}
+        hidden |= {name for name in files if is_foreign(os.fsdecode(name)) or is_copy(folder, name)}
+        twins = {name for name in files if is_copy(root, below + b"/" + name)}
+        hidden |= twins if twins.issuperset(files) else set()  # one picture in two classes is no copied folder
         foreign += [_shown(below + b"/" + name) for name in sorted(hidden)]
         folders[:], files = ([name for name in listed if name not in hidden] for listed in (folders, files))
         images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]

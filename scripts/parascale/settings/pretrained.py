@@ -17,6 +17,7 @@ SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"  #
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 FLAGS = ("single_word", "lstrip", "rstrip", "special")
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes for which `tokenizer.json` decides all
+SPACED = ("Blenderbot", "LayoutLMv3")  # classes whose `add_prefix_space` is true by default
 # Of other classes: step → what of it → the key that decides it, and its default.
 DECIDED = {
     "BertNormalizer": {
@@ -209,6 +210,7 @@ def _obey(said: dict, config: dict, state: dict) -> None:
             if step["type"] == "ByteLevel" and kind.lower().startswith("llama"):
                 continue  # is read by a generic class all the same
             for name, (key, default) in DECIDED.get(step["type"], {}).items():
+                default = kind.startswith(SPACED) if name == "add_prefix_space" else default
                 step[name] = default if said.get(key) is None else said[key]
 
 
@@ -220,7 +222,11 @@ def _entries(state: dict) -> dict[str, int]:
 
 def content_of(token: str | dict | None) -> str | None:
     """The text of an entry, which files name alone or with how it is found."""
-    return token["content"] if isinstance(token, dict) else token
+    token = token[0] if isinstance(token, list) and len(token) == 1 else token
+    token = token["content"] if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+        raise DataError(f"an entry of a tokenizer is named by {token!r}; name one, as text")
+    return token
 
 
 def _json_if_there(path: Path) -> dict:

@@ -106,7 +106,7 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
     ends = [*range(4, 2 * HEAD + 1, 2), 128, 256, 512, 1024]
     counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
     zeros, *elsewhere = np.count_nonzero(words[: len(words) // HEAD * HEAD].reshape(-1, HEAD) == 0, axis=1).tolist()
-    share = np.mean(np.append(rest, 0) == 0)
+    share, zeros = np.mean(np.append(rest, 0) == 0), zeros - (words[0] == 0)  # the first token may be a mark
     told = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
     chance = math.comb(HEAD, zeros) * share**zeros if told else 1
     chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)

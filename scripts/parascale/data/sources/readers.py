@@ -252,7 +252,11 @@ def token_rows(path, column, first=0, last=None):
         numbers = numbers.filter(kept)
         for each, found in values.items():
             told = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
-            if not found.filter(kept).cast("int64").equals(told):
+            try:
+                is_like_tokens = found.filter(kept).cast("int64").equals(told)
+            except pyarrow.ArrowInvalid:  # texts, parts of one
+                is_like_tokens = False
+            if not is_like_tokens:
                 raise DataError(
                     f"{where}: `{each}` leaves tokens out of the loss, or asks for others, which is not supported: to train on every token "
                     f"of `{column}`, write the rows without it (`remove_columns({each!r})` of `datasets`)"
