@@ -141,7 +141,6 @@ class Member:
 
     @property
     def first(self):
-        """The record that stands for the configuration."""
         return self.records[0]
 
     @property
@@ -183,7 +182,6 @@ class Experiment:
 
     @property
     def first(self):
-        """Record of the baseline."""
         return self.members[0].first
 
     def gain(self, member):
@@ -230,7 +228,6 @@ class Report:
 
     @functools.cached_property
     def done(self):
-        """Records of finished runs."""
         return [record for record in self.records if record.done]
 
 

@@ -136,19 +136,19 @@ def memory(report):
     known = [record for record in report.done if record.summary.peak_memory_bytes]
     groups, more = _of_workloads(known, MOST, f" The first {MOST} runs.")
     caption = f"Peak of the process that needs most. On GPUs only tensors count, on CPUs also libraries and data (process).{more}"
-    return _plots("memory", "Memory", caption, groups, _memory, lambda count: bars_height(count) + 0.3, _named(_peak))
 
+    def peak(record):
+        return with_caveats(record, numbers.memory(record.summary.peak_memory_bytes))
 
-def _peak(record):
-    return with_caveats(record, numbers.memory(record.summary.peak_memory_bytes))
+    def plot(axes, name, records):
+        bars(axes, records, _parts, COLOURS, peak)
+        if planned := {row: size for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))}:
+            sizes = [*planned.values()]
+            axes.plot(sizes, [*planned], "D", color=PALETTE["ink"], label="planned", clip_on=False)
+            axes.set_xlim(right=max(axes.get_xlim()[1], *sizes))
+        axes.set_title(shortened(name))
 
-
-def _memory(axes, name, records):
-    bars(axes, records, _parts, COLOURS, _peak)
-    if planned := {row: size for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))}:
-        axes.plot(sizes := [*planned.values()], [*planned], "D", color=PALETTE["ink"], label="planned", clip_on=False)
-        axes.set_xlim(right=max(axes.get_xlim()[1], *sizes))
-    axes.set_title(shortened(name))
+    return _plots("memory", "Memory", caption, groups, plot, lambda count: bars_height(count) + 0.3, _named(peak))
 
 
 def _parts(record):
@@ -160,7 +160,11 @@ def _parts(record):
 def loss(report):
     """Loss against training time of every run, finished or under way."""
     known = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    groups, more = _of_workloads(sorted(known, key=_overlooked), NAMED, f" Of {NAMED} runs.")
+    # First the baselines, then what went wrong or is unlike the others.
+    known.sort(
+        key=lambda each: (each.name != each.run.baseline, each.done and not is_different(each), not caveats(each))
+    )
+    groups, more = _of_workloads(known, NAMED, f" Of {NAMED} runs.")
     caption = f"Lines: training loss. Dots: validation loss; those far above the lines are left out.{more}"
 
     def plot(axes, name, records):
@@ -189,11 +193,6 @@ def _curves(axes, report, records):
     axes.set(xlabel=f"training time ({unit})", xlim=(0, None), ylim=(lowest - room, max(losses) + 5 * room))
     if len(records) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _overlooked(record):
-    """Sort key: first the baseline, then what went wrong or is unlike the others."""
-    return record.name != record.run.baseline, record.done and not is_different(record), not caveats(record)
 
 
 def cost(report):

@@ -29,8 +29,7 @@ def degrees_text(run):
     return ", ".join(dict.fromkeys([*parts, *_schedule(layout), *switches(run)]))
 
 
-def _schedule(layout):
-    """The schedule of a pipeline that has one; even the default is said of a pipeline."""
+def _schedule(layout):  # even the default is said of a pipeline
     return [layout.schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
 
 

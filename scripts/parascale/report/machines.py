@@ -9,17 +9,15 @@ SLACK = 0.12
 
 
 def machines_text(record):
-    """Each kind of machine in words."""
-    return "; ".join(map(_words, record.provenance.get("machines") or ()))
-
-
-def _words(machine):
-    cores, memory = machine.get("cores") or machine["hardware_threads"], numbers.memory(machine.get("memory_bytes"))
-    words = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node, Linux {machine['system']}"
-    if gpu := machine.get("gpu"):
-        size, driver = numbers.memory(machine["gpu_memory_bytes"]), machine["driver"] or "unknown"
-        return f"{gpu} ({size}), driver {driver}, {words}"
-    return words
+    said = []
+    for machine in record.provenance.get("machines") or ():
+        cores, memory = machine.get("cores") or machine["hardware_threads"], numbers.memory(machine.get("memory_bytes"))
+        words = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node, Linux {machine['system']}"
+        if gpu := machine.get("gpu"):
+            size, driver = numbers.memory(machine["gpu_memory_bytes"]), machine["driver"] or "unknown"
+            words = f"{gpu} ({size}), driver {driver}, {words}"
+        said.append(words)
+    return "; ".join(said)
 
 
 def contradictions(record):

@@ -22,7 +22,6 @@ def loss(value):
 
 
 def whole(value):
-    """A count."""
     return "" if value is None else f"{value:,}"
 
 
@@ -95,7 +94,6 @@ def energy(joules):
 
 
 def percent(fraction):
-    """A fraction as a percentage."""
     return "" if fraction is None else f"{100 * fraction:.0f} %"
 
 

@@ -43,17 +43,12 @@ def render_page(report):
 
 
 def render(template, **values):
-    """A page from one of the templates."""
     strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
     loader = jinja2.PackageLoader("parascale.report")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
-    made.filters |= {"quoted": _quoted}
+    # Escaped text, in which `names` between backticks are marked as code.
+    made.filters["quoted"] = lambda text: Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))
     return made.get_template(template).render(**values)
-
-
-def _quoted(text):
-    """Escaped text in which `names` between backticks are marked as code."""
-    return Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def write_report(report, output):

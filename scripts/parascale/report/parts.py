@@ -29,7 +29,6 @@ class Part:
 
 
 def parts(report):
-    """The Parts that have something to say."""
     return [part for make in PARTS if (part := make(report))]
 
 
@@ -58,26 +57,22 @@ ALLOWED = {"loss": "in a loss", "grad_norm": "in a gradient norm", "weights": "i
 def parity(report):
     """Parity of each run with its baseline, what is allowed, and why a run is not the same."""
     checked = [record for record in report.records if record.parity is not None]
-    allowed = dict.fromkeys(_allowed(record.parity) for record in checked if record.parity.tolerances)
-    reasons = [
-        f"`{each.name}`: {each.parity.reason}" for each in checked if each.parity.verdict not in ("same", "baseline")
-    ]
-    table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, _parity_row)
+    allowed, reasons = {}, []
+    for name, found in ((record.name, record.parity) for record in checked):
+        limits = found.tolerances
+        values = [f"{numbers.tiny(limits[key])} {what}" for key, what in ALLOWED.items() if key in limits]
+        if values:
+            allowed[f"Allowed in {found.precision}: {', '.join(values)}."] = None
+        if found.verdict not in ("same", "baseline"):
+            reasons.append(f"`{name}`: {found.reason}")
+
+    def row(record):
+        found = record.parity
+        compared = f"{numbers.plural(found.steps, 'step')} in {found.precision}" if found.steps else ""
+        return vars(found) | {"compared": compared}
+
+    table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, row)
     return Part("parity", "Is the result the same?", SAME, tables=(table,), notes=(*allowed, *reasons))
-
-
-def _parity_row(record):
-    found = record.parity
-    return vars(found) | {
-        "compared": f"{numbers.plural(found.steps, 'step')} in {found.precision}" if found.steps else ""
-    }
-
-
-def _allowed(found):
-    """The tolerances in words."""
-    allowed = found.tolerances
-    values = [f"{numbers.tiny(allowed[key])} {what}" for key, what in ALLOWED.items() if key in allowed]
-    return f"Allowed in {found.precision}: {', '.join(values)}."
 
 
 # --- how good are the models?
@@ -217,7 +212,6 @@ def provenance(report):
 
 
 def _origin(record):
-    """The known origin of a run."""
     origin, site = record.provenance, record.site
     versions = (f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version)
     return {

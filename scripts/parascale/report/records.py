@@ -181,8 +181,15 @@ def _load_record(results, work, name):
         record = _unfinished(name, under_way)
     else:
         record = RunRecord(name, "missing", ("no results yet",))
+    path, parity = results / "parity" / name / "verdict.json", None
     try:
-        return replace(record, parity=_parity(results / "parity" / name / "verdict.json", record))
+        if record.done and record.run.workload.is_script:
+            reason = "its steps are a script's: `parascale prove` compares those"
+            verdict = "baseline" if record.run.baseline == record.name else "not comparable"
+            parity = ParityVerdict(record.run.baseline, verdict, reason)
+        elif path.is_file():
+            parity = typed(ParityVerdict, path)
+        return replace(record, parity=parity)
     except DamagedError as error:
         return replace(record, notes=(*record.notes, f"parity is unknown: {error}"))
 
@@ -270,12 +277,3 @@ def load_curve(path):
         raise DamagedError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
     return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside)
-
-
-def _parity(path, record):
-    """The verdict on a run; None without one. The steps of a script are its own."""
-    if record.done and record.run.workload.is_script:
-        reason = "its steps are a script's: `parascale prove` compares those"
-        verdict = "baseline" if record.run.baseline == record.name else "not comparable"
-        return ParityVerdict(record.run.baseline, verdict, reason)
-    return typed(ParityVerdict, path) if path.is_file() else None

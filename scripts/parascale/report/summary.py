@@ -36,7 +36,6 @@ COLUMNS = (
 
 
 def runs_table(report):
-    """Every run, finished or not."""
     return make_table("Every run", map(Column, COLUMNS), (row_of(report, record) for record in report.records))
 
 

@@ -23,7 +23,6 @@ class Column:
 
     @property
     def numeric(self):
-        """Whether it holds numbers."""
         return self.shown is not None
 
 
@@ -55,12 +54,10 @@ class Table:
 
     @property
     def headed(self):
-        """The columns of the page."""
         return [column for column in self.columns if column.title]
 
     @property
     def rows(self):
-        """The Rows of the page."""
         for values in self.frame.to_dict("records"):
             run = values.get("run") or values[self.headed[0].name]
             cells = [_cell(column, values) for column in self.headed]

@@ -159,7 +159,9 @@ def _table(report, title, records, winners, strong):
     rows = [_row(report, member, compared.get(member.label), longest, best.get(member.label, ())) for member in members]
     place = {member.label: number for number, each in enumerate(strong) for member in each.members}
     rows.sort(key=lambda row: (place.get(row["run"], len(place)), row["faded"], row["training_seconds"]))
-    rows += [_unfinished(report, record) for record in records if not record.done]
+    for record in (record for record in records if not record.done):
+        notes = dict.fromkeys([record.status, *stands_out(record, None), *record.notes])
+        rows.append(heading(record, record.name, notes, report.jobs.get(record.name)) | {"faded": True})
     series = {row["run"]: report.series.get(row["first"]) for row in rows}
     return make_table(f"{title}, the fastest first", RANKING, rows, series)
 
@@ -185,11 +187,6 @@ def _row(report, member, experiment, longest, badges):
         "badge": ", ".join(badges),
         "faded": bool(member.unranked or not compared.speedup),
     }
-
-
-def _unfinished(report, record):
-    notes = dict.fromkeys([record.status, *stands_out(record, None), *record.notes])
-    return heading(record, record.name, notes, report.jobs.get(record.name)) | {"faded": True}
 
 
 def heading(record, label, notes, page=None):
