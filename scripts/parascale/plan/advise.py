@@ -29,7 +29,6 @@ class RankedLayout:
 
     @property
     def layout(self) -> Layout:
-        """Its Layout."""
         return self.run.layout
 
 
@@ -55,7 +54,13 @@ def advise(
 
     def estimate(run: Run) -> Prediction:
         predicted = predict(run, site, calibration, facts, remedy=False)
-        return _as_seen(predicted, site, calibration.peak(run)) if calibration else predicted
+        seen = calibration.peak(run) if calibration else None
+        if seen is None or predicted.memory is None:
+            return predicted
+        # The memory that a rank of such a run was seen to need; of a GPU that is torch's part alone.
+        besides = ("libraries", "communicators") if site.device == "cuda" else ()
+        needed = seen + sum(predicted.memory[part] for part in besides)
+        return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
     found = [(run, estimate(run)) for run in measured]
     for layout in layouts(workload, site, gpus):
@@ -69,15 +74,6 @@ def advise(
     pairs = ranked(found, measure)
     alike = [each.step_seconds or math.inf for _, each in pairs if each.fits == pairs[0][1].fits]
     return [RankedLayout(run, each, reason(run, site, each, min(alike))) for run, each in pairs]
-
-
-def _as_seen(predicted: Prediction, site: Site, peak: Any) -> Prediction:
-    """A Prediction with the memory that a rank of such a run was seen to need, if it was; of a GPU that is torch's part alone."""
-    if peak is None or predicted.memory is None:
-        return predicted
-    besides = ("libraries", "communicators") if site.device == "cuda" else ()
-    needed = peak + sum(predicted.memory[part] for part in besides)
-    return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
 
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:
@@ -253,6 +249,7 @@ def rule_of_thumb(
         return None
     held = STATE_BYTES * sizes.count
     states = f"{held / GIGA:.1f} GB" if held > 0.1 * GIGA else f"{held / 1e6:.0f} MB"
+    states = f"Weights, gradients and optimizer states ({states})"
 
     def fits(layout: Layout) -> bool:
         one_sample = replace(workload.training, global_batch=layout.data_parallel, accumulate=1)
@@ -261,14 +258,12 @@ def rule_of_thumb(
         return verdict(memory_moments(changed, site, vocabulary), capacity) == "fits"
 
     if fits(Layout(dp=gpus)):
-        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: DDP."
+        return f"{states} fit one {gpu}: DDP."
     enough = next((count for count in (gpus, *(2**power for power in range(1, 13))) if fits(Layout(fsdp=count))), None)
     if enough == gpus:
-        return (
-            f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: FSDP."
-        )
+        return f"{states} do not fit one {gpu}, but a shard of them does: FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
     if enough:
-        return f"Weights, gradients and optimizer states ({states}) do not fit, but a shard of them does from {enough} {several} on: FSDP."
+        return f"{states} do not fit, but a shard of them does from {enough} {several} on: FSDP."
     return f"Not even one layer and its activations fit one {gpu}: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."

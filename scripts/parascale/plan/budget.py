@@ -86,7 +86,7 @@ def make_plan(
     before: dict[Any, Any] | None = None,
     targets: Sequence[str] = (),
 ) -> Plan:
-    """The Plan for `jobs` (a list of PlannedJob).
+    """The Plan for `jobs`.
 
     history: rule → hours (see `ledger.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
     planner's, or the same with limits read live. spent: what this root was charged. before: see `ledger.last_plan`. targets: what was
@@ -101,11 +101,16 @@ def make_plan(
             kept.add(job.id)
     totals = _totals(priced)
     kwh = site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000
-    names = {job.run for job in priced}
+    names, per_node = {job.run for job in priced}, site.gpus_charged_whole  # of a node; None where idle ones are free
+    charged = ((job, job.core_hours_expected) for job in priced if per_node and job.kind and job.core_hours_expected)
     left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
+    needed_by = defaultdict(list)
+    for name, run in planner.project.right.items():
+        for other in {run.baseline, run.init_from} - {name, None}:
+            needed_by[other].append(name)
     totals |= ranges(priced) | {
         "gpu_kwh_expected": kwh,
-        "core_hours_idle": _idle(priced, site.gpus_charged_whole),
+        "core_hours_idle": sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged),
         "co2_kg_expected": kwh and site.co2_grams_per_kwh and kwh * site.co2_grams_per_kwh / 1000,
         "chance_over_budget": None if left is None else chance_above(_parts(priced, "core_hours"), left),
         "wall_hours_at_once": wall_hours(priced),
@@ -127,17 +132,9 @@ def make_plan(
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
-        needed_by=_needed_by(planner.project.right),
+        needed_by=dict(needed_by),
         alone=tuple(name for name, reason in planner.project.incomparable.items() if reason == ALONE and name in names),
     )
-
-
-def _needed_by(runs: Any) -> dict[str, Any]:
-    found = defaultdict(list)
-    for name, run in runs.items():
-        for other in {run.baseline, run.init_from} - {name, None}:
-            found[other].append(name)
-    return dict(found)
 
 
 def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, Any]) -> str:
@@ -199,7 +196,6 @@ def rows(plan: Plan, by_strategy: bool = True) -> list[dict[str, Any]]:
 
 
 def check(plan: Plan) -> None:
-    """Raise BudgetError where there are `refusals`."""
     if said := refusals(plan):
         raise BudgetError("\n".join(said))
 
@@ -285,12 +281,6 @@ def ranges(jobs: Any) -> dict[str, float]:
 def _parts(jobs: Any, name: str) -> list[Part]:
     """`predict.Part`s of what jobs are charged in one of the units HELD."""
     return [part.times(HELD[name](job)) for job in jobs if job.nodes for part in job.parts if part.value]
-
-
-def _idle(jobs: Any, per_node: int | None) -> float:
-    """Core-hours that trainings are expected to be charged for GPUs they leave idle. per_node: GPUs, or None where those are free."""
-    charged = ((job, job.core_hours_expected) for job in jobs if per_node and job.kind and job.core_hours_expected)
-    return sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged)
 
 
 def chance_above(parts: Any, limit: float) -> float:

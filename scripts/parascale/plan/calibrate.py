@@ -52,7 +52,6 @@ class Observation:
 
     @cached_property
     def resolved(self) -> Run:
-        """The Run that was observed."""
         return run_from_dict(self.settings)
 
 
@@ -305,12 +304,10 @@ def observe_run(folder: Path) -> Observation:
 
 
 def site_name(folder: Path) -> str:
-    """Where the run in a folder ran."""
     return read_json(folder / "run.json")["site"]["name"]
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a Calibration to its file."""
     observations = [dataclasses.asdict(observation) for observation in calibration.observations]
     write_json(path, {"schema_version": SCHEMA_VERSION, "site": calibration.site, "observations": observations})
 

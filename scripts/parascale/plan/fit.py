@@ -66,7 +66,13 @@ class Fitted:
 
     def deviation(self, work: Work, site: Site) -> float:
         """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
-        gradient = _gradient(lambda rates: math.log(sum(step_seconds(work, rates, site).values())), self.rates)
+
+        def logarithm(rates: Rates) -> float:
+            return math.log(sum(step_seconds(work, rates, site).values()))
+
+        before = logarithm(self.rates)
+        steps = (self.rates.scaled(dict.fromkeys(prices, 1.0001)) for prices, *_ in FITTED.values())
+        gradient = np.array([(logarithm(changed) - before) / 1e-4 for changed in steps])
         return math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
 
 
@@ -136,10 +142,3 @@ def _residuals(prior: Rates, factors: Any, seen: Any, site: Site) -> Any:
 def _loss(residuals: Any, beliefs: Any) -> float:
     size = np.abs(residuals)
     return np.where(size < HUBER, size**2, HUBER * (2 * size - HUBER)).sum() + (beliefs**2).sum()
-
-
-def _gradient(function: Callable[[Any], float], rates: Rates) -> Any:
-    """Change of a function of Rates with the logarithm of each factor."""
-    before = function(rates)
-    steps = (rates.scaled(dict.fromkeys(prices, 1.0001)) for prices, *_ in FITTED.values())
-    return np.array([(function(changed) - before) / 1e-4 for changed in steps])

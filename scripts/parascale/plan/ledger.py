@@ -213,15 +213,11 @@ def compare(
             ids = [_job_ids(record, each.get(name, [])) for each in (submitted, latest)]
             found.append((name if kind == "run" else f"{name} ({kind})", record, summary, *ids))
     jobs = accounting(sorted({job for *_, ids, _ in found for job in ids}))
-    rows = [
-        (_compared(name, record, summary, site, ids, latest, jobs), summary)
-        for name, record, summary, ids, latest in found
-    ]
+    rows = [(_compared(each, site, jobs), each[2]) for each in found]
     return [row for row, summary in rows if summary or row.core_hours_charged is not None]
 
 
 def write_csv(compared: list[Compared], path: Path) -> None:
-    """Write `plan-against-actual` as CSV."""
     write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
 
 
@@ -240,23 +236,16 @@ def _job_ids(record: dict[str, Any], submitted: Any = ()) -> list[str]:
     return list(dict.fromkeys([*(str(job) for job in record.get("job_ids") or [] if job), *submitted]))
 
 
-def _compared(
-    name: str,
-    record: dict[str, Any],
-    summary: dict[str, Any],
-    site: Site,
-    ids: list[str],
-    latest: list[str],
-    jobs: dict[str, Any],
-) -> Compared:
-    """ids: of all jobs of a run. latest: of those with its last settings."""
+def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> Compared:
+    """found: (name, record, summary, ids of all jobs of a run, ids of those with its last settings)."""
+    name, record, summary, ids, latest = found
     prediction = record.get("prediction") or {}
     site = strict.load(Site, record["site"], f"run.json of {name}") if record else site
-    found = [jobs[each] for each in ids if each in jobs]
+    known = [jobs[each] for each in ids if each in jobs]
     source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
-    if found and all(each in jobs for each in _job_ids(record)):
+    if known and all(each in jobs for each in _job_ids(record)):
         source, seconds = "sacct", sum(jobs[each].seconds for each in latest if each in jobs)
-        charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in found)
+        charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in known)
     predicted = prediction.get("wall_seconds")
     return Compared(
         run=name,

@@ -25,10 +25,9 @@ def find_partition(site: Site, name: str | None = None) -> Partition | None:
     if not site.partitions:
         return None
     name = site.partition_or_first(name)
-    for partition in site.partitions:
-        if partition.name == name:
-            return partition
-    known = [partition.name for partition in site.partitions]
+    known = {partition.name: partition for partition in site.partitions}
+    if name in known:
+        return known[name]
     raise ConfigError(
         f"partition `{name}` is not known at {site.name}{nearest(name, known)} (`partitions` of the site's file)"
     )

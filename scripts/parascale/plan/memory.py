@@ -84,7 +84,6 @@ def beside_tensors(run: Run, site: Site) -> dict[str, int]:
 
 
 def total(parts: Any) -> float:
-    """Bytes of all parts together."""
     return sum(parts.values())
 
 

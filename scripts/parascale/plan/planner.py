@@ -59,7 +59,6 @@ class Planner:
 
     @functools.cached_property
     def calibration(self) -> Calibration:
-        """Prices from probes and finished runs of this site."""
         return calibrate.known(self.project.paths, self.site.name)
 
     def facts(self, run: Run) -> DataFacts:
@@ -112,7 +111,6 @@ class Planner:
         return run.strategy if run else None
 
     def prediction(self, name: str, kind: str = "run") -> Prediction:
-        """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
             same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once

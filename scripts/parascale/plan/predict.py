@@ -57,7 +57,6 @@ class Part(NamedTuple):
     shared: float = 0.0
 
     def times(self, factor: float) -> Self:
-        """A Part so many times as large."""
         return self._replace(value=factor * self.value)
 
 
@@ -93,18 +92,14 @@ class Prediction:
     unknown: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """A mapping for `run.json`."""
         return dataclasses.asdict(self)
 
 
 def predict(
     run: Run, site: Site, calibration: Calibration | None = None, facts: DataFacts | None = None, remedy: bool = True
 ) -> Prediction:
-    """The Prediction for `run` at `site`.
-
-    calibration: a Calibration; facts: DataFacts (default: what is expected). remedy: where a run does not fit, look for a
-    change that would make it fit.
-    """
+    """The Prediction for `run` at `site`. facts: by default what is expected. remedy: where a run does not fit, look for a change that
+    would make it fit."""
     calibration = calibration or Calibration(site.name)
     if run.workload.is_script:
         return _of_script(run, site, calibration)

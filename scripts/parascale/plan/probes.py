@@ -38,7 +38,11 @@ def probes(runs: Any, site: Site) -> dict[str, Run]:
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
             name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
-            found[name] = _probe(name, most_parts, precision, divisor, layout)
+            training, optim = most_parts.training, most_parts.optim
+            batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
+            training = dataclasses.replace(training.short(STEPS), global_batch=batch)
+            optim = dataclasses.replace(optim, warmup_steps=min(optim.warmup_steps, STEPS - 1))
+            found[name] = Run(name, dataclasses.replace(most_parts, training=training, optim=optim), layout, precision)
     return found
 
 
@@ -63,11 +67,3 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
         both = Layout(nodes=2, gpus_per_node=processes, **{axes[-1]: 2 * processes})
         each = processes // (site.processes_together(both) // processes)
         yield f"nodes-2x{each}", TALKING, {"nodes": 2, "gpus_per_node": each, axes[-1]: 2 * each}
-
-
-def _probe(name: str, workload: Any, precision: Any, divisor: int, layout: Layout) -> Run:
-    training, optim = workload.training, workload.optim
-    batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
-    training = dataclasses.replace(training.short(STEPS), global_batch=batch)
-    optim = dataclasses.replace(optim, warmup_steps=min(optim.warmup_steps, STEPS - 1))
-    return Run(name, dataclasses.replace(workload, training=training, optim=optim), layout, precision)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from parascale.plan.budget import NAMED, Plan, ranges, reasons, rows, warnings
-from parascale.plan.quota import Quota
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
 KINDS = {"run": "trainings", "parity": "parity runs"}
@@ -17,8 +16,11 @@ def text(plan: Plan) -> str:
     if not plan.jobs:
         return f"Plan for {plan.site}\n{NOTHING}"
     body = cells(plan, by_strategy=False)
-    widths = [max(len(row[index]) for row in [COLUMNS, *body]) for index in range(len(COLUMNS))]
-    lines = [_line(row, widths) for row in (COLUMNS, ["-" * width for width in widths], *body)]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *body, strict=True)]
+    lines = [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip()
+        for first, *others in (COLUMNS, ["-" * width for width in widths], *body)
+    ]
     return "\n".join([f"Plan for {plan.site}: what still has to run", *lines, *remarks(plan)])
 
 
@@ -43,8 +45,11 @@ def remarks(plan: Plan) -> list[str]:
     said.append(f"{wall}; time in queues comes on top")
     if plan.since:
         said.append(f"Since the last plan: {plan.since}")
-    if plan.quota:
-        said.append(_share(plan.quota, totals["core_hours_expected"], totals["core_hours_worst"]))
+    if plan.quota and plan.quota.core_hours:
+        expected, worst = (totals[f"core_hours_{name}"] / plan.quota.core_hours for name in ("expected", "worst"))
+        said.append(f"Share of {plan.quota.words}: {expected:.2%} expected, {worst:.2%} at worst")
+    elif plan.quota:  # unknown, or used up
+        said.append(f"Quota: {plan.quota.words}")
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         chance = "" if plan.unknown else f"; exceeded in {100 * totals['chance_over_budget']:.0f} of 100 cases"
@@ -95,17 +100,14 @@ def _shares_of(plan: Plan) -> Iterator[str]:
     for job in priced:
         if job.run and job.parts:
             by_row[job.run].append(job)
-    dearest = sorted(by_row, key=lambda name: -_expected(by_row[name]))[:NAMED]
-    if said := "; ".join(_of_row(plan, name, by_row) for name in dearest):
-        yield f"Dearest rows, with all their jobs: {said}; --config runs=COPY, a run table without them, leaves them out"
-
-
-def _of_row(plan: Plan, name: Any, by_row: dict[str, Any]) -> str:
-    """What a row costs, and what it costs together with the rows that need it. by_row: {row: its jobs}."""
-    needing = _needing(plan, name) - {name}
-    both = _expected(by_row[name]) + sum(_expected(by_row.get(each, ())) for each in needing)
-    more = f", {both:,.2f} with the {len(needing)} that need it" if needing else ""
-    return f"{name} {_priced(by_row[name])}{more}"
+    dearest = []
+    for name in sorted(by_row, key=lambda name: -_expected(by_row[name]))[:NAMED]:
+        needing = _needing(plan, name) - {name}
+        both = _expected(by_row[name]) + sum(_expected(by_row.get(each, ())) for each in needing)
+        more = f", {both:,.2f} with the {len(needing)} that need it" if needing else ""
+        dearest.append(f"{name} {_priced(by_row[name])}{more}")
+    if dearest:
+        yield f"Dearest rows, with all their jobs: {'; '.join(dearest)}; --config runs=COPY, a run table without them, leaves them out"
 
 
 def _needing(plan: Plan, name: Any) -> Any:
@@ -129,14 +131,6 @@ def _priced(jobs: Any) -> Any:
     return high and f"{_expected(jobs):,.2f} ({low:,.2f} to {high:,.2f})"
 
 
-def _share(quota: Quota, expected: float, worst: float) -> str:
-    """What part of a Quota so many core-hours are, as a sentence."""
-    if not quota.core_hours:  # unknown, or used up
-        return f"Quota: {quota.words}"
-    parts = f"{expected / quota.core_hours:.2%} expected, {worst / quota.core_hours:.2%} at worst"
-    return f"Share of {quota.words}: {parts}"
-
-
 def duration(hours: float) -> str:
     """Hours as `12 min` or `3 h 05 min`."""
     minutes = round(hours * 60)
@@ -152,8 +146,3 @@ def _row(name: str, sums: Any) -> list[str]:
     worst = f"{sums['core_hours_worst']:,.2f}" + (" + ?" if sums["jobs_without_limit"] else "")
     facts = sums.get("strategy") or "", f"{sums['jobs']:,}", sums.get("nodes", ""), sums.get("gpus", "")
     return [name, *facts, *figures[:3], figures[3] + more, worst]
-
-
-def _line(row: Any, widths: Any) -> str:
-    first, *others = zip(row, widths, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()

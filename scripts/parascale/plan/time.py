@@ -152,7 +152,6 @@ class Prices:
 
     @classmethod
     def at(cls, rates: Rates, site: Site, processes: int) -> Self:
-        """The Prices at a site."""
         if site.device != "cpu":
             return cls(rates)
         cores, threads = site.cores_per_node or 1, site.threads(processes)
@@ -173,7 +172,6 @@ class Prices:
         return load.kernels * price.kernels + load.splits * price.splits + load.shards * price.shards
 
     def transfer(self, transfer: Any) -> float:
-        """Seconds of a Transfer."""
         price = self.rates
         return self.crowding * (
             transfer.node_bytes * price.node_bytes
@@ -257,7 +255,6 @@ def forward_seconds(work: Any, rates: Rates, site: Site) -> float:
 
 
 def rank_time(rank: Any, work: Any, prices: Prices) -> RankTime:
-    """The RankTime of a RankWork."""
     overlaps = work.overlaps
     forward, backward, ends_forward, ends_backward = (
         prices.load(load, overlaps) for load in (rank.forward, rank.backward, rank.ends_forward, rank.ends_backward)

@@ -51,11 +51,9 @@ class Transfer(NamedTuple):
     network_messages: float = 0.0
 
     def times(self, count: float) -> Any:
-        """This Transfer so many times."""
         return Transfer(*(count * amount for amount in self))
 
     def plus(self, other: Any) -> Any:
-        """This Transfer and another, one after the other."""
         return Transfer(*map(sum, zip(self, other, strict=True)))
 
 
