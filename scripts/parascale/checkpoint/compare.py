@@ -27,9 +27,14 @@ def compare(one, other, settings):
     pairs = {name: _pair(name, ours[name], theirs[name]) for name in ours if name in theirs}
     sums = _differences(pairs, settings, f"{one} and {other}")
     rows = [{"tensor": name, "shape": list(ours[name].shape), **_figures(found)} for name, found in sums.items()]
+    layers = {}
+    for name, entry in sums.items():  # by `blocks.<n>`, or the module before it
+        parts = name.split(".")
+        layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
+        layers[layer] = _together(layers.get(layer, NOTHING), entry)
     return {
         "tensors": sorted(rows, key=_by_size),
-        "layers": _layers(sums),
+        "layers": [{"layer": layer, **_figures(entry)} for layer, entry in layers.items()],
         "only_in_first": sorted(ours.keys() - theirs.keys()),
         "only_in_second": sorted(theirs.keys() - ours.keys()),
         "identical": ours.keys() == theirs.keys() and all(row["largest"] == 0 for row in rows),
@@ -81,16 +86,6 @@ def _figures(sums):
 def _by_size(row):
     """Sort key: the largest relative difference first, and before them what is not a number."""
     return (not math.isnan(row["relative"]), -row["relative"])
-
-
-def _layers(sums):
-    """The same figures by layer: `blocks.<n>`, or the module before it."""
-    layers = {}
-    for name, entry in sums.items():
-        parts = name.split(".")
-        layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
-        layers[layer] = _together(layers.get(layer, NOTHING), entry)
-    return [{"layer": layer, **_figures(entry)} for layer, entry in layers.items()]
 
 
 def as_text(result, count=15):

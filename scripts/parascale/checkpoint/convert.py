@@ -38,7 +38,9 @@ def convert(folder, target, settings, forms, form=None, tokens_of=None):
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
-    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not _is_conversion(target)):
+    # A conversion has its manifest; or not, as Snakemake deletes that before it converts again.
+    ours = (target / MANIFEST).is_file() or ((target / RUN_RECORD).is_file() and forms_in(target))
+    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
     source = open_source(folder, form, settings.threads)
     contents = {name: _contents(source, settings, name) for name in forms}
@@ -61,11 +63,6 @@ def _only_writer(target):
         yield
     finally:
         lease.give_up()
-
-
-def _is_conversion(folder):
-    """Whether a folder is a conversion's: with its manifest, or without, which Snakemake deletes before it converts again."""
-    return (folder / MANIFEST).is_file() or ((folder / RUN_RECORD).is_file() and bool(forms_in(folder)))
 
 
 def _seal(partial, source, record, settings):

@@ -69,7 +69,6 @@ class SafeReader(dcp.FileSystemReader):
     """torch's reader of sharded checkpoints, with an index that cannot run code. Tensors it loads with weights_only=True."""
 
     def read_metadata(self, *args, **kwargs):
-        """The index of the checkpoint."""
         index = read_index(self.path)
         if index.storage_meta is None:
             index.storage_meta = StorageMeta()

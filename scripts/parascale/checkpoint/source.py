@@ -79,7 +79,6 @@ def open_source(folder, form=None, threads=2):
 
 
 def forms_in(folder):
-    """The forms that a folder holds."""
     return list(dict.fromkeys(form for mark, form in MARKS.items() if (Path(folder) / mark).is_file()))
 
 
@@ -100,8 +99,16 @@ def _sharded(folder):
         if place is None or place.transform_descriptors:
             raise CheckpointError(f"{folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
         path = folder / place.relative_path
-        # Each chunk is a pickle, and there may be 100,000s: it is looked into when it is read.
-        position = functools.cache(functools.partial(_position_of_chunk, path, place, chunk.sizes, dtype))
+
+        @functools.cache  # each chunk is a pickle, and there may be 100,000s: it is looked into when it is read
+        def position():
+            tensor = _load_places(path, place.offset, place.length)
+            if tensor.shape != chunk.sizes or tensor.dtype != dtype:
+                raise CheckpointError(
+                    f"{path}: holds another shape or dtype at byte {place.offset:,} than the index says"
+                )
+            return _position(path, place.offset, tensor)
+
         return Piece(path, position, tuple(chunk.offsets), tuple(chunk.sizes))
 
     return {
@@ -110,13 +117,6 @@ def _sharded(folder):
         )
         for name, entry in index.state_dict_metadata.items()
     }
-
-
-def _position_of_chunk(path, place, shape, dtype):
-    tensor = _load_places(path, place.offset, place.length)
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise CheckpointError(f"{path}: holds another shape or dtype at byte {place.offset:,} than the index says")
-    return _position(path, place.offset, tensor)
 
 
 def _pt(folder):

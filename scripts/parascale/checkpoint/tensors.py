@@ -33,16 +33,13 @@ class Rows:
 
     @property
     def count(self):
-        """Number of rows."""
         return self.shape[0] if self.shape else 1
 
     @property
     def bytes(self):
-        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def whole(self):
-        """The tensor itself."""
         return self.rows(0, self.count).reshape(self.shape)
 
 

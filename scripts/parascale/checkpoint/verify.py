@@ -97,7 +97,6 @@ class _Judge:
         self.loss = self._loss(self.model)
 
     def compare(self, form, folder):
-        """The verdict on one form."""
         if form == "transformers":
             return self._compare_transformers(folder)
         held = load_form(folder, form)

@@ -51,8 +51,10 @@ def advise(
     Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
     Example: parascale advise --workload llama-1b --site jureca --gpus 16 --core-hours 5000
     """
-    if scaling:
-        _refuse_options_of_a_list()
+    asked = click.get_current_context().get_parameter_source
+    if given := [f"--{name}" for name in ("by", "top") if scaling and asked(name) is not ParameterSource.DEFAULT]:
+        shows = "--scaling shows the fastest layout of each number of GPUs"
+        raise click.UsageError(f"{shows}: leave out {' and '.join(given)}")
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
     workload.refuse_script("only its runs show its layouts and their cost")
@@ -151,15 +153,6 @@ def _in_words(paid, advice, site):
     return f"{paid['core_hours']:,g} core-h pay for {work}: {paid['steps']:,} steps in {numbers.duration(3600 * hours)}{jobs}"
 
 
-def _refuse_options_of_a_list():
-    """Raise UsageError for an option that means nothing with --scaling, which shows one layout of each number of GPUs."""
-    context = click.get_current_context()
-    given = [name for name in ("by", "top") if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given:
-        named = " and ".join(f"--{name}" for name in given)
-        raise click.UsageError(f"--scaling shows the fastest layout of each number of GPUs: leave out {named}")
-
-
 def scaling_lines(steps, site, paid):
     """The best layout on each number of GPUs: time, cost, and the knee; what core-hours pay for, where that is asked."""
     gpu, gpus = advice_of.nouns(site)
@@ -207,7 +200,6 @@ def line(advice, gpu="GPU"):
 
 
 def as_dict(advice):
-    """Plain values of a RankedLayout."""
     return {
         "strategy": advice.layout.strategy(),
         "layout": dataclasses.asdict(advice.layout),

@@ -42,9 +42,8 @@ def with_dataset(verb):
         if workload:
             found = load_workload(project.config.workloads, workload)
         else:
-            _ = (
-                dataset in project.users or project.runs.values()
-            )  # raises where rows are wrong, which may be those that use it
+            if dataset not in project.users:
+                project.runs.values()  # raises where rows are wrong, which may be those that use it
             found = named("dataset", dataset, project.users, "the workloads of the project")
         found.refuse_script("it finds its own data")
         return verb(project=project, workload=found, **options)

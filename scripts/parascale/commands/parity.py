@@ -5,15 +5,7 @@ import tempfile
 
 import click
 
-from parascale.cli import (
-    COUNT,
-    OutputFolder,
-    RunName,
-    configuration_words,
-    project_options,
-    run_option,
-    with_project,
-)
+from parascale.cli import COUNT, OutputFolder, RunName, configuration_words, project_options, run_option, with_project
 from parascale.commands.launch import LAUNCHER
 from parascale.errors import ConfigError, DataError
 from parascale.files import make_folder, read_json, write_json

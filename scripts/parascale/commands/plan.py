@@ -58,7 +58,6 @@ def plan(find, name, check, explain):
 
 
 def describe(name, planner):
-    """One run in words."""
     run, predicted = planner.run(name), planner.prediction(name)
     lines = [f"{name} ({run.strategy}): rests on {predicted.basis}"]
     if predicted.memory_bytes is not None:
@@ -69,11 +68,9 @@ def describe(name, planner):
     if predicted.wall_seconds is not None:
         phases = [f"{phase} {1000 * seconds:.1f}" for phase, seconds in (predicted.phases or {}).items() if seconds]
         told = f" ({', '.join(phases)})" if phases else ""  # not of a script
-        each = (
-            f" of {1000 * predicted.step_seconds:.1f} ms{told}"
-            if predicted.steps
-            else f": {duration(predicted.seconds)} in all"
-        )
+        each = f": {duration(predicted.seconds)} in all"
+        if predicted.steps:
+            each = f" of {1000 * predicted.step_seconds:.1f} ms{told}"
         lines.append(f"{_steps(predicted)}{each}")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
@@ -115,15 +112,10 @@ def explanation(name, planner):
         lines.append(f"memory of the process that needs most, {predicted.memory_bytes / 1e9:.2f} GB: {predicted.fits}")
         lines += [f"  {part:15} {size / 1e9:10.3f} GB" for part, size in predicted.memory.items() if size]
     if planner.site.device == "cuda" and predicted.phases:
-        lines += ceilings(name, planner)
+        reached = planner.ceiling(name)  # what the step can reach, and with each switch changed
+        lines.append(f"ceiling: {reached['now']:.1%} of the peak rate as useful operations; with")
+        lines += [f"  {switch:35} {value:6.1%}" for switch, value in reached.items() if switch != "now"]
     return "\n".join(lines + ([f"unknown: {predicted.unknown}"] if predicted.unknown else []))
-
-
-def ceilings(name, planner):
-    """The utilisation that a run's step can reach, and what each switch would change, in lines."""
-    reached = planner.ceiling(name)
-    lines = [f"ceiling: {reached['now']:.1%} of the peak rate as useful operations; with"]
-    return lines + [f"  {switch:35} {value:6.1%}" for switch, value in reached.items() if switch != "now"]
 
 
 def judge(names, planner):

@@ -114,7 +114,11 @@ def summarise(project, name, device):
     finished, settings = project.paths.run(name), project.config.summaries
     run = run_from_dict(read_json(finished / "run.json")["settings"])
     folder = project.paths.data(run.workload.data.dataset, run.workload.data.format)
-    devices = _devices(device or project.site.device)
+    import torch
+
+    device = device or project.site.device  # all its visible GPUs, or the processors as one
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    devices = [f"cuda:{number}" for number in range(count)] or [device]
     work = functools.partial(write_summaries, finished, folder, settings, devices)
     if len(devices) == 1:
         batches = work(0)
@@ -156,14 +160,6 @@ def write_summaries(finished, folder, settings, devices, part):
     test, device = open_task(run.workload, folder).splits["test"], devices[part]
     torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
     return write(model.to(device), test, Tokens(folder).decode, settings, BATCH, device, part, len(devices))
-
-
-def _devices(device):
-    """Names of the devices that this machine may compute with: all its visible GPUs, or its processors as one."""
-    import torch
-
-    count = torch.cuda.device_count() if device == "cuda" else 0
-    return [f"cuda:{number}" for number in range(count)] or [device]
 
 
 @click.command()

@@ -33,9 +33,7 @@ def site():
     type=Location(exists=True, dir_okay=False),
     multiple=True,
     metavar="FILE",
-    help="What `scontrol show node`, `scontrol show partition` and `scontrol show config`, or `"
-    + SINFO
-    + "` printed there; once for each.",
+    help=f"What `scontrol show node`, `scontrol show partition` and `scontrol show config`, or `{SINFO}` printed there; once for each.",
 )
 @click.option("--gpus", type=COUNT, help="GPUs of a node of a machine without Slurm.")
 @click.option("--gpu", help="Their name, with --gpus.")
@@ -80,7 +78,6 @@ def init(find, called, partition, printed, gpus, gpu):
 
 
 def site_file(name, found):
-    """The text of a site file."""
     shape, sheet = found.shape, data_sheet(found.shape.gpu)
     gpu = sheet["gpu"] if sheet else shape.gpu
     lines = [

@@ -48,13 +48,10 @@ def check_meaning(run: Run, known: list, facts: dict) -> None:
     ours, theirs = meaning_of(known), facts.get("meaning")
     if None in (ours, theirs) or ours == theirs:
         return
+    what = "its vocabulary has other entries, or another order: name one tokenizer for both in `data.text.pretrained`"
     if isinstance(ours, list) and isinstance(theirs, list):
         number, is_now, was = next(each for each in zip(count(), [*ours, None], [*theirs, None]) if each[1] != each[2])
         what = f"class {number} is `{is_now}` here and `{was}` there: give both data the same classes"
-    else:
-        what = (
-            "its vocabulary has other entries, or another order: name one tokenizer for both in `data.text.pretrained`"
-        )
     raise ConfigError(
         f"run {run.run}: init_from `{facts['run']}` was trained on numbers that mean something else: {what}, or drop init_from"
     )

@@ -33,16 +33,7 @@ from parascale.files import (
     write_json,
 )
 from parascale.settings import Run, identity, run_from_dict
-from parascale.store.folders import (
-    MANIFEST,
-    TREES,
-    check_trees,
-    copy_tree,
-    described,
-    files_in,
-    is_whole,
-    record_in,
-)
+from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole, record_in
 
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
 ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes

@@ -28,7 +28,6 @@ class Unfinished(StoredTraining):
 
 
 def unfinished(under_way: Path) -> list[Unfinished]:
-    """Every Unfinished below the folder `work/`."""
     folders = [path for kind in ("runs", "parity", "probes") for path in sorted(under_way.glob(f"{kind}/*"))]
     return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
 
