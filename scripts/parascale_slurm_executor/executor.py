@@ -176,7 +176,10 @@ class RootExecutor(Executor):
         for job_info in watched:
             identity = job_info.external_jobid
             state, reason = states.get(identity, (None, None))
-            self._say_why_it_waits(job_info, reason if state == "PENDING" else None)
+            reason = reason if state == "PENDING" else None
+            if (identity, reason) not in self.explained and (said := why(identity, reason)):  # each reason is told once
+                self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
+            self.explained.add((identity, reason))
             self.undecided[identity] = self.undecided[identity] + 1 if state in UNDECIDED else 0
             if self.undecided[identity] < LOOKS:
                 there.append(job_info)
@@ -191,13 +194,6 @@ class RootExecutor(Executor):
                 message = f"SLURM-job '{identity}' has ended, SLURM status is: '{final or 'unknown'}'. "
                 self.report_job_error(job_info, msg=message)
         return there
-
-    def _say_why_it_waits(self, job_info, reason):
-        """Say what keeps a job waiting beside its turn, once for each reason."""
-        identity = job_info.external_jobid
-        if (identity, reason) not in self.explained and (said := why(identity, reason)):
-            self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
-        self.explained.add((identity, reason))
 
     def _what_is_wrong(self, job_info):
         """What is wrong with a job that Slurm calls running, in words: by our own clock, its work has ended, or its training shown no sign of
@@ -302,7 +298,6 @@ class RootExecutor(Executor):
         return False
 
     def _work_of(self, training):
-        """The folder of a training under way."""
         return self.paths.places(training["kind"])[1](training["run"])
 
     def _submit_again(self, job):

@@ -23,42 +23,15 @@ from snakemake_logger_plugin_parascale.view import View
 LOOK_SECONDS = 60  # between two looks at what trainings will cost
 
 
-class JobEvents(LogHandlerBase):
-    """A logger that is told when jobs start and end (`started`, `ended`), and once when the workflow ends (`finish`)."""
-
-    writes_to_stream = writes_to_file = needs_rulegraph = closed = False
-    has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
-
-    def emit(self, record):
-        """Take a record. Called in a thread of its own, which must not die of an error."""
-        try:
-            self.take(record, getattr(record, "event", None))
-        except Exception:
-            self.handleError(record)
-
-    def take(self, record, event):
-        """Hand on what a record says of jobs."""
-        if event == LogEvent.JOB_STARTED:
-            self.started(record.jobs)
-        elif event == LogEvent.JOB_FINISHED:
-            self.ended(record.job_id, True)
-        elif event == LogEvent.JOB_ERROR:
-            self.ended(record.jobid, False)
-
-    def close(self):
-        """The end of a workflow. Snakemake calls it twice."""
-        if not self.closed:
-            self.closed = True
-            self.finish()
-        super().close()
-
-
-class LogHandler(JobEvents):
+class LogHandler(LogHandlerBase):
     """Named so because Snakemake looks for this name. It owns the stream (see `View`), except where Snakemake's own lines are asked for:
     with `--verbose`, and in a dry run with `--printshellcmds`.
 
     It speaks when jobs start and when they end; Snakemake does not call it in between, where it looks after costs in a thread of its own.
     """
+
+    writes_to_file = needs_rulegraph = closed = False
+    has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
 
     def __post_init__(self):
         self.workflow = self.planner = self.ledger = self.shown = None
@@ -73,16 +46,32 @@ class LogHandler(JobEvents):
         """Whether Snakemake leaves the stream to this handler."""
         return self.view is not None
 
+    def emit(self, record):
+        """Take a record. Called in a thread of its own, which must not die of an error."""
+        try:
+            self.take(record, getattr(record, "event", None))
+        except Exception:
+            self.handleError(record)
+
     def take(self, record, event):
         """Count jobs once the workflow has started, and show the record."""
         self.failed = self.failed or event == LogEvent.ERROR
-        if self.ledger is not None:
-            super().take(record, event)
+        if self.ledger is not None and event == LogEvent.JOB_STARTED:
+            self.started(record.jobs)
+        elif self.ledger is not None and event in (LogEvent.JOB_FINISHED, LogEvent.JOB_ERROR):
+            well = event == LogEvent.JOB_FINISHED
+            self.ended(record.job_id if well else record.jobid, well)
         if self.view is not None:
             self.view.take(record)
 
+    def close(self):
+        """The end of a workflow. Snakemake calls it twice."""
+        if not self.closed:
+            self.closed = True
+            self.finish()
+        super().close()
+
     def started(self, jobs):
-        """Jobs and groups were started or submitted."""
         numbers = [number for each in jobs for number in members(self.workflow.dag, each)]
         if self.view is not None:
             self.view.started({number: self._called(number) for number in numbers})
@@ -90,7 +79,6 @@ class LogHandler(JobEvents):
             self.show()
 
     def ended(self, number, well):
-        """A job has ended."""
         if well and self.view is not None:
             self.view.finished(number, self._verdict(number))
         if (self.ledger.finished if well else self.ledger.failed)(number, time.time()):
@@ -149,19 +137,16 @@ class LogHandler(JobEvents):
         path = self.planner.project.paths.parity(run.run) / "verdict.json"
         if not path.is_file():
             return ""
-        parities = self._parities()
+        # The plan's parity runs, and the jobs that compare them: those that need one and train nothing.
+        jobs = self.ledger.plan.jobs
+        runs = {each.id for each in jobs if each.kind == "parity"}
+        parities = [each for each in jobs if each.id in runs or (each.kind is None and not runs.isdisjoint(each.after))]
         if job.kind is None:
             known = job in parities
         else:
             left = {*self.ledger.waiting, *self.ledger.running}
             known = not {run.run, run.baseline} & {each.wildcards.get("run") for each in parities if each.id in left}
         return read_json(path)["verdict"] if known else ""
-
-    def _parities(self):
-        """The plan's parity runs, and the jobs that compare them: those that need one and train nothing."""
-        jobs = self.ledger.plan.jobs
-        parity = {job.id for job in jobs if job.kind == "parity"}
-        return [job for job in jobs if job.id in parity or (job.kind is None and not parity.isdisjoint(job.after))]
 
     def finish(self):
         """After a dry run the plan; else what was used, the verdict and where the page is, if this workflow made it."""
@@ -235,7 +220,6 @@ def start(workflow, planner):
 
 
 def plan_of(workflow, planner):
-    """The Plan of what still has to run."""
     paths = planner.project.paths
     slots, is_cores = capacity(workflow)
     targets = sorted(map(str, workflow.dag_settings.targets))

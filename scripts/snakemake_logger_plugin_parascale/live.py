@@ -61,21 +61,20 @@ class Ledger:
         if self.failures[identity] < job.attempts:
             self.waiting[identity] = job
         else:
-            self._give_up(identity)
+            lost = {identity}  # it is not tried again, and nothing that needs it will run
+            for other in self.plan.jobs:  # each stands behind those that it needs
+                if other.id in self.waiting and not lost.isdisjoint(other.after):
+                    lost.add(other.id)
+                    del self.waiting[other.id]
+            self.lost += len(lost)
         return job.nodes > 0
 
-    def _give_up(self, identity):
-        """A job will not be tried again, and nothing that needs it will run."""
-        lost = {identity}
-        for job in self.plan.jobs:  # each stands behind those that it needs
-            if job.id in self.waiting and not lost.isdisjoint(job.after):
-                lost.add(job.id)
-                del self.waiting[job.id]
-        self.lost += len(lost)
-
     def line(self, now):
-        """One line for people."""
-        left = [*self._remaining(now)]
+        left = []
+        for job, began, shared in self.running.values():
+            part = max(0.0, 1 - (now - began) / shared / 3600 / job.hours_expected) if job.hours_expected else None
+            left.append(job if part is None else job.rest(part))
+        left += self.waiting.values()
         core_hours, spread = sum(self._charge(job, job.hours_expected) for job in left), ranges(left)
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
         lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
@@ -107,13 +106,6 @@ class Ledger:
                 hours = times * training.described["prediction"]["core_hours"]
                 pace = f"{times:.1f} × the planned time, at the pace of its last steps"
                 yield f"{title(job.rule, job.wildcards)} will cost about {hours:,.2f} core-h, {pace}"
-
-    def _remaining(self, now):
-        """Work left in running jobs, and jobs that wait."""
-        for job, began, shared in self.running.values():
-            ran = (now - began) / shared / 3600
-            yield job.rest(max(0.0, 1 - ran / job.hours_expected)) if job.hours_expected else job
-        yield from self.waiting.values()
 
     def _charge(self, job, hours):
         seconds, site = (hours or 0.0) * 3600, self.planner.site

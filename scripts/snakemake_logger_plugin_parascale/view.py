@@ -57,7 +57,6 @@ class View:
         self.snakemake = ColorizingTextHandler(settings.nocolor, stream, formatter, own)
 
     def take(self, record):
-        """Show a record of Snakemake's, or leave it out."""
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
             self.say(user_message(record.getMessage(), self.workflow))
@@ -108,7 +107,6 @@ class View:
             self.bar.advance(self.task)
 
     def end(self):
-        """No more jobs will run."""
         if self.bar:
             self.screen.stop()
             self.bar = None
