@@ -97,12 +97,7 @@ def _surplus(found, project, gigabytes):
 
     What the run table asks for stays: a job that waits for its turn is about to show it.
     """
-    planner, paths, needed = Planner(project), project.paths, {*shown_places(project.paths.results)}
-    asked = {(each, "parity") for name in project.trained for each in project.compared(name)}
-    asked |= {(name, "run") for name in project.runs}
-    for run in [planner.run(*each) for each in asked]:
-        with suppress(FileNotFoundError):  # its data is not there
-            needed.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
+    needed = shown_places(project.paths.results).keys() | _wanted(project)
     unused = [*found.leftovers(), *(kept for kept in found.all() if kept.key not in needed)]
     excess = sum(each.bytes for each in unused) - gigabytes * GB
     surplus = []
@@ -111,6 +106,17 @@ def _surplus(found, project, gigabytes):
             surplus.append(each)
             excess -= each.bytes
     return surplus
+
+
+def _wanted(project):
+    """Keys of the trainings that the run table asks for, of those whose data is there."""
+    planner, paths, keys = Planner(project), project.paths, set()
+    asked = {(each, "parity") for name in project.trained for each in project.compared(name)}
+    asked |= {(name, "run") for name in project.runs}
+    for run in [planner.run(*each) for each in asked]:
+        with suppress(FileNotFoundError):
+            keys.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
+    return keys
 
 
 def _named(word, known):
