@@ -74,10 +74,6 @@ def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
-        bundle = zipfile.ZipFile(path)
-        unsaid = (each for each in bundle.infolist() if not each.flag_bits & 0x800 and b"up" not in each.extra)
-        if all(each.filename.isascii() for each in unsaid):  # Info-ZIP's field `up` has a name in UTF-8
-            return bundle
         raise DataError(
             f"{name}: the names in it are in an encoding that it does not say, such as Shift-JIS ({error.object!r}). Unpack it yourself "
             "(`unzip -O cp932`), and set `data.source.location`"
