@@ -26,7 +26,7 @@ from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.project import project_words, typed
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.settings.pretrained import folders
+from parascale.pretrained import folders
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, measure_processors, preflight, storage_warnings, take_root

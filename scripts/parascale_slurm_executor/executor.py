@@ -37,7 +37,7 @@ UNANSWERED = ("Unable to contact slurm controller", "Socket timed out", "Zero By
 class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
-    paths = None  # parascale.settings.paths.Paths
+    paths = None  # parascale.paths.Paths
     job_of = None  # function from what `training_of` gives to its parascale.train.job.Job
     silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
 

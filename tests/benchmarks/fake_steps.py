@@ -27,7 +27,7 @@ from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import number_type
-from parascale.settings.pretrained import Pretrained
+from parascale.pretrained import Pretrained
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
 from parascale.train.optim import make_optimizers

@@ -27,10 +27,10 @@ import yaml
 from comparison import machine, parser_of
 
 from parascale.files import read_json
+from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts, predict
 from parascale.settings import load_project_file
-from parascale.settings.paths import Paths
 
 REPOSITORY = Path(__file__).parents[2]
 # Name → sizes of the model, samples of a step, layout.

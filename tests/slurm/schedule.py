@@ -33,7 +33,7 @@ from workloads import STEPS
 
 from parascale import submissions
 from parascale.errors import ParascaleError
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 
 LAYOUTS = {
     "single": {},

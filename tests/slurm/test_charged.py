@@ -5,7 +5,7 @@ from strikes import kill_daemons
 from workflow import Workflow, assert_same_numbers
 
 from parascale import submissions
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 from workflow import Workflow, assert_resumed_without_loss, assert_same_numbers
 
 from parascale import submissions
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from strikes import signal_all
 from workflow import Workflow
 
 from parascale import submissions
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ from workloads import STEPS
 
 from parascale import submissions
 from parascale.files import read_json
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -22,9 +22,9 @@ from workloads import STEPS, WORKLOADS, write_data
 from parascale import slurm, submissions
 from parascale.checkpoint.read import read, tensors
 from parascale.files import read_json, read_json_lines
+from parascale.paths import Paths
 from parascale.plan import ledger
 from parascale.settings import Config, load_site
-from parascale.settings.paths import Paths
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")

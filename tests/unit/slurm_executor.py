@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from snakemake_executor_plugin_slurm import Executor
 
 from parascale import slurm
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 from parascale_slurm_executor import RootExecutor
 
 

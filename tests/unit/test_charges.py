@@ -6,8 +6,8 @@ import json
 import pytest
 
 from parascale import slurm, submissions
+from parascale.paths import Paths
 from parascale.plan import ledger
-from parascale.settings.paths import Paths
 from tests.unit.test_plan_budget import JURECA
 
 

@@ -10,8 +10,8 @@ from parascale.errors import ParascaleError
 from parascale.evaluation.evaluate import summed_loss
 from parascale.families.build import build_model, initialise
 from parascale.parallel import tying
+from parascale.pretrained import Pretrained
 from parascale.settings import Layout, Run, Workload, make
-from parascale.settings.pretrained import Pretrained
 from parascale.train.loss import refuse_foresight
 
 from .checkpoints import ALONE

@@ -18,10 +18,10 @@ from parascale.families.build import build_model, initialise
 from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
 from parascale.families.kind import offer_of
 from parascale.parallel import check_plans, tying
+from parascale.pretrained import Pretrained
 from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.settings.config import Checkpoints
 from parascale.settings.layout import DEGREES
-from parascale.settings.pretrained import Pretrained
 from parascale.store.keys import modules_of_run
 from parascale.train.counting import keep_count
 from parascale.train.graph import narrowest_type

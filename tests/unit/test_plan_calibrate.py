@@ -7,6 +7,7 @@ import math
 import pytest
 
 from parascale.families.sizes import model_sizes
+from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation
 from parascale.plan.memory import peak_memory, total
@@ -15,7 +16,6 @@ from parascale.plan.probes import STEPS, probes
 from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, load_project_file, make
-from parascale.settings.paths import Paths
 from parascale.settings.workload import LanguageTraining
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from parascale.paths import Paths
 from parascale.plan import ledger
 from parascale.plan.planner import Planner
 from parascale.settings import Site
-from parascale.settings.paths import Paths
 from parascale.store.reasons import Reason
 
 OWN = """

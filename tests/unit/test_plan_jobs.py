@@ -15,6 +15,7 @@ from parascale.data.text import check_expected
 from parascale.errors import DataError
 from parascale.families.sizes import model_sizes
 from parascale.files import write_json
+from parascale.paths import Paths
 from parascale.plan import budget, calibrate, tables
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
@@ -22,7 +23,6 @@ from parascale.plan.predict import predict
 from parascale.plan.price import PlannedJob, price
 from parascale.settings import load_project_file
 from parascale.settings.data import ExpectedText
-from parascale.settings.paths import Paths
 from parascale.store.reasons import KEPT, Reason, Reasons
 from tests.pace import starts
 from tests.unit.test_plan_budget import JURECA, jobs, project

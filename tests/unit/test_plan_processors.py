@@ -15,6 +15,7 @@ from parascale.errors import FAILED
 from parascale.files import write_json
 from parascale.launch.preflight import measure_processors
 from parascale.launch.resources import cores_of
+from parascale.paths import Paths
 from parascale.plan import calibrate, time
 from parascale.plan.memory import capacity_bytes
 from parascale.plan.planner import MUCH_SECONDS, Planner
@@ -23,7 +24,6 @@ from parascale.plan.time import MEASURED, REFERENCE, Prices, as_measured, formul
 from parascale.report.timing import wanted_cores
 from parascale.settings import Layout, Run, Site, identity, load_project_file, load_site
 from parascale.settings.config import Config
-from parascale.settings.paths import Paths
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
 from parascale.train import processors

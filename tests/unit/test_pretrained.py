@@ -14,8 +14,8 @@ from parascale.data.text import Tokens
 from parascale.evaluation.summaries import beam_search
 from parascale.families.build import build_model, initialise
 from parascale.parallel import tying
+from parascale.pretrained import Pretrained
 from parascale.settings import Model, Text, make
-from parascale.settings.pretrained import Pretrained
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
 

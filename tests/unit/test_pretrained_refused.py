@@ -7,8 +7,8 @@ import pytest
 
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.parallel.parallelize import check_plans
+from parascale.pretrained import Pretrained, folders
 from parascale.settings import Layout, Model, Run, Text, Workload, load_workload, make
-from parascale.settings.pretrained import Pretrained, folders
 from tests.unit.pretrained_folders import edit_config, make_bart, make_t5
 from tests.unit.test_pretrained import build, filled
 

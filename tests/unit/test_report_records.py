@@ -10,10 +10,10 @@ import pytest
 
 from parascale import submissions
 from parascale.files import write_text
+from parascale.paths import Paths
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
 from parascale.report.summary import COLUMNS, runs_table
-from parascale.settings.paths import Paths
 from tests.unit.fake_results import SITE, edited, fake, write_results
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from parascale import script
 from parascale.commands.plan import describe, explanation
 from parascale.commands.store import _wanted
 from parascale.errors import ConfigError
@@ -13,7 +14,7 @@ from parascale.plan import budget, calibrate, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
 from parascale.plan.price import PlannedJob, left_of
-from parascale.settings import load_project_file, run_from_dict, script
+from parascale.settings import load_project_file, run_from_dict
 from parascale.store.keys import code_of_run, key_of_run
 
 WORKLOAD = """

@@ -15,7 +15,7 @@ from parascale.commands.launch import refuse_other_settings
 from parascale.errors import ConfigError, RequirementError, TrainingError
 from parascale.launch.preflight import belong, take_root
 from parascale.lease import Lease
-from parascale.settings.paths import Paths
+from parascale.paths import Paths
 from parascale_slurm_executor import refuse_shared_jobs
 from tests.unit.slurm_executor import Thing, data_job, job_of
 

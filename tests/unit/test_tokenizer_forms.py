@@ -12,9 +12,9 @@ from parascale.data.text import Tokens, prepare
 from parascale.data.tokenize import learn, load
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json
+from parascale.pretrained import Pretrained
 from parascale.settings import Text
 from parascale.settings.data import ExpectedText
-from parascale.settings.pretrained import Pretrained
 from tests.unit.test_checkpoint_export import make_run
 from tests.unit.test_text import raw_of
 from tests.unit.test_tokenizers import byte_level, gpt2, llama2, llama3, qwen, saved, unigram, with_a_gap

@@ -12,9 +12,9 @@ from parascale.checkpoint import export
 from parascale.data.text import Tokens, prepare
 from parascale.errors import DataError
 from parascale.files import write_json
+from parascale.pretrained import Pretrained
 from parascale.settings import Layout, Run, Text, Workload, make
 from parascale.settings.data import ExpectedText, TextData
-from parascale.settings.pretrained import Pretrained
 from tests.unit.test_checkpoint_export import make_run
 from tests.unit.test_text import raw_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from parascale import slurm, submissions
+from parascale import script, slurm, submissions
 from parascale.cli import COUNT, Location, Number, configuration_words, project_options, run_option
 from parascale.commands.store import trim
 from parascale.commands.train import KINDS, with_prediction
@@ -26,7 +26,7 @@ from parascale.launch.resources import cores_of
 from parascale.launch.several_nodes import meeting_folder, run_in_step, run_nodes_here
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
-from parascale.settings import Site, load_site, script, strict
+from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
 from parascale.store.keys import key_of_run
 from parascale.train.job import FILES, job_of, published

@@ -13,10 +13,10 @@ from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.launch.environment import of_allocator
 from parascale.launch.preflight import belong
+from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.planner import Planner, require_fit
 from parascale.plan.predict import facts_of, predict
-from parascale.settings.paths import Paths
 from parascale.train.job import job_of, published
 
 KINDS = ("run", "parity", "probe")

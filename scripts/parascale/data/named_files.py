@@ -12,7 +12,7 @@ from collections.abc import Container
 
 from parascale.data.manifests import MANIFEST
 from parascale.errors import ConfigError, DataError, shorten_list
-from parascale.settings.paths import expanded
+from parascale.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
 MOST_FOLDERS = 3000  # folders of images that it watches: ImageNet has 2,000 of classes

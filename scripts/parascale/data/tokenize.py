@@ -18,7 +18,7 @@ from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.tokenizer_folder import blind_to_marks, end_of, read_tokenizer
 from parascale.errors import ConfigError
 from parascale.files import read_json, write_json
-from parascale.settings.pretrained import TOKENIZER_CONFIG, Pretrained
+from parascale.pretrained import TOKENIZER_CONFIG, Pretrained
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]

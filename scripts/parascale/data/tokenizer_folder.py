@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parascale.errors import DataError
 from parascale.files import read_json
-from parascale.settings.pretrained import CONFIG, NAMED, TOKENIZER, TOKENIZER_CONFIG, content_of, tokenizer_state
+from parascale.pretrained import CONFIG, NAMED, TOKENIZER, TOKENIZER_CONFIG, content_of, tokenizer_state
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,7 +15,7 @@ from parascale.errors import ParascaleError
 from parascale.families.kind import check_offer
 from parascale.families.sizes import Operations, Product, Sizes
 from parascale.files import read_json
-from parascale.settings.pretrained import CONFIG, Pretrained
+from parascale.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model "  # and the workload's file

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from parascale.errors import ConfigError, DataError, RequirementError, shorten_list
-from parascale.settings.pretrained import CONFIG
+from parascale.pretrained import CONFIG
 
 
 def repeated(model):

@@ -15,7 +15,7 @@ from parascale import slurm
 from parascale.errors import RequirementError
 from parascale.files import make_folder, read_json, write_json
 from parascale.lease import Lease
-from parascale.settings.paths import defaulted, expanded
+from parascale.paths import defaulted, expanded
 from parascale.settings.strict import nearest
 
 SECONDS_A_DAY = 86400

@@ -38,7 +38,7 @@ from parascale.parallel.precision import HALF, Copies
 from parascale.parallel.recompute import recomputed
 from parascale.settings import Layout, Run
 from parascale.settings.layout import DATA_AXES
-from parascale.settings.stages import held_stages
+from parascale.stages import held_stages
 
 
 @dataclass

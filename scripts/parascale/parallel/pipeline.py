@@ -18,7 +18,7 @@ from parascale.errors import RequirementError
 from parascale.families.foreign import Passed
 from parascale.parallel import fsdp
 from parascale.parallel.mesh import Mesh, set_timeout
-from parascale.settings.stages import held_stages, stage_blocks, stage_rank
+from parascale.stages import held_stages, stage_blocks, stage_rank
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
+from parascale.paths import Paths
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import as_measured, formula_rates
 from parascale.plan.work import Work, link_of, step_work
 from parascale.settings import Layout, Run, Site, identity, run_from_dict
-from parascale.settings.paths import Paths
 from parascale.store.keys import code_of_run
 
 SCHEMA_VERSION = 1

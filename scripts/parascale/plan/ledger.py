@@ -20,10 +20,10 @@ from typing import Any
 from parascale import slurm, submissions
 from parascale.errors import DamagedError
 from parascale.files import csv_text, read_json, read_json_lines, write_text
+from parascale.paths import Paths
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.price import PricedJob, title
 from parascale.settings import Site, strict
-from parascale.settings.paths import Paths
 
 SCHEMA_VERSION = 1  # of `plan.json`
 

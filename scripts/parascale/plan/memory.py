@@ -20,7 +20,7 @@ from typing import Any
 
 from parascale.families.sizes import MicroBatch, Sizes, model_sizes, share
 from parascale.settings import Layout, Run, Site
-from parascale.settings.stages import held_stages, stage_blocks
+from parascale.stages import held_stages, stage_blocks
 
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
 FITS_BELOW = 0.9  # part of the memory: counts are off by up to 8 % against real code on fake tensors (tests/benchmarks/RESULTS.md, "Plans")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from parascale.families.counted import NOT_COUNTED
 from parascale.families.sizes import Sizes, model_sizes, unknown_sizes
 from parascale.files import read_json
+from parascale.paths import Paths
 from parascale.plan import limits
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
 from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, total, verdict
@@ -16,7 +17,6 @@ from parascale.plan.search import find_remedy
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Run, Site
-from parascale.settings.paths import Paths
 
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5

@@ -5,9 +5,9 @@ from contextlib import suppress
 from typing import ClassVar, Literal
 
 from parascale.errors import ConfigError, DataError
+from parascale.pretrained import Pretrained
 from parascale.settings.formats import Formats, ImageFormat, Images, ReadCalls
 from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
-from parascale.settings.pretrained import Pretrained
 from parascale.settings.strict import nearest
 
 Split = Literal["train", "validation", "test"]

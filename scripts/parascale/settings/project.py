@@ -14,10 +14,10 @@ from pathlib import Path
 
 from parascale import families
 from parascale.errors import ConfigError
+from parascale.paths import Paths, expanded
 from parascale.settings import identity, strict
 from parascale.settings.config import Config
 from parascale.settings.options import declared
-from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
 from parascale.settings.runtable import COLUMNS, Rows, read_rows
 from parascale.settings.site import Site

@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 from typing import Literal, get_args
 
+from parascale import script
 from parascale.errors import ConfigError
-from parascale.settings import script
 from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import Workload

@@ -303,7 +303,7 @@ class Classification(Learning):
 
 @settings(RECIPE)
 class Script(Workload):
-    """A training script of the user's own: `parascale.settings.script` says how it is called."""
+    """A training script of the user's own: `parascale.script` says how it is called."""
 
     task: Literal["script"] = option("what the model learns", default="script")
     command: str = required("the script, a Python program (`train.py`)", CONDUCT, path=True)

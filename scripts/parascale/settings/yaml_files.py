@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 
 from parascale.errors import ConfigError
+from parascale.paths import DEFAULTED
 from parascale.settings import strict
 from parascale.settings.options import declared
-from parascale.settings.paths import DEFAULTED
 
 
 def plain_value(text):

@@ -11,9 +11,9 @@ from parascale.errors import ConfigError
 from parascale.families import families as all_families
 from parascale.families import families_of
 from parascale.numerics import training_modules
+from parascale.pretrained import Pretrained
 from parascale.provenance import digest_of_modules, modules_of
 from parascale.settings import Run, Site, identity
-from parascale.settings.pretrained import Pretrained
 
 FIRST = ("images", "language", "summaries")  # the families when keys of a class of the user's own began to hold them
 

@@ -14,8 +14,8 @@ from parascale.data.sources import readers
 from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
+from parascale.paths import expanded
 from parascale.settings import SPLITS
-from parascale.settings.paths import expanded
 
 
 def fetch(source, output, attempts=None):

@@ -1,7 +1,7 @@
 """A model from a folder in the words of `transformers`: its own."""
 
 from parascale.families.folders.modules import NETWORK
-from parascale.settings.pretrained import Pretrained
+from parascale.pretrained import Pretrained
 
 
 def config(model, weights, window):

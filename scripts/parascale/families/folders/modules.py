@@ -14,7 +14,7 @@ from parascale.errors import DataError
 from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES
 from parascale.families.foreign import Passed, StoredWeights, repeated, taken, theirs_of
 from parascale.families.kind import PipelinePlan, matches
-from parascale.settings.pretrained import CONFIG, Pretrained
+from parascale.pretrained import CONFIG, Pretrained
 
 NETWORK = "network."
 

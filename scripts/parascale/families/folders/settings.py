@@ -8,8 +8,8 @@ from pathlib import Path
 from parascale.errors import ConfigError, DataError
 from parascale.families.counted import check_counted
 from parascale.families.kind import PLANS
+from parascale.pretrained import Pretrained, refuse_other_forms
 from parascale.settings.options import RECIPE, option, settings
-from parascale.settings.pretrained import Pretrained, refuse_other_forms
 from parascale.settings.workload import Model
 
 # What `transformers` calls a way to split a module → our role of a `tensor_plan`.

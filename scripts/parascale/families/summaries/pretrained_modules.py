@@ -1,7 +1,7 @@
 """A summariser that was trained elsewhere, T5 or BART, from a folder in Hugging Face's form: what fine-tuning begins from.
 
 The architecture is that of the library `transformers`; the weights come from the folder's safetensors, a tensor at a time, in
-the numbers of the prepared data (parascale.settings.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
+the numbers of the prepared data (parascale.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
 (T5 has 28 of them), are left out. Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
 """
 
@@ -15,7 +15,7 @@ from torch import nn
 from parascale.errors import DataError
 from parascale.families.dropout import Dropout
 from parascale.families.foreign import StoredWeights, taken, theirs_of
-from parascale.settings.pretrained import CONFIG, Pretrained
+from parascale.pretrained import CONFIG, Pretrained
 
 # `model_type` of a folder → how the names of its modules end: those whose output is dropped, and attention, whose weights are.
 ARCHITECTURES = {

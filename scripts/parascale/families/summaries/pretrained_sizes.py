@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from parascale.errors import DataError, ParascaleError
 from parascale.families.language.sizes import TransformerSizes, is_explicit, mixed_width
 from parascale.families.summaries.sizes import EncoderDecoderSizes
-from parascale.settings.pretrained import CONFIG, Pretrained
+from parascale.pretrained import CONFIG, Pretrained
 
 ROWS_BEFORE = 2  # of BART's table of positions, that no place has
 

@@ -2,8 +2,8 @@
 
 from parascale.errors import ConfigError
 from parascale.families.language.settings import Transformer
+from parascale.pretrained import refuse_other_forms
 from parascale.settings.options import RECIPE, Number, option, settings
-from parascale.settings.pretrained import refuse_other_forms
 from parascale.settings.workload import Model
 
 

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 from parascale.errors import ConfigError, DataError, shorten_list
-from parascale.settings.paths import expanded
+from parascale.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"  # of older folders
