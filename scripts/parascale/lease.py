@@ -21,6 +21,7 @@ from parascale import slurm
 from parascale.awake import SuspendAwareClock
 from parascale.errors import TrainingError
 from parascale.files import locked, make_folder, read_json, user_name, write_json
+from parascale.paths import LEASE
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
@@ -34,7 +35,7 @@ class Lease:
 
     def __init__(self, folder, remedy="Wait for it, or cancel that job, and start again."):
         """remedy: what to do where somebody else holds it."""
-        self.path, self.remedy = folder / "lease.json", remedy
+        self.path, self.remedy = folder / LEASE, remedy
         self.since = time.strftime("%F %T")
         self.stopped = threading.Event()
         self.thread = None

@@ -4,9 +4,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from parascale.errors import ConfigError
+from parascale.files import read_json, read_json_lines
 
+RECORD, SUMMARY, LEASE = "run.json", "summary.json", "lease.json"
 DEFAULTED = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
@@ -70,7 +73,7 @@ class Paths:
 
     def start_of(self, run):
         """The checkpoint that a Run begins from, of another run; None if it starts from scratch."""
-        return self.run(run.init_from) / "checkpoint" if run.init_from else None
+        return RunFolder(self.run(run.init_from)).checkpoint if run.init_from else None
 
     def run(self, run):
         """A finished run."""
@@ -114,3 +117,31 @@ class Paths:
     def report(self):
         """The comparison report."""
         return self.results / "report"
+
+
+class RunFolder:
+    """The files of a run, finished or under way; `train/state.py` says which is where. record: settings and facts. summary: figures,
+    written last. steps, attempts: a line each. lease: its writer's sign of life. checkpoints: what it continues from.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.record, self.summary, self.lease = (self.folder / name for name in (RECORD, SUMMARY, LEASE))
+        self.steps, self.attempts = self.folder / "steps.jsonl", self.folder / "attempts.jsonl"
+        self.checkpoint, self.checkpoints = self.folder / "checkpoint", self.folder / "checkpoints"
+        self.devices = self.folder / "device.csv"
+
+    def read_record(self) -> dict[str, Any]:
+        """The record; empty where there is none, or it is not whole."""
+        try:
+            record = read_json(self.record)
+        except (FileNotFoundError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def read_results(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(record, summary) of a finished run. FileNotFoundError or DamagedError without both."""
+        return read_json(self.record), read_json(self.summary)
+
+    def read_steps(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.steps)

@@ -23,7 +23,7 @@ def record(*, step, loss=None, samples=None, **figures):
         known = {name: each for name, each in numbers.items() if each is not None}
         # `float` warns for a tensor with gradients.
         plain = {name: float(each.item() if hasattr(each, "item") else each) for name, each in known.items()}
-        _lines(Path(folder).parent / "steps.jsonl").add(int(step), plain)
+        _lines(folder).add(int(step), plain)
 
 
 def by_step(lines):
@@ -39,10 +39,12 @@ def by_step(lines):
 class _Lines:
     """The end of `steps.jsonl`, where this process appends a line for each step."""
 
-    def __init__(self, path):
+    def __init__(self, folder):
         import psutil
 
-        self.path, self.file = path, None
+        from parascale.paths import RunFolder
+
+        self.path, self.file = RunFolder(Path(folder).parent).steps, None
         self.since = psutil.Process().create_time()
 
     def add(self, step, numbers):
@@ -63,4 +65,4 @@ class _Lines:
         self.file.write(json.dumps(line | {"seconds": {"total": seconds}}) + "\n")
 
 
-_lines = functools.cache(_Lines)  # of a path
+_lines = functools.cache(_Lines)  # of a script's folder

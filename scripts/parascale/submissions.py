@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from parascale.files import append_line, read_json_lines, user_name
+from parascale.paths import RunFolder
 
 FILE = "submissions.jsonl"
 FIELDS = ("job_id", "rule", "kind", "run", "key", "jobs")
@@ -49,7 +50,7 @@ def stopped_with_progress(work, job_id):
     """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
     under way. What cannot be read shows no progress."""
     with suppress(OSError, TypeError, KeyError):
-        last = (read_json_lines(work / "attempts.jsonl", readable=True) or [{}])[-1]
+        last = (read_json_lines(RunFolder(work).attempts, readable=True) or [{}])[-1]
         moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
         return (last["job_id"], last["outcome"]) == (job_id, "stopped") and moved
     return False

@@ -16,6 +16,8 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from parascale.paths import RunFolder
+
 COLUMNS = (
     *("time", "node", "host", "kind", "index", "rank"),  # time: seconds since 1970
     *("utilisation", "cores_busy", "memory_bytes", "memory_total_bytes"),  # utilisation: 0 to 1
@@ -117,5 +119,5 @@ def figures(devices):
 
 def sample_files(folder):
     """The files of samples of a run: one a node while it is under way, one in all when it is finished."""
-    whole = folder / "device.csv"
+    whole = RunFolder(folder).devices
     return [whole] if whole.is_file() else sorted(folder.glob("device-*.csv"))

@@ -15,7 +15,7 @@ from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
 from parascale.files import make_folder, write_text
 from parascale.lease import RENEW_SECONDS, Lease
-from parascale.store.folders import record_in
+from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
 from parascale_slurm_executor.jobs import at_work, noted_as, training_of
@@ -286,7 +286,8 @@ class RootExecutor(Executor):
             return False
         with suppress(OSError, ParascaleError):  # such as of a full disk
             job = self.job_of(training)
-            shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
+            files = RunFolder(job.output)
+            shown = files.read_record().get("key") == job.key and files.summary.exists()
             return shown or show_kept(job)
         return False
 

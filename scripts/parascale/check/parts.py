@@ -11,7 +11,8 @@ from statistics import median
 
 from parascale.check.processes import ROOT, TIMEOUT_SECONDS, launched
 from parascale.errors import ParascaleError, TrainingError
-from parascale.files import read_json, read_json_lines, tree_bytes
+from parascale.files import read_json, tree_bytes
+from parascale.paths import RunFolder
 from parascale.plan.predict import data_facts, predict
 from parascale.settings import Layout, Run, load_workload
 from parascale.train.job import job_of
@@ -55,18 +56,18 @@ def training(here):
         yield row("after a rank was killed", str(error), right="SIGKILL" in str(error))
         yield row("seconds from a killed rank to the end of all", seconds, most=ABORTED)
     launched(here, "training", here.ranks, job=jobs["killed"])
-    step = read_json(jobs["killed"].output / "run.json")["attempts"][-1]["first_step"]
+    step = read_json(RunFolder(jobs["killed"].output).record)["attempts"][-1]["first_step"]
     yield row("step with which it continued", step, SAVED + 1, SAVED + 1)
     yield same("bits of the continued training", jobs["whole"], jobs["killed"])
     launched(here, "training", here.ranks, job=jobs["again"])
     yield same("bits of a repeated training", jobs["whole"], jobs["again"])
     for name, way in (("whole", "written"), ("again", "copied, to be written in the background")):
         seconds = median(line["checkpoint_seconds"] for line in _lines(jobs[name]) if "checkpoint_seconds" in line)
-        yield row(f"checkpoint {way}, GB/s", tree_bytes(jobs[name].output / "checkpoint") / 1e9 / seconds)
+        yield row(f"checkpoint {way}, GB/s", tree_bytes(RunFolder(jobs[name].output).checkpoint) / 1e9 / seconds)
 
 
 def _lines(job):
-    return read_json_lines(job.output / "steps.jsonl")
+    return RunFolder(job.output).read_steps()
 
 
 def same(what, *jobs):
@@ -96,7 +97,7 @@ def _watched(here, job):
         waits = str(error)
         found = launched(here, "training", ranks, job=job)
     yield row(f"{run.run}: where a step waits for the GPU", waits or (here.gpus and "nowhere") or None, right=not waits)
-    summary, lines, site = read_json(job.output / "summary.json"), _lines(job), here.project.site
+    summary, lines, site = read_json(RunFolder(job.output).summary), _lines(job), here.project.site
     predicted = predict(run, site, facts=data_facts(run, here.project.paths), remedy=False)
     seconds = median(line["seconds"]["total"] for line in lines[WARM_UP:TIMED])
     flops = predicted.flops_per_token * lines[-1][summary["work_unit"]] / seconds / ranks

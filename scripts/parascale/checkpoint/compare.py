@@ -5,11 +5,13 @@ from pathlib import Path
 
 import torch
 
+from parascale.checkpoint.manifest import MANIFEST
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import read_json
+from parascale.paths import RunFolder
 from parascale.settings import run_from_dict
 
 NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no elements
@@ -43,8 +45,9 @@ def compare(one, other, settings):
 
 def _checkpoint_of(folder, which):
     """The checkpoint that a folder is, or that the run in it published."""
-    if (folder / "run.json").is_file() and not (folder / "checkpoint.json").is_file():
-        run = run_from_dict(read_json(folder / "run.json")["settings"])
+    record = RunFolder(folder).record
+    if record.is_file() and not (folder / MANIFEST).is_file():
+        run = run_from_dict(read_json(record)["settings"])
         return folder / run.checkpoint_folder(which)
     return folder
 

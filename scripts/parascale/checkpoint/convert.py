@@ -14,13 +14,14 @@ from pathlib import Path
 from parascale.checkpoint import export
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.memory import peak_growth
-from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, forms_in, open_source
+from parascale.checkpoint.source import WEIGHTS, forms_in, open_source
 from parascale.checkpoint.tensors import DTYPES, Streaming, cast
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import atomic_folder, require_space, sync_tree, write_json
 from parascale.lease import Lease
+from parascale.paths import RECORD, RunFolder
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
@@ -39,7 +40,7 @@ def convert(folder, target, settings, forms, form=None, tokens_of=None):
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
     # A conversion has its manifest; or not, as Snakemake deletes that before it converts again.
-    ours = (target / MANIFEST).is_file() or ((target / RUN_RECORD).is_file() and forms_in(target))
+    ours = (target / MANIFEST).is_file() or (RunFolder(target).record.is_file() and forms_in(target))
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
     source = open_source(folder, form, settings.threads)
@@ -69,8 +70,8 @@ def _seal(partial, source, record, settings):
     """Write what makes the folder whole: the run's record, and last the manifest."""
     names = [name for entry in record.values() for name in entry["files"]]
     if source.run_record is not None:
-        write_json(partial / RUN_RECORD, source.run_record)
-        names.append(RUN_RECORD)
+        write_json(partial / RECORD, source.run_record)
+        names.append(RECORD)
     asked = {"dtype": settings.dtype, "optimizer": settings.optimizer}
     conversion = {"source": str(source.folder), "source_form": source.form, **asked, "forms": record}
     facts = source.facts | {"conversion": conversion}

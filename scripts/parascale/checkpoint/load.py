@@ -8,6 +8,7 @@ from parascale.checkpoint.source import WEIGHTS, open_source
 from parascale.errors import CheckpointError
 from parascale.families.build import build_model
 from parascale.files import read_json
+from parascale.paths import RunFolder
 from parascale.settings import run_from_dict
 
 
@@ -16,10 +17,10 @@ def load_run(folder, which="best", converted=None):
 
     which: best | last. converted: folder of a converted checkpoint of that run, in any form, to read instead.
     """
-    folder = Path(folder)
-    if not (folder / "run.json").is_file():
+    folder, record = Path(folder), RunFolder(folder).record
+    if not record.is_file():
         raise CheckpointError(f"{folder}: no finished run there; train it first (its name is a row of the run table)")
-    description = read_json(folder / "run.json")
+    description = read_json(record)
     run = run_from_dict(description["settings"])
     if converted and (Path(converted) / "config.json").is_file():
         return run, Exported(converted)

@@ -24,10 +24,10 @@ from parascale.checkpoint.metadata import INDEX, read_index
 from parascale.checkpoint.tensors import Piece, stored
 from parascale.errors import CheckpointError
 from parascale.files import read_json
+from parascale.paths import RECORD, RunFolder
 
 WEIGHTS = "model."
 STEMS = {"model": WEIGHTS, "optimizer": ""}  # of files → what stands before their names
-RUN_RECORD = "run.json"
 ENDINGS = {"sharded": (INDEX, ".distcp"), "safetensors": (".safetensors", ".safetensors.index.json"), "pt": (".pt",)}
 
 
@@ -71,9 +71,9 @@ def open_source(folder, form=None, threads=2):
     if form is not None and form not in held:
         raise CheckpointError(f"{folder} holds {', '.join(held)}, not {form}")
     form, found = form or held[0], manifest["files"].items()
-    files = {name: entry for name, entry in found if "/" not in name and name.endswith((*ENDINGS[form], RUN_RECORD))}
+    files = {name: entry for name, entry in found if "/" not in name and name.endswith((*ENDINGS[form], RECORD))}
     check_files(folder, files, threads)
-    records = [place / RUN_RECORD for place in (folder, folder.parent)]
+    records = [RunFolder(place).record for place in (folder, folder.parent)]
     record = next((read_json(path) for path in records if path.is_file()), None)
     return StoredCheckpoint(folder, form, manifest["facts"], record, list(files), TENSORS[form](folder))
 

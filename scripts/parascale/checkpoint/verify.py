@@ -13,13 +13,14 @@ from parascale.checkpoint import read
 from parascale.checkpoint.export import words_of
 from parascale.checkpoint.load import Exported, fill
 from parascale.checkpoint.manifest import check_files, read_manifest
-from parascale.checkpoint.source import RUN_RECORD, STEMS, WEIGHTS, safetensors_files
+from parascale.checkpoint.source import STEMS, WEIGHTS, safetensors_files
 from parascale.checkpoint.tensors import DTYPES
 from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import open_task
 from parascale.families.build import build_model
 from parascale.files import read_json
+from parascale.paths import RunFolder
 from parascale.settings import run_from_dict
 from parascale.settings.layout import DEGREES
 
@@ -40,7 +41,7 @@ def verify(source, folder, data):
     manifest = read_manifest(folder)
     check_files(folder, manifest["files"])
     conversion = manifest["facts"]["conversion"]
-    record = read_json(folder / RUN_RECORD)
+    record = read_json(RunFolder(folder).record)
     expected = read.read(source, [name for name in read.tensors(source) if conversion["optimizer"] or _is_weight(name)])
     if conversion["dtype"]:
         dtype = DTYPES[conversion["dtype"]]

@@ -9,6 +9,7 @@ from parascale.cli import COUNT, OutputFolder, RunName, configuration_words, pro
 from parascale.commands.launch import LAUNCHER
 from parascale.errors import ConfigError, DataError
 from parascale.files import make_folder, read_json, write_json
+from parascale.paths import RunFolder
 from parascale.plan.planner import Planner, require_fit
 from parascale.train.job import job_of
 
@@ -38,7 +39,7 @@ def compare(project, name):
     """
     run, folder, pair = Planner(project).run(name, "parity"), project.paths.parity, project.compared(name)
     for each in pair:
-        if not (folder(each) / "summary.json").is_file():
+        if not RunFolder(folder(each)).summary.is_file():
             remedy = f"`parascale launch --run {each} --kind parity` makes it"
             raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
     if pair:

@@ -13,6 +13,7 @@ from parascale.cli import COUNT, WHICH, InputFile, Location, Number, OutputFolde
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.launch import die_with_parent
+from parascale.paths import RunFolder
 from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
 from parascale.settings import run_from_dict
@@ -112,7 +113,7 @@ def summarise(project, name, device):
     from parascale.evaluation.task import open_task
 
     finished, settings = project.paths.run(name), project.config.summaries
-    run = run_from_dict(read_json(finished / "run.json")["settings"])
+    run = run_from_dict(read_json(RunFolder(finished).record)["settings"])
     folder = project.paths.data(run.workload.data.dataset, run.workload.data.format)
     import torch
 
@@ -209,7 +210,7 @@ def calibrate(project, probes, machine):
     for name in probes:
         planner.run(name, "probe")  # a name that is not known is told with the nearest
     for folder in folders:
-        if not (folder / "summary.json").is_file():
+        if not RunFolder(folder).summary.is_file():
             raise ConfigError(f"{folder} holds no finished run (summary.json); the target `calibrate` runs the probes")
     sites = {prices.site_name(folder) for folder in folders}
     if sites - {project.site.name}:
@@ -225,7 +226,7 @@ def calibrate(project, probes, machine):
 
 def require_finished(project, name, task):
     """Raise ParascaleError unless a run has finished (one that the table no longer has, too) and trained a model for `task`."""
-    described = project.paths.run(name) / "run.json"
+    described = RunFolder(project.paths.run(name)).record
     if described.is_file():
         trained = read_json(described)["settings"]["workload"]["task"]
     else:

@@ -8,7 +8,6 @@ import json
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -16,6 +15,7 @@ from parascale import slurm
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines, write_json, write_text
 from parascale.notes import WAITING, note_path, state_in
+from parascale.paths import RunFolder
 
 
 def speak_for(logs, rank, log, reason, decisive, guessed):
@@ -54,7 +54,7 @@ def explain(logs, ranks, seconds=0.0):
 
 def note_cause(work, text):
     """Add the cause to the last attempt in a run's record, if this launcher's ranks began it and did not finish it."""
-    path = Path(work) / "attempts.jsonl"
+    path = RunFolder(work).attempts
     with suppress(OSError, ParascaleError, LookupError):  # no record yet, or a full disk: the log says it
         attempts = read_json_lines(path)
         if attempts[-1]["started"] > psutil.Process().create_time() and attempts[-1].get("outcome") != "finished":

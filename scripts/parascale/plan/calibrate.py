@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from parascale.families.sizes import model_sizes
-from parascale.files import read_json, read_json_lines, write_json
-from parascale.paths import Paths
+from parascale.files import read_json, write_json
+from parascale.paths import Paths, RunFolder
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import as_measured, formula_rates
 from parascale.plan.work import Work, link_of, step_work
@@ -260,7 +260,7 @@ def saved_bytes(run: Run, vocabulary: int | None) -> int | None:
 
 def observe_probe(folder: Path) -> Observation | None:
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out. None where a script records none."""
-    lines, whole = read_json_lines(folder / "steps.jsonl"), observe_run(folder)
+    lines, whole = RunFolder(folder).read_steps(), observe_run(folder)
     if len(lines) < 2:
         return None
     saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
@@ -287,7 +287,7 @@ def observe_probe(folder: Path) -> Observation | None:
 
 def observe_run(folder: Path) -> Observation:
     """The Observation in a finished run's folder, from its sums: a plan over thousands of runs reads no single step."""
-    described, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
+    described, summary = RunFolder(folder).read_results()
     # A script may record every tenth step, or none.
     steps = summary["steps"] if described["vocabulary"] else described["steps"] or 1
     return Observation(
@@ -304,7 +304,7 @@ def observe_run(folder: Path) -> Observation:
 
 
 def site_name(folder: Path) -> str:
-    return read_json(folder / "run.json")["site"]["name"]
+    return read_json(RunFolder(folder).record)["site"]["name"]
 
 
 def save(calibration: Calibration, path: Path) -> None:

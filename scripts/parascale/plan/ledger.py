@@ -20,7 +20,7 @@ from typing import Any
 from parascale import slurm, submissions
 from parascale.errors import DamagedError
 from parascale.files import csv_text, read_json, read_json_lines, write_text
-from parascale.paths import Paths
+from parascale.paths import Paths, RunFolder
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.price import PricedJob, title
 from parascale.settings import Site, strict
@@ -108,14 +108,14 @@ def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[dic
 
 def _attempts(paths: Paths, kind: str, run: str) -> Iterable[tuple[float, float]]:
     """(start, end) of each attempt of a training, finished or under way; an open one ends at its last sign of life."""
-    done, work = (place(run) for place in paths.places(kind))
+    done, work = (RunFolder(place(run)) for place in paths.places(kind))
     attempts, sign = [], None
     with suppress(OSError, DamagedError, KeyError):
-        sign = read_json(work / "lease.json")["time"]
+        sign = read_json(work.lease)["time"]
     with suppress(OSError):
-        attempts += read_json_lines(work / "attempts.jsonl", readable=True)
+        attempts += read_json_lines(work.attempts, readable=True)
     with suppress(OSError, DamagedError):
-        attempts += read_json(done / "run.json").get("attempts") or []
+        attempts += read_json(done.record).get("attempts") or []
     spans = {}
     for attempt in attempts:
         start, seconds = _moment(attempt["start"]), attempt.get("seconds")
@@ -224,10 +224,9 @@ def write_csv(compared: list[Compared], path: Path) -> None:
 def _record(paths: Paths, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
     for place in paths.places(kind):
-        folder = place(name)
-        if (folder / "run.json").is_file():
-            summary = folder / "summary.json"
-            return read_json(folder / "run.json"), read_json(summary) if summary.is_file() else {}
+        files = RunFolder(place(name))
+        if files.record.is_file():
+            return read_json(files.record), read_json(files.summary) if files.summary.is_file() else {}
     return {}, {}
 
 

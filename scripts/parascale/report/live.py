@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
+from parascale.paths import RunFolder
 from parascale.recording import by_step
 from parascale.report import numbers
 from parascale.report.records import SILENT_SECONDS, found_runs
@@ -20,21 +21,17 @@ class Live:
     """A run under way as last seen. recent: its last lines of steps, and one before them; steps: of the whole run, or None."""
 
     def __init__(self, name, folder):
-        self.name, self.folder, self.described, self.attempts, self.lease = name, folder, {}, [], None
+        self.name, self.files, self.described, self.attempts, self.lease = name, RunFolder(folder), {}, [], None
         self.recent, self.last, self.step, self.steps = [], {}, 0, None
 
     def update(self):
         """Read what is there. Files that are not there yet, or are being replaced, are read next time."""
-        self.described = self._read("run.json", read_json) or self.described
-        self.attempts = self._read("attempts.jsonl", read_json_lines) or self.attempts
-        self.lease = self._read("lease.json", read_json)
-        self.recent = self._read("steps.jsonl", _last_lines) or []
+        self.described = _known(self.files.record) or self.described
+        self.attempts = _known(self.files.attempts, read_json_lines) or self.attempts
+        self.lease = _known(self.files.lease)
+        self.recent = _known(self.files.steps, _last_lines) or []
         self.last = self.recent[-1] if self.recent else {}
         self.step, self.steps = self.last.get("step", 0), self.described.get("steps")
-
-    def _read(self, name, reader):
-        with suppress(OSError, ParascaleError):
-            return reader(self.folder / name)
 
     def state(self, now):
         """running, silent (its writer has given no sign for a minute), stopped, failed or starting."""
@@ -76,6 +73,11 @@ class Live:
         yield numbers.duration(seconds / steps * (self.steps - self.step)) if seconds and self.steps else ""
         yield f"{numbers.significant(hours)}{planned and f' of {planned}'}" if hours else ""
         yield state
+
+
+def _known(path, read=read_json):
+    with suppress(OSError, ParascaleError):
+        return read(path)
 
 
 def _last_lines(path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from parascale import submissions
 from parascale.errors import DamagedError, ParascaleError, shorten_list
 from parascale.files import read_json_lines
+from parascale.paths import RunFolder
 from parascale.report.measured import read_record, typed
 from parascale.report.timing import timing_of
 from parascale.settings import Run, Site, run_from_dict
@@ -173,11 +174,11 @@ def found_runs(*roots):
 
 
 def _load_record(results, work, name):
-    finished, under_way = results / "runs" / name, work / "runs" / name
-    if (finished / "summary.json").is_file() or (finished.is_dir() and not under_way.is_dir()):
+    finished, under_way = (RunFolder(root / "runs" / name) for root in (results, work))
+    if finished.summary.is_file() or (finished.folder.is_dir() and not under_way.folder.is_dir()):
         summaries = results / "summaries" / f"{name}.json"
         record = _finished(name, finished, read_record(summaries) if summaries.is_file() else {})
-    elif under_way.is_dir():
+    elif under_way.folder.is_dir():
         record = _unfinished(name, under_way)
     else:
         record = RunRecord(name, "missing", ("no results yet",))
@@ -196,13 +197,12 @@ def _load_record(results, work, name):
 
 def _finished(name, folder, summaries):
     try:
-        described = _described(folder / "run.json")
-        summary = typed(Summary, folder / "summary.json")
+        described, summary = _described(folder.record), typed(Summary, folder.summary)
     except ParascaleError as error:
         return RunRecord(name, "missing", (f"the record is incomplete: {error}",))
     notes = ()
     try:
-        curve = load_curve(folder / "steps.jsonl")
+        curve = load_curve(folder.steps)
         if summary.train_loss is not None and len(curve.steps) != (steps := summary.steps):
             notes = (f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}",)
     except DamagedError as error:
@@ -213,12 +213,12 @@ def _finished(name, folder, summaries):
 def _unfinished(name, folder):
     described, curve, notes = {}, None, ()
     try:
-        if (folder / "run.json").is_file():
-            described = _described(folder / "run.json")
-        if (folder / "attempts.jsonl").is_file():
-            described["attempts"] = tuple(read_record(folder / "attempts.jsonl", read_json_lines))
-        if (folder / "steps.jsonl").is_file():
-            curve = load_curve(folder / "steps.jsonl")
+        if folder.record.is_file():
+            described = _described(folder.record)
+        if folder.attempts.is_file():
+            described["attempts"] = tuple(read_record(folder.attempts, read_json_lines))
+        if folder.steps.is_file():
+            curve = load_curve(folder.steps)
     except ParascaleError as error:
         notes = (str(error),)
     status, said = _progress(folder, described.get("attempts", ()), curve)
@@ -233,7 +233,7 @@ def _progress(folder, attempts, curve):
         return "failed", f"the last attempt failed at {reached}"
     if outcome == "stopped":
         return "running", f"stopped at {reached}; it continues when it is started again"
-    lease = read_record(folder / "lease.json") if (folder / "lease.json").is_file() else None
+    lease = read_record(folder.lease) if folder.lease.is_file() else None
     if lease and time.time() - lease["time"] > SILENT_SECONDS:
         last = datetime.fromtimestamp(lease["time"], UTC).isoformat(timespec="seconds")
         return "failed", f"killed at {reached}: no sign of life since {last}; it continues when it is started again"

@@ -11,27 +11,20 @@ from typing import Any
 from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
 from parascale.checkpoint.manifest import check_files, read_manifest
 from parascale.files import link_or_copy, read_json, sha256, tree_bytes
+from parascale.paths import SUMMARY, RunFolder
 
 MANIFEST = "training.json"
 SCHEMA_VERSION = 1
 TREES = ("checkpoint", "best", "profile", "wandb")  # what a training leaves besides single files
-NEEDED = ("run.json", "summary.json", f"checkpoint/{CHECKPOINT}")
 MANIFESTS = ("manifest.json", "record.json", CHECKPOINT)  # of data, of a shard of images, of a checkpoint or conversion
 READERS = 4  # files of a checkpoint that are read at once
 
 
-def record_in(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a folder; empty where there is none, or it is not whole."""
-    try:
-        record = read_json(folder / "run.json")
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
 def is_whole(folder: Path) -> bool:
     """Whether a folder shows a finished training and all its files. Of weights the sizes are compared."""
-    return all(path.is_file() and not lacking(path) for path in map(folder.joinpath, NEEDED))
+    files = RunFolder(folder)
+    needed = files.record, files.summary, files.checkpoint / CHECKPOINT
+    return all(path.is_file() and not lacking(path) for path in needed)
 
 
 def lacking(path: Path) -> Path | None:
@@ -58,7 +51,7 @@ def _stands_for(path: Path) -> list[tuple[Path, int | None]]:
         return [(path / CHECKPOINT, None)]
     if name == "verify.json":
         return [(folder / each, None) for each in MANIFESTS if (folder / each).exists()]
-    if name in (*MANIFESTS, "summary.json"):
+    if name in (*MANIFESTS, SUMMARY):
         with suppress(OSError, ValueError):
             held = read_json(path)
     if not isinstance(held, dict):
@@ -94,7 +87,7 @@ def described(folder: Path, key: str, place: str) -> dict[str, Any]:
         "key": key,
         "place": place,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "core_hours": read_json(folder / "summary.json")["core_hours"],
+        "core_hours": read_json(folder / SUMMARY)["core_hours"],
         "bytes": tree_bytes(folder),
         "files": {
             str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files

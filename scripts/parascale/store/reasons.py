@@ -8,11 +8,11 @@ from typing import Any
 
 from parascale.checkpoint.manifest import step_of, whole_checkpoints
 from parascale.errors import ParascaleError, shorten_list
-from parascale.files import read_json
+from parascale.paths import RunFolder
 from parascale.settings import Run, Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
 from parascale.settings.project import Project
-from parascale.store.folders import is_whole, record_in
+from parascale.store.folders import is_whole
 from parascale.store.keys import data_known, key_of_run, modules_of_run
 from parascale.store.trainings import Store, StoredTraining
 
@@ -51,18 +51,18 @@ class Reasons:
             known = None
         if known is not None and self.store.finished(key_of_run(run, self.site, known)):
             return KEPT
-        output, work = (place(run.run) for place in self.paths.places(kind))
-        record, hours = self._finished(output)
-        if unfinished := record_in(work):
+        output, work = (RunFolder(place(run.run)) for place in self.paths.places(kind))
+        record, hours = self._finished(output.folder)
+        if unfinished := work.read_record():
             if not self._changes(unfinished, run, known, resharded=True):
-                saved = whole_checkpoints(work / "checkpoints")
+                saved = whole_checkpoints(work.checkpoints)
                 return Reason("continues an unfinished run", repeats=hours, step=step_of(saved[0]) if saved else 0)
             record = record or unfinished
         if not record:
             return Reason("new")
         changes = self._changes(record, run, known)
         missing = "a file of its result is missing" if ready else "its input is rebuilt"
-        shown = ready and not changes and is_whole(output)
+        shown = ready and not changes and is_whole(output.folder)
         return Reason(changes or missing, repeats=hours, shown=shown)
 
     def _finished(self, output: Path) -> tuple[dict[str, Any], float]:
@@ -71,7 +71,8 @@ class Reasons:
         for folder in (output, *([kept.folder] if kept else [])):
             # There is none, or it is not whole.
             with suppress(FileNotFoundError, ValueError, AttributeError):
-                return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
+                record, summary = RunFolder(folder).read_results()
+                return record, summary.get("core_hours") or 0.0
         return {}, 0.0
 
     @functools.cached_property

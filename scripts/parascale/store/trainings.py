@@ -32,8 +32,9 @@ from parascale.files import (
     tree_bytes,
     write_json,
 )
+from parascale.paths import RECORD, SUMMARY, RunFolder
 from parascale.settings import Run, identity, run_from_dict
-from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole, record_in
+from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole
 
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
 ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
@@ -109,7 +110,7 @@ class Store:
 
         Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again.
         """
-        key = record_in(shown).get("key")
+        key = RunFolder(shown).read_record().get("key")
         if key is None or not is_whole(shown):
             return False
         try:
@@ -158,9 +159,9 @@ class Store:
 
         Names and labels are those of `run`, its conduct is as it was when it was trained.
         """
-        folder = self.folder / key
+        folder, shown = self.folder / key, RunFolder(output)
         output.mkdir(parents=True, exist_ok=True)
-        (output / "summary.json").unlink(missing_ok=True)
+        shown.summary.unlink(missing_ok=True)
         for name in TREES:
             if (folder / name).is_dir():
                 with atomic_path(output / name) as partial:
@@ -168,16 +169,16 @@ class Store:
             else:
                 shutil.rmtree(output / name, ignore_errors=True)
         for path in files_in(folder):
-            if path.name not in (MANIFEST, "run.json", "summary.json"):
+            if path.name not in (MANIFEST, RECORD, SUMMARY):
                 with atomic_path(output / path.name) as partial:
                     shutil.copyfile(path, partial)
-        record, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
+        record, summary = RunFolder(folder).read_results()
         try:
             settings = identity.with_conduct_of(run, run_from_dict(record["settings"]))
         except ConfigError:  # of another version, which had other settings
             settings = dataclasses.asdict(run)
-        write_json(output / "run.json", record | {"run": run.run, "settings": settings})
-        write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
+        write_json(shown.record, record | {"run": run.run, "settings": settings})
+        write_json(shown.summary, summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
     def leftovers(self) -> Iterator[StoredTraining]:
@@ -208,5 +209,5 @@ def shown_places(results: Path) -> dict[str | None, list[str]]:
     prices, and are kept without them."""
     found = defaultdict(list)
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
-        found[record_in(path.parent).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
+        found[RunFolder(path.parent).read_record().get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from parascale.files import read_json, read_json_lines, tree_bytes
 from parascale.lease import Lease
+from parascale.paths import RunFolder
 from parascale.store.trainings import StoredTraining
 
 ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
@@ -35,7 +36,8 @@ def unfinished(under_way: Path) -> list[Unfinished]:
 def _read(folder: Path) -> Unfinished:
     began, hours = "?", None
     with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
-        attempts, record = read_json_lines(folder / "attempts.jsonl"), read_json(folder / "run.json")
+        files = RunFolder(folder)
+        attempts, record = read_json_lines(files.attempts), read_json(files.record)
         began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
         cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
         hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600

@@ -8,6 +8,7 @@ from parascale.checkpoint.manifest import read_manifest, whole_checkpoints
 from parascale.errors import CheckpointError, DamagedError
 from parascale.files import make_folder, read_json
 from parascale.lease import Lease
+from parascale.paths import RunFolder
 from parascale.settings import identity
 from parascale.store.unfinished import ASIDE
 from parascale.train.job import show_kept
@@ -63,11 +64,12 @@ def _begun(work):
 
     Raises CheckpointError where the settings of the checkpoints are unknown.
     """
+    files = RunFolder(work)
     try:
-        return read_json(work / "run.json")
+        return read_json(files.record)
     except (FileNotFoundError, DamagedError) as error:
         reason = "run.json is missing" if isinstance(error, FileNotFoundError) else str(error)
-    folders = whole_checkpoints(work / "checkpoints")
+    folders = whole_checkpoints(files.checkpoints)
     for folder in folders:
         with suppress(CheckpointError, KeyError):
             continuation = read_manifest(folder)["facts"]["continuation"]

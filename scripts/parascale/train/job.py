@@ -7,9 +7,9 @@ from pathlib import Path
 
 from parascale.errors import ParascaleError, TrainingError
 from parascale.lease import Lease
+from parascale.paths import RunFolder
 from parascale.settings import Run, Site, identity
 from parascale.settings.config import Monitor
-from parascale.store.folders import record_in
 from parascale.store.keys import code_of_run, data_known
 from parascale.store.trainings import Store, StoreError
 
@@ -104,11 +104,12 @@ def published(job):
     """
     if not (job.data is None or job.data.is_dir()) or not show_kept(job):
         return False
-    if record_in(job.work).get("key") == job.key:  # its end was cut off after it was kept
+    record = RunFolder(job.work).read_record
+    if record().get("key") == job.key:  # its end was cut off after it was kept
         lease = Lease(job.work)
         with suppress(TrainingError):  # or it is just ending
             lease.acquire()
-            lease.give_up() if record_in(job.work).get("key") == job.key else lease.release()
+            lease.give_up() if record().get("key") == job.key else lease.release()
     return True
 
 

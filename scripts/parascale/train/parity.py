@@ -17,13 +17,13 @@ import math
 import statistics
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from parascale.checkpoint import read
 from parascale.errors import ParascaleError, shorten_list
-from parascale.files import read_json, read_json_lines
+from parascale.files import read_json
+from parascale.paths import RunFolder
 from parascale.settings import identity, run_from_dict
 from parascale.train.graph import OWN_DRAWS, narrowest_type
 
@@ -69,14 +69,14 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         "narrowest_type": rounded,
         "tolerances": asdict(tolerance),
     }
-    steps, expected = (read_json_lines(Path(place) / "steps.jsonl") for place in (folder, baseline_folder))
+    steps, expected = (RunFolder(place).read_steps() for place in (folder, baseline_folder))
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
     if reason := identity.no_comparison(run, baseline) or _draws(run, folder, baseline_folder):
         return verdict | {"verdict": "not comparable", "reason": reason, "loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
-    checkpoints = [Path(place) / "checkpoint" for place in (folder, baseline_folder)]
+    checkpoints = [RunFolder(place).checkpoint for place in (folder, baseline_folder)]
     smallest = smallest_gradient(run, expected, checkpoints[1], rounded)
     way = partial(_way, run.workload.optim, expected, torch.finfo(_kind(rounded)).eps / (tolerance.weights or 1.0))
     worst, weights, unjudged = _largest_weight_difference(*checkpoints, smallest, way)
@@ -115,7 +115,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
 
 def _exact_faults(folder, baseline_folder):
     """What no rounding excuses, as far as both records hold it: earlier versions' do not."""
-    ours, theirs = (read_json(Path(place) / "summary.json") for place in (folder, baseline_folder))
+    ours, theirs = (read_json(RunFolder(place).summary) for place in (folder, baseline_folder))
     for when, of_what in (("begun", "bits"), ("ended", "optimizer")):
         found, wanted = (summary.get(when) or {} for summary in (ours, theirs))
         if apart := found.get("apart"):
@@ -129,7 +129,7 @@ def _draws(run, *folders):
     """Why a user's class is not compared, or None: it draws random numbers that are others in every layout."""
     if not run.workload.model.is_own:
         return None
-    draws = [read_json(Path(folder) / "summary.json").get("draws") for folder in folders]
+    draws = [read_json(RunFolder(folder).summary).get("draws") for folder in folders]
     if None in draws:
         raise ParityError(f"{run.run}: an earlier version made this parity run or its baseline's; run both again")
     return OWN_DRAWS if any(draws) else None
@@ -140,7 +140,7 @@ def _rounded_to(run, folder):
     if run.precision != "fp64" or not run.workload.model.is_own:
         return run.precision
     try:
-        return narrowest_type(run.workload, read_json(Path(folder) / "run.json")["vocabulary"])
+        return narrowest_type(run.workload, read_json(RunFolder(folder).record)["vocabulary"])
     # A user's class may look at numbers, and fails in its own way where there are none: the stricter tolerance holds.
     except Exception:
         return run.precision
@@ -257,7 +257,6 @@ def _beyond(difference, tolerance):
 
 def compare_folders(folder, baseline_folder, tolerance=None):
     """The verdict on the parity run in `folder` against the one in `baseline_folder`; tolerance: see `compare`."""
-    run, baseline = (
-        run_from_dict(read_json(Path(place) / "run.json")["settings"]) for place in (folder, baseline_folder)
-    )
+    records = (read_json(RunFolder(place).record) for place in (folder, baseline_folder))
+    run, baseline = (run_from_dict(record["settings"]) for record in records)
     return compare(run, baseline, folder, baseline_folder, tolerance)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from parascale import numerics, provenance, slurm
 from parascale.files import read_json_lines, write_json, write_text
+from parascale.paths import RunFolder
 from parascale.recording import by_step
 from parascale.settings import identity
 from parascale.settings.layout import DEGREES
@@ -36,9 +37,8 @@ class Recorder:
     """`steps.jsonl`, `attempts.jsonl` and TensorBoard's events of a work folder."""
 
     def __init__(self, folder):
-        self.folder = folder
-        self.steps_path = folder / "steps.jsonl"
-        self.attempts_path = folder / "attempts.jsonl"
+        files = RunFolder(folder)
+        self.steps_path, self.attempts_path = files.steps, files.attempts
         self.events = Events(folder)
         self.handle = None
         self.attempts = []  # the current one last
@@ -238,9 +238,10 @@ def publish(job, record, lease, described, facts, fill):
         for path in (record.steps_path, record.events.path):
             shutil.copyfile(path, folder / path.name)
         job_ids = sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]})
-        write_json(folder / "run.json", described | {"job_ids": job_ids, "attempts": attempts})
-        facts = facts | monitor.publish(job.work, folder / "device.csv")
-        write_json(folder / "summary.json", summarise(job.run, job.site, record.steps(), attempts, facts))
+        files = RunFolder(folder)
+        write_json(files.record, described | {"job_ids": job_ids, "attempts": attempts})
+        facts = facts | monitor.publish(job.work, files.devices)
+        write_json(files.summary, summarise(job.run, job.site, record.steps(), attempts, facts))
     lease.give_up()
     job.check_data()
     kept.show(job.key, job.output, job.run)

@@ -10,6 +10,7 @@ from functools import partial
 from parascale import slurm
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.files import make_folder, read_json, write_json
+from parascale.paths import RunFolder
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
 from parascale.train import monitor
@@ -32,7 +33,7 @@ def train(job, node, run, saved, ended):
         return 0
     record = Recorder(job.work)
     described = description(job, job.run.workload.steps)
-    write_json(job.work / "run.json", {"continuation": continuation_of(job), **described})
+    write_json(RunFolder(job.work).record, {"continuation": continuation_of(job), **described})
     make_folder(job.work / FILES)
     record.begin(None, [slurm.node_name()], died_at, allocation=job.allocation)
     code = None
@@ -84,7 +85,7 @@ def _end(record, outcome, files, itself):
 
 def _fill(job, folder):
     """Put what the script saved into the folder of the finished run."""
-    kept = folder / "checkpoint"
+    kept = RunFolder(folder).checkpoint
     copy_tree(job.work / FILES, kept)
     paths = [path for path in sorted(kept.rglob("*")) if path.is_file() and path != kept / MANIFEST]
     files = describe_files(kept, [path.relative_to(kept) for path in paths])

@@ -23,6 +23,7 @@ from parascale.checkpoint.manifest import read_manifest, step_folder, whole_chec
 from parascale.checkpoint.ranks import gather, on_rank0
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
+from parascale.paths import RunFolder
 from parascale.store.keys import check_meaning, meaning_of
 from parascale.train import wandb_run
 from parascale.train.acquire_run import acquire_run, continuation_of
@@ -41,7 +42,7 @@ class RunState:
         self.job, self.model, self.optimizers, self.alive = job, model, optimizers, alive
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
-        self.record = Recorder(job.work)
+        self.files, self.record = RunFolder(job.work), Recorder(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
             self.counted: {}
@@ -99,7 +100,7 @@ class RunState:
             return died_at, True
         self.job = job
         self.continuation = continuation_of(self.job)
-        write_json(self.job.work / "run.json", {"continuation": self.continuation, **self._description()})
+        write_json(self.files.record, {"continuation": self.continuation, **self._description()})
         return died_at, False
 
     def _description(self):
@@ -109,7 +110,7 @@ class RunState:
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
-        for folder in on_rank0(self.mesh, lambda: whole_checkpoints(self.job.work / "checkpoints")):
+        for folder in on_rank0(self.mesh, lambda: whole_checkpoints(self.files.checkpoints)):
             try:
                 # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
                 facts = on_rank0(self.mesh, partial(read_manifest, folder))["facts"]
@@ -205,7 +206,7 @@ class RunState:
         facts = copy.deepcopy(facts)
 
         def drop_old():
-            kept = whole_checkpoints(self.job.work / "checkpoints")
+            kept = whole_checkpoints(self.files.checkpoints)
             keep = self.job.run.workload.training.keep
             named = {self._best(best) for best in (facts["evaluation"]["best_step"], *_best_steps(kept[:keep])) if best}
             for old in (*kept[keep:], *set(whole_checkpoints(self.job.work / "best")) - named):
@@ -251,7 +252,7 @@ class RunState:
 
     def _fill(self, folder):
         """Put what the run saved into the folder of the finished one. Checkpoints are links, since they are large."""
-        checkpoints = {"checkpoint": whole_checkpoints(self.job.work / "checkpoints")[0]}
+        checkpoints = {"checkpoint": whole_checkpoints(self.files.checkpoints)[0]}
         if (best := self.facts["best_step"]) is not None:
             checkpoints["best"] = self._best(best)
         for name, checkpoint in checkpoints.items():
