@@ -1,10 +1,13 @@
-"""Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, and GPUs."""
+"""Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, GPUs, and
+golden files."""
 
 import os
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from tests import golden as golden_files
 
 SLURM = "tests/slurm/"
 settings.register_profile("shared", deadline=None)  # on a busy machine an example may take longer than 0.2 s
@@ -21,6 +24,27 @@ class ByFile(LoadScopeScheduling):
         if not file.startswith(SLURM) or (alone and file.endswith("test_workflow_slurm.py")):
             return file
         return nodeid if alone else SLURM
+
+
+def pytest_addoption(parser):
+    """What `python -m tests.golden` asks for."""
+    parser.addoption("--renew-golden", action="store_true", help="write golden files anew")
+
+
+@pytest.fixture
+def golden(request):
+    """A function: the text must be that of this test and case in its golden file (tests/golden says how to renew it)."""
+
+    def same(text, part=""):
+        path, name = (
+            golden_files.file_of(request.path),
+            request.node.name.removeprefix("test_") + (part and f", {part}"),
+        )
+        if request.config.getoption("--renew-golden"):
+            golden_files.renew(path, name, text.strip("\n"))
+        assert text.strip("\n") == golden_files.read(path).get(name), f"{path}; `python -m tests.golden` renews it"
+
+    return same
 
 
 def pytest_runtest_setup(item):

@@ -1,6 +1,10 @@
-"""The figures of a page, for tests that lead them back to where they come from."""
+"""A page as tests read it: its figures, which lead back to where they come from, and its words."""
 
+import html
 import html.parser
+import re
+
+BLOCKS = "p|tr|table|h[1-6]|li|ul|section|figcaption|figure|summary|div|header|footer|dt|dd"
 
 
 class Cells(html.parser.HTMLParser):
@@ -19,3 +23,12 @@ class Cells(html.parser.HTMLParser):
             self.run = attributes.get("data-run")
         if tag in ("th", "td", "small") and "data-figure" in attributes and "data-value" in attributes:
             self.found.setdefault((self.table, self.run, attributes["data-figure"]), attributes["data-value"])
+
+
+def words(page):
+    """The text of a page: a line for each heading, paragraph and row of a table, without what is drawn."""
+    text = re.sub(r"(?s)^.*?<body[^>]*>|<(svg|script|style)\b.*?</\1>", "", page)
+    text = re.sub(rf"</?({BLOCKS})\b[^>]*>", "\n", re.sub(r"\s+", " ", text))
+    text = re.sub(r"<(small|br|span)\b", r" <\1", re.sub(r"</t[hd]> *(?=<t[hd])", " | ", text))
+    lines = (" ".join(html.unescape(re.sub("<[^>]+>", "", line)).split()) for line in text.split("\n"))
+    return "\n".join(filter(None, lines))

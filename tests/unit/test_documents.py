@@ -169,12 +169,9 @@ def torchrun(words, project):
 
 
 def python(words, _):
-    assert words[0] == "-m" and words[1] in (
-        "pytest",
-        "tests.published.score",
-        "tests.workflow.browser",
-        "tests.unit.test_surface",
-    )
+    assert words[0] == "-m"
+    ours = {f"tests.{name}" for name in ("golden", "published.score", "workflow.browser", "unit.test_surface")}
+    assert words[1] in {"pytest", *ours}
     assert all(Path(word).exists() for word in words if word.startswith("tests/"))
 
 

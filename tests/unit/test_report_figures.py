@@ -9,6 +9,7 @@ from parascale.report.chart import Chart
 from parascale.report.figures import FIGURES, MOST, cost, loss, memory, phases, scaling, spent
 from tests.unit.fake_results import BASE, SHARES, ddp, fake, report_of, workload
 
+SVG = "{http://www.w3.org/2000/svg}"
 BUSY = {"ddp": {"cores_busy": 4.0, "other_cores_busy": 4.0}}
 
 
@@ -99,10 +100,8 @@ def test_the_factor_of_the_plans_is_in_the_title_of_the_cost(tmp_path):
     prices = {name: {"prediction": {"core_hours": hours}} for name, hours in (("single", 1.0), ("ddp", 1.0))}
     charged = {name: {"core_hours": hours} for name, hours in (("single", 2.0), ("ddp", 0.25))}
     chart = cost(report_of(tmp_path, *runs, runs=prices, summaries=charged))
-    assert (
-        chart.title == "Jobs cost 12 % more than planned, at worst 75 % less than planned"
-        and "core-hours" in axes_of(chart)[0].get_xlabel()
-    )
+    assert chart.title == "Jobs cost 12 % more than planned, at worst 75 % less than planned"
+    assert "core-hours" in axes_of(chart)[0].get_xlabel()
 
 
 def test_a_chart_is_the_same_bytes_again_has_the_colours_of_the_theme_and_no_formulas(tmp_path):
@@ -116,7 +115,10 @@ def test_a_chart_is_the_same_bytes_again_has_the_colours_of_the_theme_and_no_for
             assert make(report).file == chart.file
             assert not re.findall("#[0-9a-f]{6}", chart.svg) and "font-family" not in chart.svg
             assert "var(--" in chart.svg and 'aria-label="' in chart.svg
-            ElementTree.fromstring(chart.file)
+            root = ElementTree.fromstring(chart.file)
+            assert root.tag == f"{SVG}svg"
+            assert len(root.get("aria-label")) > 30
+            assert "--paper" in root.find(f"{SVG}style").text
     assert ">a$_b$&lt;c&gt;</text>" in phases(report).svg
     ids = re.findall(' id="(.*?)"', phases(report).svg)
     assert len(ids) == len(set(ids)) and all(each.startswith("phases-") for each in ids)
@@ -125,6 +127,5 @@ def test_a_chart_is_the_same_bytes_again_has_the_colours_of_the_theme_and_no_for
 def test_values_are_written_whole_and_places_short():
     """Digits are cut from where things stand, not from what is said."""
     chart = Chart("x", "Title", "", lambda figure: figure.text(1 / 3, 1 / 3, "1.23456 s"))
-    assert ">1.23456 s</text>" in chart.svg and not re.search(
-        r"\d\.\d\d", re.sub(">[^<]*<", "><", chart.svg).split("aria-label")[1]
-    )
+    assert ">1.23456 s</text>" in chart.svg
+    assert not re.search(r"\d\.\d\d", re.sub(">[^<]*<", "><", chart.svg).split("aria-label")[1])

@@ -70,6 +70,7 @@ BEFORE_SLOW = [
 ]
 INTERNET, CHANGES = "needs the Internet", "changes this environment, from the Internet"
 SAMPLE = "needs Chromium, and replaces a file; test_report_browser.py takes pictures too"
+WRITES = "writes files of this checkout anew"
 SLURM = "asks a cluster; test_documents.py looks whether the program has the option"
 NAMED = "a sentence names it without its arguments"
 # What is not run, and why.
@@ -77,6 +78,7 @@ NOT_RUN = {
     **dict.fromkeys(("parascale store free", "parascale check model", "parascale checkpoint convert"), NAMED),
     **dict.fromkeys(("parascale advise", "parascale prove"), NAMED),
     "python -m tests.published.score TABLE.csv": "needs the tests; test_plan_score.py runs it",
+    **dict.fromkeys(("python -m tests.golden", "python -m tests.unit.test_surface"), WRITES),
     "parascale launch": NAMED,
     "parascale prove proof/single proof/ddp": "needs two recordings; test_prove.py runs it",
     "source envs/jsc.sh": "loads the modules of JSC's machines",
