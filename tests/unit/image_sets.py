@@ -1,6 +1,5 @@
 """Small sets of images for the tests of formats and loaders."""
 
-import io
 import shutil
 
 import numpy as np
@@ -12,6 +11,7 @@ from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
 from parascale.errors import RequirementError
 from parascale.settings.formats import IMAGE_FORMATS, Images
+from tests.unit.trees import encoded
 
 
 def is_available(name):
@@ -35,9 +35,7 @@ def jpeg(seed=0, size=16, mode="RGB"):
     """A small JPEG of random pixels."""
     channels = {"L": (), "RGB": (3,), "CMYK": (4,)}[mode]
     pixels = np.random.default_rng(seed).integers(0, 256, (size, size, *channels), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels, mode).save(buffer, "JPEG")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(pixels, mode), "JPEG")
 
 
 def packed_index(folder, splits, classes=("a", "b", "c")):

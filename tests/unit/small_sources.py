@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.unit.image_sets import jpeg
+from tests.unit.trees import tar_of, zip_of
 
 NAMES_OF_SPLITS = {"train": "train training", "validation": "validation val valid dev", "test": "test testing"}
 SPLITS = {name: split for split, names in NAMES_OF_SPLITS.items() for name in names.split()}
@@ -262,18 +263,10 @@ def pair_reading(tree):
 
 def archived(tree, name):
     """A tree of one file: an archive of the tree."""
-    file = io.BytesIO()
     if name.endswith(".zip"):
-        with zipfile.ZipFile(file, "w") as bundle:
-            for path, data in tree.items():
-                bundle.writestr(zipfile.ZipInfo(path.replace("\udcff", "ÿ")), data)
-    else:
-        with tarfile.open(fileobj=file, mode="w") as bundle:
-            for path, data in tree.items():
-                member = tarfile.TarInfo(path)
-                member.size = len(data)
-                bundle.addfile(member, io.BytesIO(data))
-    return {name: gzip.compress(file.getvalue(), mtime=0) if name.endswith("gz") else file.getvalue()}
+        return {name: zip_of({path.replace("\udcff", "ÿ"): data for path, data in tree.items()})}
+    tar = tar_of(tree, "w")
+    return {name: gzip.compress(tar, mtime=0) if name.endswith("gz") else tar}
 
 
 def members(name, data):

@@ -26,6 +26,7 @@ from parascale.settings.data import Expected
 from tests.pace import wait_for
 from tests.unit.image_sets import jpeg, packed_index
 from tests.unit.test_crops import photo
+from tests.unit.trees import encoded
 
 
 class Reader:
@@ -38,9 +39,8 @@ class Reader:
         self.labels = np.arange(count) % 3 if labels is None else np.array(labels)
         self.images = []
         for number in range(count):
-            buffer = io.BytesIO()
-            Image.fromarray(random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)).save(buffer, "PNG")
-            self.images.append(b"\xff\xd8 cut short" if number in broken else buffer.getvalue())
+            image = encoded(random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8))
+            self.images.append(b"\xff\xd8 cut short" if number in broken else image)
 
     def __len__(self):
         return len(self.images)
@@ -77,9 +77,7 @@ def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
     reader.classes = ("a",)
     pixels = np.random.default_rng(1).integers(128, 256, (24, 24, 3), dtype=np.uint8)
     pixels[:, :12] -= 128
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    reader.images = [buffer.getvalue()]
+    reader.images = [encoded(pixels)]
     seen = AugmentedImages(reader, 16, 0, 1.0).batch(range(200))[0].numpy()
     flipped = seen[:, :, :, :8].mean((1, 2, 3)) > seen[:, :, :, 8:].mean((1, 2, 3))
     # Of 200 fair tosses less than one set in a million has more or fewer.
@@ -93,11 +91,10 @@ def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
 @pytest.mark.parametrize(("width", "height"), [(322, 184), (184, 322), (92, 414), (184, 184)])
 def test_fastais_crops_squish_an_image_to_evaluate_it_and_fall_back_on_the_largest_within_the_ratios(width, height):
     """Expected as in `RandomResizedCrop` of fastai 2.8: 160 pixels and 24 more, of which the middle is seen. Its edges are at whole pixels here."""
-    reader, buffer = Reader(1, [0]), io.BytesIO()
-    Image.open(io.BytesIO(photo(1, width, height))).save(buffer, "PNG")
-    reader.images, reader.classes = [buffer.getvalue()], ("a",)
+    reader, image = Reader(1, [0]), Image.open(io.BytesIO(photo(1, width, height)))
+    reader.images, reader.classes = [encoded(image)], ("a",)
     (evaluated,) = ClassImages(reader, 160, crops="fastai").batch([0])[0].numpy()
-    whole = Image.open(buffer).resize((184, 184), Image.Resampling.BILINEAR)
+    whole = image.resize((184, 184), Image.Resampling.BILINEAR)
     assert np.abs(evaluated.transpose(1, 2, 0) - np.array(whole.crop((12, 12, 172, 172)), float)).mean() < 1.5
 
     wide, high = width, height

@@ -16,6 +16,7 @@ from PIL import Image
 from parascale.data import crops, jpeg
 from parascale.data.classes import ClassImages, random_crop
 from parascale.errors import DataError, RequirementError
+from tests.unit.trees import encoded
 
 
 def photo(seed, width=200, height=150, mode="RGB", **how):
@@ -26,9 +27,7 @@ def photo(seed, width=200, height=150, mode="RGB", **how):
     waves = np.fft.irfft2(noise / np.maximum(frequency, 1 / width), s=(height, width))
     waves /= waves.std()
     pixels = np.clip(128 + 45 * waves[:1] + 10 * waves, 0, 255).astype(np.uint8).transpose(1, 2, 0)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **{"quality": 90, **how})
-    return buffer.getvalue()
+    return encoded(Image.fromarray(pixels).convert(mode), "JPEG", **{"quality": 90, **how})
 
 
 def view(data, box, size, decoder="scaled"):
@@ -97,9 +96,7 @@ def test_rows_and_columns_are_those_that_the_decoder_makes(width, height, eighth
 def squares(seed, side):
     """A JPEG of squares in saturated colours."""
     colours = 255 * np.random.default_rng(seed).integers(0, 2, (375 // side, 500 // side, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(colours.repeat(side, 0).repeat(side, 1)).save(buffer, "JPEG", quality=91)
-    return buffer.getvalue()
+    return encoded(colours.repeat(side, 0).repeat(side, 1), "JPEG", quality=91)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +128,9 @@ def test_an_image_does_not_depend_on_what_was_decoded_into_the_same_memory_befor
 
 def test_a_16_bit_png_keeps_its_upper_bits_and_a_32_bit_image_is_refused():
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    buffer = io.BytesIO()
-    Image.fromarray(ramp).save(buffer, "PNG")
-    assert (jpeg.decode(buffer.getvalue()) == (ramp >> 8)[..., None]).all()
-    buffer = io.BytesIO()
-    Image.fromarray(ramp.astype(np.int32)).save(buffer, "TIFF")
+    assert (jpeg.decode(encoded(ramp)) == (ramp >> 8)[..., None]).all()
     with pytest.raises(jpeg.BadImage, match="32 bits"):
-        jpeg.check(buffer.getvalue(), "decode")
+        jpeg.check(encoded(ramp.astype(np.int32), "TIFF"), "decode")
 
 
 @pytest.mark.parametrize(

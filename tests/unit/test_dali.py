@@ -19,6 +19,7 @@ from parascale.settings.workload import usable_decoders
 from tests.unit.image_sets import packed_index
 from tests.unit.test_classes import Reader
 from tests.unit.test_crops import photo
+from tests.unit.trees import encoded
 
 pytestmark = pytest.mark.skipif("dali" not in usable_decoders(), reason="NVIDIA DALI is not installed")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)]
@@ -27,17 +28,11 @@ SIZE = 64
 MEAN, LARGEST = 0.25, 12
 
 
-def encoded(image, form="JPEG", **how):
-    buffer = io.BytesIO()
-    image.save(buffer, form, **how)
-    return buffer.getvalue()
-
-
 def turned(data):
     """The same JPEG with a camera's orientation, which no decoder of ours applies."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    return encoded(Image.open(io.BytesIO(data)), quality=95, exif=exif)
+    return encoded(Image.open(io.BytesIO(data)), "JPEG", quality=95, exif=exif)
 
 
 def samples():

@@ -20,6 +20,7 @@ from tests.command import call
 from tests.unit.pretrained_folders import make_t5
 from tests.unit.test_text import raw_of
 from tests.unit.test_tokenizers import byte_level, gpt2, saved
+from tests.unit.trees import read_in_place
 
 ROWS = [{"text": f"the cat {n} sat"[: 2 * n], "document": f"w{n} w2 w3"[: 3 * n], "summary": "w2 w4"} for n in range(7)]
 ROWS[3] |= {"text": None, "summary": None}
@@ -59,7 +60,7 @@ def content(folder):
 @pytest.mark.parametrize("kind", [text_of, pairs_of], ids=["text", "pairs"])
 def test_any_number_of_jobs_makes_the_same_bytes(kind, tmp_path):
     """Also more than a split has rows, so that some have nothing to do."""
-    raw = download(Source(kind="files", location=str(tmp_path), files=source(tmp_path)), tmp_path / "raw")
+    raw = read_in_place(tmp_path, source(tmp_path))
     work, text = kind(tmp_path)
     work(raw, text, ExpectedText(train_samples=11), tmp_path / "one")
     for count in (1, 2, 3, 13):
@@ -75,8 +76,7 @@ def test_any_number_of_jobs_makes_the_same_bytes(kind, tmp_path):
 def test_the_first_job_accepts_rows_without_a_column_that_later_rows_have(tmp_path):
     rows = [{"document": "a b"}] * 4 + [{"document": "a b", "summary": "c"}] * 4
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = dict.fromkeys(("train", "validation", "test"), "a.jsonl")
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    raw = read_in_place(tmp_path, "a.jsonl")
     work, text = pairs_of(tmp_path)
     work(raw, text, ExpectedText(), tmp_path / "one")
     join(raw, encode(raw, 2, work, text, tmp_path / "two"), work, text, tmp_path / "joined")
@@ -86,7 +86,7 @@ def test_the_first_job_accepts_rows_without_a_column_that_later_rows_have(tmp_pa
 @pytest.fixture
 def encoded(tmp_path):
     """(raw, folders of two shards, function that prepares text, its settings)."""
-    raw = download(Source(kind="files", location=str(tmp_path), files=source(tmp_path)), tmp_path / "raw")
+    raw = read_in_place(tmp_path, source(tmp_path))
     work, text = text_of(tmp_path)
     return raw, encode(raw, 2, work, text, tmp_path / "shards"), work, text
 
@@ -140,8 +140,7 @@ def test_shards_of_another_tokenizer_are_not_joined(encoded, tmp_path):
 )
 def test_a_split_without_text_is_an_error_of_all_shards_together(part, message, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
-    files = dict.fromkeys(("train", "validation", "test"), f"a.jsonl{part}")
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    raw = read_in_place(tmp_path, f"a.jsonl{part}")
     work, text = text_of(tmp_path)
     folders = encode(raw, 2, work, text, tmp_path / "shards")
     with pytest.raises(DataError, match=f"`train` has no text: {message}"):
@@ -150,9 +149,8 @@ def test_a_split_without_text_is_an_error_of_all_shards_together(part, message, 
 
 def test_a_vocabulary_learned_from_a_part_of_a_text_encodes_all_of_it_in_shards(encoded, tmp_path):
     raw, _, work, _ = encoded
-    work(
-        raw.shards(2)[0], Text(tokenizer="subword", max_vocabulary=270), ExpectedText(), tmp_path / "part", shards.shard
-    )
+    learned = Text(tokenizer="subword", max_vocabulary=270)
+    work(raw.shards(2)[0], learned, ExpectedText(), tmp_path / "part", shards.shard)
     text = Text(tokenizer="pretrained", pretrained=str(tmp_path / "part"))
     join(raw, encode(raw, 2, work, text, tmp_path / "again"), work, text, tmp_path / "flat")
     tokens = Tokens(tmp_path / "flat")

@@ -1,7 +1,6 @@
 """JPEGs and other encoded images: drawn ones are what they should be, and damage in them is found."""
 
 import contextlib
-import io
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from PIL import Image
 from parascale.data import drawing, jpeg
 from parascale.settings.formats import Images
 from tests.unit.image_sets import jpeg as make_jpeg
+from tests.unit.trees import encoded
 
 SHARED = Path(__file__).parents[3] / "shared/cases"
 
@@ -59,20 +59,18 @@ def test_a_jpeg_cut_anywhere_is_found(seed, part):
     assert jpeg.check(data + b"trailing bytes, which cameras leave") == "colour"
 
 
-def encoded(form, mode="RGB", **options):
+def picture(form, mode="RGB", **options):
     """A smooth picture of 256 × 256, so that most of what is lost in it decodes to something."""
     ramp = np.add.outer(np.arange(256), np.arange(256)) // 2
-    buffer = io.BytesIO()
     pixels = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], 2) + np.random.default_rng(0).integers(0, 9, (256, 256, 3))
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode).save(buffer, form, **options)
-    return buffer.getvalue()
+    return encoded(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode), form, **options)
 
 
 @pytest.mark.parametrize(
     "options", [{"mode": "CMYK"}, {}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 8}]
 )
 def test_damage_inside_a_jpeg_is_found_where_every_pixel_is_looked_at(options):
-    data, space = encoded("JPEG", **options), options.get("mode", "colour")
+    data, space = picture("JPEG", **options), options.get("mode", "colour")
     middle = len(data) // 2
     assert jpeg.check(data + b"trailing bytes, which cameras leave", "decode") == space
     for damaged in (data[:middle] + bytes(512) + data[middle + 512 :], data[:middle] + jpeg.END):
@@ -96,7 +94,7 @@ def with_adobe(data, transform):
 
 
 PLAIN, PROGRESSIVE, RESTARTS = (
-    encoded("JPEG", **options) for options in ({}, {"progressive": True}, {"restart_marker_blocks": 8})
+    picture("JPEG", **options) for options in ({}, {"progressive": True}, {"restart_marker_blocks": 8})
 )
 HARMLESS = {  # libjpeg's warning → (picture, the same without what it warns of)
     "extraneous bytes before marker 0xd9": (PROGRESSIVE[:-2] + bytes(34) + jpeg.END, PROGRESSIVE),
@@ -121,12 +119,12 @@ DAMAGED = {
 
 @pytest.mark.parametrize("warning", HARMLESS)
 def test_a_warning_that_changes_no_pixel_is_no_damage_and_hides_none(warning):
-    picture, clean = HARMLESS[warning]
+    found, clean = HARMLESS[warning]
     with pytest.raises(ValueError, match=warning):
-        pytest.importorskip("simplejpeg").decode_jpeg(picture, strict=True)
-    assert jpeg.check(picture, "decode") == "colour"
-    assert np.array_equal(jpeg.decode(picture), jpeg.decode(clean))
-    damaged = picture[:2000] + bytes(200) + picture[2200:]
+        pytest.importorskip("simplejpeg").decode_jpeg(found, strict=True)
+    assert jpeg.check(found, "decode") == "colour"
+    assert np.array_equal(jpeg.decode(found), jpeg.decode(clean))
+    damaged = found[:2000] + bytes(200) + found[2200:]
     with pytest.raises(jpeg.BadImage, match="cannot be decoded"):
         jpeg.check(damaged, "decode")
 
@@ -153,7 +151,7 @@ def test_pictures_from_outside_are_judged_by_their_pixels():
 
 
 def test_damage_in_an_avif_is_found():
-    data = encoded("AVIF")
+    data = picture("AVIF")
     assert jpeg.check(data, "decode") == "colour"
     for place in range(0, len(data), 97):
         for damaged in (data[:place], data[:place] + bytes(200) + data[place + 200 :]):

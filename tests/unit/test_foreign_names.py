@@ -14,7 +14,8 @@ from parascale.settings import Source
 from tests.unit.image_sets import image_folder, index_of
 from tests.unit.image_sets import jpeg as make_jpeg
 from tests.unit.test_imagenet import imagenet_tars
-from tests.unit.test_url import SPLITS, site, source_of, tar_of, zip_of  # noqa: F401 - a fixture
+from tests.unit.test_url import SPLITS, site, source_of  # noqa: F401 - a fixture
+from tests.unit.trees import tar_of, write_tree, zip_of
 
 FOREIGN = [
     ".ipynb_checkpoints/train-checkpoint.txt",
@@ -41,10 +42,7 @@ def test_foreign_names_are_known_and_those_of_data_are_not(path):
 def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
     content = SPLITS | dict.fromkeys(FOREIGN, b"OLD\n")
     if name == "folder":
-        for path, text in content.items():
-            (tmp_path / "in" / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "in" / path).write_bytes(text)
-        source = Source(kind="files", location=str(tmp_path / "in"), files=files)
+        source = Source(kind="files", location=str(write_tree(tmp_path / "in", content)), files=files)
     else:
         site.files[f"/{name}"] = (zip_of if name == "a.zip" else tar_of)(content)
         source = source_of(site, f"/{name}", split=None, files=files)
@@ -56,9 +54,7 @@ def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
 
 def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path, monkeypatch):
     monkeypatch.setenv("HIDDEN", ".cache")
-    (tmp_path / ".cache").mkdir()
-    for name in ("train.txt", "README.md", "._x.txt"):
-        (tmp_path / ".cache" / name).write_text(f"{name}\n")
+    write_tree(tmp_path, {f".cache/{name}": f"{name}\n" for name in ("train.txt", "README.md", "._x.txt")})
     for path, found in (
         ("$HIDDEN/*.txt", ["train.txt"]),
         (".cache/*.txt", ["train.txt"]),
@@ -77,9 +73,8 @@ def test_foreign_folders_are_no_classes_and_foreign_files_no_images(tmp_path):
     """Beside a wrapped data set, beside the classes, in a class, and below it."""
     root = image_folder(tmp_path / "raw" / "set")
     plain = index_of(root, tmp_path / "plain").manifest
-    for path in ("../__MACOSX/a.jpg", "train/.ipynb_checkpoints/a.jpg", "train/cat/._0.jpg", "train/cat/.git/a.jpg"):
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_bytes(make_jpeg())
+    foreign = "../__MACOSX/a.jpg", "train/.ipynb_checkpoints/a.jpg", "train/cat/._0.jpg", "train/cat/.git/a.jpg"
+    write_tree(root, dict.fromkeys(foreign, make_jpeg()))
     found = index_of(tmp_path / "raw", tmp_path / "index").manifest
     assert (found["splits"], found["classes"]) == (plain["splits"], ["cat", "dog"])
     said = "train: 3 hidden, foreign or copied files or folders were left out: .ipynb_checkpoints, train/cat/"
@@ -109,14 +104,11 @@ COPIES = [
 def test_a_copy_of_a_file_beside_it_is_left_out_and_counted(name, files, tmp_path):
     """Other content, or no original beside it, makes it data."""
     source = Source(kind="files", location=str(tmp_path / "in"), files=files)
-    found = {}
+    found, original = {}, "train/train.txt" if "/" in name else "train.txt"
     for content in ("one\n", "two\n", None):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        for path, text in ((name, content or "one\n"), ("train/train.txt" if "/" in name else "train.txt", "one\n")):
-            (tmp_path / "in" / path).parent.mkdir(exist_ok=True)
-            (tmp_path / "in" / path).write_text(text)
+        write_tree(tmp_path / "in", {name: content or "one\n", original: "one\n"})
         if content is None:
-            (tmp_path / "in" / path).unlink()
+            (tmp_path / "in" / original).unlink()
         raw = download(source, tmp_path / f"raw-{content}")
         found[content] = len(list(raw.documents("train"))), len(raw.notes)
     assert found == {"one\n": (1, 1), "two\n": (2, 0), None: (1, 0)}
@@ -131,10 +123,8 @@ def test_copies_of_images_are_left_out_and_those_of_classes_refused(tmp_path):
     (root / "train/cat (wild)").mkdir()
     for name, other in (("0.jpg", "cat/0.jpg"), ("1.jpg", "dog/1.jpg")):  # the same picture in two classes, and another
         shutil.copy(root / "train" / other, root / "train/cat (wild)" / name)
-    assert (
-        index_of(root, tmp_path / "wild").manifest["splits"]["train"]["samples"]
-        == plain["splits"]["train"]["samples"] + 2
-    )
+    wild = index_of(root, tmp_path / "wild").manifest
+    assert wild["splits"]["train"]["samples"] == plain["splits"]["train"]["samples"] + 2
     shutil.copytree(root / "train/cat", root / "train/cat - Copy")
     with pytest.raises(DataError, match="cat - Copy: a class without images"):
         index_of(root, tmp_path / "again")

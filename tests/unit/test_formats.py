@@ -24,6 +24,7 @@ from parascale.errors import ConfigError
 from parascale.files import read_json, sha256
 from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import FORMATS, image_folder, jpeg, packed_index
+from tests.unit.trees import encoded, write_tree
 
 BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
 ANY_BYTES = Formats(check="none", threads=4)
@@ -177,10 +178,9 @@ def test_an_unknown_format_names_the_nearest():
 def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_their_sources(tmp_path):
     """`datasets` takes features from the schema where its types are theirs; WebDataset takes what follows the first dot as extension."""
     root, long = tmp_path / "raw", "n" * 120
-    for name in ("cat/a.b.jpg", "cat/a.b.png", "cat/a_b.jpeg", f"dog/{long}.JPEG", f"dog/{long}1.jpg"):
-        path = root / "train" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(path, "PNG" if name.endswith("png") else "JPEG")
+    names = ("cat/a.b.jpg", "cat/a.b.png", "cat/a_b.jpeg", f"dog/{long}.JPEG", f"dog/{long}1.jpg")
+    image = Image.new("RGB", (8, 8))
+    write_tree(root / "train", {name: encoded(image, "PNG" if "png" in name else "JPEG") for name in names})
     shutil.copytree(root / "train", root / "val")
     index_images(root, Images(), tmp_path / "index")
     for name in ("arrow", "parquet", "webdataset"):
@@ -189,10 +189,8 @@ def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_th
     schemas.append(pq.read_schema(next((tmp_path / "parquet").rglob("train*.parquet"))))
     for schema in schemas:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        assert (
-            features["label"] == {"names": ["cat", "dog"], "_type": "ClassLabel"}
-            and schema.field("label").type == pa.int64()
-        )
+        assert features["label"] == {"names": ["cat", "dog"], "_type": "ClassLabel"}
+        assert schema.field("label").type == pa.int64()
         assert features["image"] == {"_type": "Image"} and list(features) == schema.names
         assert schema.field("image").type == pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     with tarfile.open(next((tmp_path / "webdataset").rglob("train*.tar"))) as archive:

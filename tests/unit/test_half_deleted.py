@@ -8,16 +8,15 @@ from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.data.convert import COST, convert
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.pairs import prepare_pairs
-from parascale.data.sources import download
 from parascale.data.text import Tokens, prepare
 from parascale.files import write_json
-from parascale.settings import Source, Text
+from parascale.settings import Text
 from parascale.settings.data import ExpectedText
 from parascale.settings.formats import Formats
 from parascale.store.folders import is_whole, lacking
 from tests.unit.image_sets import image_folder, index_of, jpeg, packed_index
+from tests.unit.trees import read_in_place
 
-FILES = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
 CHOICE = Formats(check="none", shards=2)
 
 
@@ -25,11 +24,8 @@ def checkpoint(folder):
     """A folder with weights and their manifest."""
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"12345")
-    write_manifest(
-        folder,
-        {"step": 3, "conversion": {"forms": {"pt": {"files": ["weights"], "bytes": 5}}}},
-        describe_files(folder, ["weights"]),
-    )
+    facts = {"step": 3, "conversion": {"forms": {"pt": {"files": ["weights"], "bytes": 5}}}}
+    write_manifest(folder, facts, describe_files(folder, ["weights"]))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +34,7 @@ def results(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     (root / "rows.jsonl").write_text('{"text": "a b", "document": "c d", "summary": "e"}\n' * 9)
     found = {}
-    raw = download(Source(kind="files", location=str(root), files=FILES), root / "raw")
+    raw = read_in_place(root, "rows.jsonl")
     prepare(raw, Text(), ExpectedText(), root / "flat")
     prepare_pairs(raw, Text(), ExpectedText(), root / "pairs")
     convert_tokens(Tokens(root / "flat"), "words", "arrow", root / "arrow")
@@ -76,23 +72,10 @@ def parts(kind, path):
     return [file for file in files if file.parent == folder or file.suffix not in (".json", ".npy")]
 
 
-KINDS = [
-    "flat",
-    "pairs",
-    "arrow",
-    "index",
-    "packed",
-    "hdf5",
-    "webdataset",
-    "shard",
-    "proof",
-    "conversion",
-    "checkpoint",
-    "training",
-]
+KINDS = "flat pairs arrow index packed hdf5 webdataset shard proof conversion checkpoint training"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.split())
 @pytest.mark.parametrize("cut", [False, True])
 def test_each_file_of_a_result_is_missed(results, kind, cut, tmp_path):
     path = results[kind]

@@ -9,6 +9,7 @@ from parascale.data.named_files import matches, meant_by
 from parascale.data.sources import download
 from parascale.errors import ConfigError, DataError
 from tests.unit.test_hub import parquet, publish, source_of, texts_of
+from tests.unit.trees import write_tree
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,7 @@ a/**/train-5.txt a/*/train-5.txt gone/* TRAIN* dataset_info.json *.json [.]cache
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_means_the_same_on_the_hub_on_this_machine_and_to_datasets(tmp_path, pattern):
-    for path in TREE:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).touch()
+    write_tree(tmp_path, dict.fromkeys(TREE, ""))
     try:
         theirs = sorted(os.path.relpath(path, tmp_path) for path in resolve_pattern(pattern, str(tmp_path)))
     except FileNotFoundError:

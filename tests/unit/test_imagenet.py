@@ -10,19 +10,17 @@ from parascale.errors import DataError
 from parascale.settings.formats import Formats
 from tests.unit.image_sets import image_folder, index_of
 from tests.unit.image_sets import jpeg as make_jpeg
-from tests.unit.test_url import tar_of
+from tests.unit.trees import tar_of, write_tree
 
 
 def imagenet_tars(root):
     """The official tar files, small: two classes of three images, and two validation images; returns name → bytes."""
-    root.mkdir()
     content = {name: {f"{name}_{i}.JPEG": make_jpeg(i + len(name)) for i in range(3)} for name in ("n02", "n01")}
     inner = {f"{name}.tar": tar_of(images, "w") for name, images in content.items()}
-    (root / imagenet.TRAIN).write_bytes(tar_of(inner, "w"))
     content["val"] = {f"ILSVRC2012_val_{i}.JPEG": make_jpeg(90 + i) for i in (1, 2)}
-    (root / imagenet.VALIDATION).write_bytes(tar_of(content["val"], "w"))
-    lines = ["ImageId,PredictionString", "ILSVRC2012_val_2,n02 1 2 3 4", "ILSVRC2012_val_1,n01 1 2 3 4 n01 5 6 7 8 "]
-    (root / imagenet.LABELS).write_text("\n".join(lines))
+    lines = "ImageId,PredictionString\nILSVRC2012_val_2,n02 1 2 3 4\nILSVRC2012_val_1,n01 1 2 3 4 n01 5 6 7 8 "
+    tars = {imagenet.TRAIN: tar_of(inner, "w"), imagenet.VALIDATION: tar_of(content["val"], "w")}
+    write_tree(root, tars | {imagenet.LABELS: lines})
     return content
 
 
@@ -100,9 +98,8 @@ def test_imagenet_is_read_as_kaggle_has_it(wrapped, sorted_, tmp_path):
     rows = ["ImageId,PredictionString"]
     for number in range(12):
         split, label = ("train", "val", "test")[number % 3], number % 2 + 1
-        path = root / imagenet.KAGGLE / where[split].format(label=label) / f"{number}.JPEG"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
+        place = f"{imagenet.KAGGLE}/{where[split].format(label=label)}/{number}.JPEG"
+        write_tree(root, {place: make_jpeg(number)})
         rows += [f"{number},n0{label} 1 2 3 4"] * (split == "val")
     (root / "ILSVRC/Annotations").mkdir()
     if not sorted_:

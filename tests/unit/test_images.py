@@ -1,7 +1,6 @@
 """Images are found wherever people keep them, labelled right, and split once and for all."""
 
 import io
-import itertools
 import os
 import re
 import unicodedata
@@ -12,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import ExifTags, Image
 
-from parascale.data.classes import ClassImages
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
 from parascale.errors import DataError
 from parascale.settings.formats import Formats
-from tests.unit.image_sets import image_folder, index_of, packed_index
+from tests.unit.image_sets import image_folder, index_of
 from tests.unit.image_sets import jpeg as make_jpeg
+from tests.unit.trees import encoded, write_tree
 
 
 def test_a_folder_of_classes(tmp_path):
@@ -35,9 +34,7 @@ def test_a_folder_of_classes(tmp_path):
 @pytest.mark.parametrize("labels", [["dog", "cat", "dog"], ["10", "9", "10"]])
 def test_a_table_of_paths_and_labels(kind, labels, tmp_path):
     names = ["a/one.jpg", "two.jpg", "a/b/three.jpg"]
-    for seed, name in enumerate(names):
-        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / name).write_bytes(make_jpeg(seed))
+    write_tree(tmp_path / "raw", {name: make_jpeg(seed) for seed, name in enumerate(names)})
     write_table(tmp_path / f"raw/train.{kind}", names, labels)
     index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0)
     train = index.split("train")
@@ -140,37 +137,26 @@ def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path)
     ],
 )
 def test_what_nearly_is_a_known_arrangement_is_refused(paths, message, tmp_path):
-    for path in {path.format(split) for path in paths for split in ("train", "val")}:
-        (tmp_path / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / path).write_bytes(make_jpeg())
+    places = {path.format(split) for path in paths for split in ("train", "val")}
+    write_tree(tmp_path / "raw", dict.fromkeys(places, make_jpeg()))
     with pytest.raises(DataError, match=message):
         index_of(tmp_path / "raw", tmp_path / "index")
 
 
 def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):
     """From each class, the same for the same seed, nothing lost; a class with one image stays in training and is noted."""
-    for name, count in (("many", 20), ("few", 2), ("single", 1)):
-        (tmp_path / "raw" / name).mkdir(parents=True)
-        for number in range(count):
-            (tmp_path / "raw" / name / f"{number}.jpg").write_bytes(make_jpeg(number))
+    counts = {"many": 20, "few": 2, "single": 1}
+    images = {f"{name}/{n}.jpg": make_jpeg(n) for name, count in counts.items() for n in range(count)}
+    write_tree(tmp_path / "raw", images)
     index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.2, seed=3)
-    assert [index.manifest["splits"][split]["per_class"] for split in ("train", "validation")] == [
-        [1, 16, 1],
-        [1, 4, 0],
-    ]
+    per_class = [index.manifest["splits"][split]["per_class"] for split in ("train", "validation")]
+    assert per_class == [[1, 16, 1], [1, 4, 0]]
     assert any("have one image" in note and "single. Add images, or" in note for note in index.manifest["notes"])
     names = [index.split(split).name(i) for split in index.splits for i in range(len(index.split(split)))]
     assert len(set(names)) == 23
     again = index_of(tmp_path / "raw", tmp_path / "again", validation_fraction=0.2, seed=3)
     other = index_of(tmp_path / "raw", tmp_path / "other", validation_fraction=0.2, seed=4)
     assert again.split("validation").digest == index.split("validation").digest != other.split("validation").digest
-
-
-def test_a_training_names_an_image_that_does_not_decode(tmp_path):
-    index = packed_index(tmp_path / "index", {"train": [(b"no image", 0)]})
-    convert(index, "set", "hdf5", Formats(threads=1, check="none"), tmp_path / "hdf5")
-    with pytest.raises(DataError, match=r"train\.h5: sample 0 \(number 0 of the source.*cannot be decoded.*skip"):
-        ClassImages(open_images(tmp_path / "hdf5", "train"), 16).batch([0])
 
 
 def write_table(path, names, labels, columns=("path", "label")):
@@ -187,31 +173,30 @@ def test_images_that_a_camera_turned_are_counted(packed, tmp_path):
     """Orientation is applied by no decoder, as torchvision applies none; the index says how many images have one."""
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
-    samples = []
-    for seed, (name, exif) in enumerate(
-        [("JPEG", turned), ("PNG", turned), ("WEBP", turned), ("JPEG", None), ("PNG", None)]
-    ):
-        buffer = io.BytesIO()
-        Image.open(io.BytesIO(make_jpeg(seed))).save(buffer, name, **({"exif": exif} if exif else {}))
-        samples.append((f"{seed}.{name.lower()}", buffer.getvalue()))
+    kinds = [
+        ("JPEG", {"exif": turned}),
+        ("PNG", {"exif": turned}),
+        ("WEBP", {"exif": turned}),
+        ("JPEG", {}),
+        ("PNG", {}),
+    ]
+    images = [encoded(Image.open(io.BytesIO(make_jpeg(seed))), name, **how) for seed, (name, how) in enumerate(kinds)]
     (tmp_path / "raw").mkdir()
     if packed:
-        table = pa.table({"image": [data for _, data in samples] * 2, "label": ["a"] * 5 + ["b"] * 5})
+        table = pa.table({"image": images * 2, "label": ["a"] * 5 + ["b"] * 5})
         pq.write_table(table, tmp_path / "raw/train.parquet")
     else:
-        for label, (name, data) in itertools.product("ab", samples):
-            (tmp_path / "raw/train" / label).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "raw/train" / label / name).write_bytes(data)
+        names = [f"{seed}.{name.lower()}" for seed, (name, _) in enumerate(kinds)]
+        for label in "ab":
+            write_tree(tmp_path / "raw/train" / label, dict(zip(names, images, strict=True)))
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
     assert [note[:51] for note in notes] == ["train: 6 of 10 images looked at have an orientation"]
 
 
 @pytest.mark.parametrize(("bits", "levels"), [(10, 4), (12, 16), (16, None)])
 def test_pngs_of_16_bits_that_hold_fewer_are_noted(bits, levels, tmp_path):
-    ramp = Image.fromarray(np.linspace(0, 2**bits - 1, 4096).astype(np.uint16).reshape(64, 64))
-    for name in ("train/a/0.png", "train/a/1.png", "train/b/0.png", "train/b/1.png"):
-        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
-        ramp.save(tmp_path / "raw" / name)
+    ramp = encoded(np.linspace(0, 2**bits - 1, 4096).astype(np.uint16).reshape(64, 64))
+    write_tree(tmp_path / "raw/train", dict.fromkeys(("a/0.png", "a/1.png", "b/0.png", "b/1.png"), ramp))
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
     said = f"train: 4 of 4 images looked into are PNGs of 16 bits .* {levels} of 256 levels"
     assert (not notes) if levels is None else re.match(said, *notes)
@@ -220,10 +205,7 @@ def test_pngs_of_16_bits_that_hold_fewer_are_noted(bits, levels, tmp_path):
 @pytest.mark.parametrize(("named", "there"), [("NFD", "NFC"), ("NFC", "NFD")])
 def test_a_table_finds_files_whose_names_compose_letters_otherwise(named, there, tmp_path):
     names = ["é/ö.jpg", "é/ü.jpg"]
-    for name in names:
-        path = tmp_path / "raw" / unicodedata.normalize(there, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg())
+    write_tree(tmp_path / "raw", {unicodedata.normalize(there, name): make_jpeg() for name in names})
     write_table(tmp_path / "raw/train.csv", [unicodedata.normalize(named, name) for name in names], ["x", "y"])
     train = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).split("train")
     assert [train.read(i) for i in range(2)] == [make_jpeg()] * 2

@@ -13,14 +13,14 @@ from parascale.checkpoint import export
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.formats import open_tokens
 from parascale.data.own_tokens import prepare_tokens
-from parascale.data.sources import download
 from parascale.data.text import Tokens, Windows
 from parascale.data.verify import verify_tokens
 from parascale.errors import ConfigError, DataError
-from parascale.settings import Source, Text
+from parascale.settings import Text
 from parascale.settings.data import ExpectedText
 from parascale.store.keys import data_known, meaning_of
 from tests.unit.test_tokenizers import gpt2, saved
+from tests.unit.trees import read_in_place
 
 SIZE = 300  # entries of the vocabulary
 ROWS = [
@@ -127,12 +127,8 @@ COPIED = {
 }
 
 
-def raw_of(folder, files, **source):
-    return download(Source(kind="files", location=str(folder), files=files, **source), folder / "raw")
-
-
 def prepared(folder, files, text=None, **source):
-    raw = raw_of(folder, files, **source)
+    raw = read_in_place(folder, files, **source)
     assert raw.holds_tokens()
     prepare_tokens(raw, text or Text(max_vocabulary=SIZE), ExpectedText(train_tokens=len(TOKENS)), folder / "flat")
     return Tokens(folder / "flat")
@@ -165,7 +161,7 @@ def test_files_of_a_split_are_joined_once_and_converted_as_others_are(tmp_path):
     files = {"train": "x_train_*.bin", "validation": "x_val.bin", "test": "x_val.bin"}
     with pytest.raises(DataError, match=f"train_tokens` is {len(TOKENS)}, but there are {2 * len(TOKENS)}"):
         prepared(tmp_path, files)
-    prepare_tokens(raw_of(tmp_path, files), Text(max_vocabulary=SIZE), ExpectedText(), tmp_path / "flat")
+    prepare_tokens(read_in_place(tmp_path, files), Text(max_vocabulary=SIZE), ExpectedText(), tmp_path / "flat")
     tokens = Tokens(tmp_path / "flat")
     assert tokens.split("train").tolist() == TOKENS * 2 and tokens.split("test").dtype == np.int32
     for form in ("hdf5", "arrow", "parquet"):
@@ -179,27 +175,11 @@ def test_a_tokenizer_beside_the_tokens_gives_size_end_and_text(tmp_path):
     folder, number = saved(tmp_path / "model", tokenizer, beside), tokenizer.token_to_id(end)
     ids = [*tokenizer.encode("the cat").ids, number, *tokenizer.encode("the mat").ids, number]
     np.array(ids, np.uint16).tofile(tmp_path / "a.bin")
-    files = dict.fromkeys(("train", "validation", "test"), "a.bin")
     text = Text(tokenizer="pretrained", pretrained=str(folder))
-    prepare_tokens(raw_of(tmp_path, files), text, ExpectedText(), tmp_path / "flat")
+    prepare_tokens(read_in_place(tmp_path, "a.bin"), text, ExpectedText(), tmp_path / "flat")
     tokens = Tokens(tmp_path / "flat")
     assert tokens.manifest["splits"]["test"]["documents"] == 2 and tokens.vocabulary_size == number + 1
     assert tokens.decode(tokens.split("train")) == "the cat\nthe mat\n"
-
-
-def test_a_file_that_changed_after_it_was_looked_at_is_named(tmp_path):
-    nanogpt(tmp_path / "a.bin")
-    tokens = prepared(tmp_path, dict.fromkeys(("train", "validation", "test"), "a.bin"))
-    content = (tmp_path / "a.bin").read_bytes()
-    (tmp_path / "a.bin").write_bytes(content[:-2])
-    with pytest.raises(DataError, match=r"\.bin is cut short or was changed"):
-        Tokens(tmp_path / "flat")
-    (tmp_path / "a.bin").write_bytes(b"\7" + content[1:])
-    with pytest.raises(DataError, match="damaged: its sha256 differs"):
-        tokens.verify()
-    (tmp_path / "a.bin").unlink()
-    with pytest.raises(DataError, match=r"\.bin is missing"):
-        Tokens(tmp_path / "flat")
 
 
 def cut(path):
@@ -272,18 +252,18 @@ def test_what_is_damaged_or_of_another_kind_is_named(write, damage, message, tmp
     write(tmp_path / name)
     damage(tmp_path / name)
     with pytest.raises(DataError, match=message):
-        prepared(tmp_path, dict.fromkeys(("train", "validation", "test"), name))
+        prepared(tmp_path, name)
 
 
 def test_tokens_need_a_size_or_a_tokenizer_and_no_text_beside_them(tmp_path):
     nanogpt(tmp_path / "a.bin")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "a"}))
     with pytest.raises(ConfigError, match=r"how large their vocabulary is\. Set `data\.text\.max_vocabulary`"):
-        prepared(tmp_path, dict.fromkeys(("train", "validation", "test"), "a.bin"), Text())
+        prepared(tmp_path, "a.bin", Text())
     with pytest.raises(DataError, match="tokens in train, but text in other splits"):
-        raw_of(tmp_path, {"train": "a.bin", "validation": "b.jsonl", "test": "b.jsonl"}).holds_tokens()
+        read_in_place(tmp_path, {"train": "a.bin", "validation": "b.jsonl", "test": "b.jsonl"}).holds_tokens()
     with pytest.raises(DataError, match="tokens have no columns document, summary"):
-        list(raw_of(tmp_path, {"train": "a.bin"}).pairs("train"))
+        list(read_in_place(tmp_path, {"train": "a.bin"}).pairs("train"))
 
 
 def test_a_later_file_without_the_tokens_is_named(tmp_path):
@@ -295,6 +275,6 @@ def test_a_later_file_without_the_tokens_is_named(tmp_path):
 
 def test_a_table_with_texts_is_text_whatever_else_it_has(tmp_path):
     pa.parquet.write_table(pa.table({"text": ["a"], "input_ids": [[1]]}), tmp_path / "a.parquet")
-    assert not raw_of(tmp_path, {"train": "a.parquet"}).holds_tokens()
-    assert raw_of(tmp_path, {"train": "a.parquet"}, columns={"text": "body"}).holds_tokens()
-    assert raw_of(tmp_path, {"train": "a.parquet"}, columns={"input_ids": "input_ids"}).holds_tokens()
+    assert not read_in_place(tmp_path, {"train": "a.parquet"}).holds_tokens()
+    assert read_in_place(tmp_path, {"train": "a.parquet"}, columns={"text": "body"}).holds_tokens()
+    assert read_in_place(tmp_path, {"train": "a.parquet"}, columns={"input_ids": "input_ids"}).holds_tokens()

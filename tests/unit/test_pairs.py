@@ -9,23 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data.pairs import Pairs, prepare_pairs
-from parascale.data.sources import download
 from parascale.data.text import IGNORED, Tokens
 from parascale.data.tokenize import END_ID
 from parascale.errors import DataError
 from parascale.evaluation.task import open_task
-from parascale.settings import Source, Text, Workload, make
+from parascale.settings import Text, Workload, make
 from parascale.settings.data import ExpectedText
+from tests.unit.trees import read_in_place, write_tree
 
 GOOD = [{"document": f"the text number {n} says a lot of things", "summary": f"text {n}"} for n in range(8)]
 
 
+def lines_of(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def prepare(folder, rows, columns=None, text=None):
     """The folder of pairs made from the same JSON Lines for all splits."""
-    folder.mkdir(exist_ok=True)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
-    raw = download(Source(kind="files", location=str(folder), files=files, columns=columns or {}), folder / "raw")
+    write_tree(folder, {"rows.jsonl": lines_of(rows)})
+    raw = read_in_place(folder, "rows.jsonl", columns=columns or {})
     prepare_pairs(raw, text or Text(), ExpectedText(), folder / "pairs")
     return folder / "pairs"
 
@@ -63,12 +65,8 @@ def decoded(tokens, pairs, number):
 
 
 def test_rows_without_document_or_summary_are_left_out_and_counted(tmp_path):
-    bad = [
-        {"document": "alone"},
-        {"document": "blank", "summary": "  "},
-        {"summary": "orphan"},
-        {"document": None, "summary": "x"},
-    ]
+    bad = [{"document": "alone"}, {"document": "blank", "summary": "  "}]
+    bad += [{"summary": "orphan"}, {"document": None, "summary": "x"}]
     tokens = Tokens(prepare(tmp_path, [*GOOD, *bad]))
     counts = tokens.manifest["splits"]["train"]
     assert (counts["documents"], counts["without_summary"], counts["without_document"]) == (8, 2, 2)
@@ -123,22 +121,16 @@ def test_bad_rows_are_named(tmp_path, rows, columns, message):
 )
 def test_a_file_without_a_column_is_named(rows, part, refused, tmp_path):
     """Lines without it are counted, but of a whole file it is a mistake, whatever the files beside it hold."""
-    for name, lines in (("good.jsonl", GOOD), ("other.jsonl", rows)):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    write_tree(tmp_path, {"good.jsonl": lines_of(GOOD), "other.jsonl": lines_of(rows)})
     files = dict.fromkeys(("validation", "test"), "good.jsonl") | {"train": ["good.jsonl", f"other.jsonl{part}"]}
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
-    with (
-        pytest.raises(DataError, match=r"other\.jsonl: no column `summary` \(it has document, other\)")
-        if refused
-        else nullcontext()
-    ):
-        prepare_pairs(raw, Text(), ExpectedText(), tmp_path / "pairs")
+    error = pytest.raises(DataError, match=r"other\.jsonl: no column `summary` \(it has document, other\)")
+    with error if refused else nullcontext():
+        prepare_pairs(read_in_place(tmp_path, files), Text(), ExpectedText(), tmp_path / "pairs")
 
 
 def test_plain_text_holds_no_pairs(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
-    files = dict.fromkeys(("train", "validation", "test"), "a.txt")
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    raw = read_in_place(tmp_path, "a.txt")
     with pytest.raises(DataError, match=r"a\.txt: plain text has no columns document, summary"):
         prepare_pairs(raw, Text(), ExpectedText(), tmp_path / "pairs")
 

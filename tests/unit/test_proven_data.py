@@ -1,6 +1,5 @@
 """What trains is what was proven: changed files, clashing archives and broken inputs end in typed errors or are counted."""
 
-import io
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from parascale.data.sources.archives import unpack
 from parascale.errors import DataError, ParascaleError
 from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import image_folder, jpeg, packed_index
-from tests.unit.test_url import zip_of
+from tests.unit.trees import encoded, write_tree, zip_of
 
 
 def test_archives_that_hold_the_same_name_do_not_overwrite_each_other(tmp_path):
@@ -98,10 +97,8 @@ def test_images_that_training_would_die_of_are_bad_samples_by_default_and_record
     good = jpeg(1)
     place = good.index(b"\xff\xc4")
     damaged = good[: place + 5] + bytes(12) + good[place + 17 :]
-    buffer = io.BytesIO()
-    Image.fromarray(np.zeros((64, 64), np.uint8)).save(buffer, "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    samples = [(good, 0), (damaged, 0), (buffer.getvalue(), 1), (b"no image", 1), (jpeg(2), 2)]
+    samples = [(good, 0), (damaged, 0), (encoded(np.zeros((64, 64), np.uint8)), 1), (b"no image", 1), (jpeg(2), 2)]
     index = packed_index(tmp_path / "index", {"train": samples})
     records = [convert_shard(index, "set", "binary", 0, Formats(threads=2), tmp_path / name) for name in "ab"]
     assert sorted(sample["source"] for sample in records[0]["bad"]) == [1, 2, 3]
@@ -164,8 +161,7 @@ def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
     for number in range(300):
         name = list(sources)[number % 4]
         folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / name).write_bytes(broken(sources[name], random))
+        write_tree(folder, {name: broken(sources[name], random)})
         try:
             if name == "a.zip":
                 (folder / "out").mkdir()
@@ -176,9 +172,8 @@ def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
                 list(readers.documents(folder / name, "text"))
         except ParascaleError as error:
             assert name in str(error) or str(folder) in str(error)
-    png = io.BytesIO()
-    Image.fromarray(np.arange(3 * 256, dtype=np.uint8).reshape(16, 16, 3)).save(png, "PNG")
-    samples = [(broken(png.getvalue() if n % 3 == 0 else jpeg(n), random), 0) for n in range(200)]
+    png = encoded(np.arange(3 * 256, dtype=np.uint8).reshape(16, 16, 3))
+    samples = [(broken(png if n % 3 == 0 else jpeg(n), random), 0) for n in range(200)]
     index = packed_index(tmp_path / "index", {"train": samples}, ("a",))
     manifest = convert(index, "set", "binary", Formats(bad_samples="skip", threads=2), tmp_path / "binary")
     reader = open_images(tmp_path / "binary", "train", check=True)

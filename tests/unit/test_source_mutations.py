@@ -23,9 +23,10 @@ from parascale.settings.formats import Formats, Images
 from tests.unit import small_sources
 from tests.unit.small_sources import CLASSES, PICTURES, archived, loaded, saved
 from tests.unit.test_hub import COMMIT, publish
+from tests.unit.trees import write_tree
 
 FORMATS = ("webdataset", "arrow", "parquet", "hdf5", "numpy", "binary", "files")
-NAMES = (
+NAMES = [
     "train",
     "val",
     "test",
@@ -40,25 +41,11 @@ NAMES = (
     ".git",
     ".ipynb_checkpoints",
     "README.md",
-)
-NAMES += ("train.csv", "train.parquet", "val-00000-of-00001.parquet", "train.txt", "x.jpg")
-FORMS = (
-    "{} ",
-    " {}",
-    ".{}",
-    "._{}",
-    "{}.old",
-    "{}~",
-    "é{}",
-    "e\u0301{}",
-    "\udcff{}",
-    "[{}]*",
-    "{}\n",
-    "2-{}",
-    "copy of {}",
-    "a\\{}",
-)
-LEFT_BEHIND = (
+]
+NAMES += ["train.csv", "train.parquet", "val-00000-of-00001.parquet", "train.txt", "x.jpg"]
+FORMS = ("{} ", " {}", ".{}", "._{}", "{}.old", "{}~", "é{}", "e\u0301{}", "\udcff{}", "[{}]*", "{}\n", "2-{}")
+FORMS += ("copy of {}", "a\\{}")
+LEFT_BEHIND = [
     ".ipynb_checkpoints/{}",
     ".git/{}",
     "._{}",
@@ -67,7 +54,7 @@ LEFT_BEHIND = (
     "@eaDir/{}",
     ".{}.swp",
     ".DS_Store",
-)
+]
 CELLS = (None, "", " ", " cat", "²", "1", "01", "<eos>", "<EOS>", "a\nb", "a\u2028b", "a\0b", 7, 7.0, True)
 
 # --- changes: functions (tree, random) that change the tree; an exception says that one does not apply to it
@@ -179,7 +166,7 @@ CHANGES = [renamed, copied, moved, wrapped, recased, removed, left_behind, damag
 
 def images_read(tree, folder, random, site):
     """[(split, class, bytes)] of the index, which are also those of a format, but for the damaged ones."""
-    index_images(written(tree, folder / "raw"), Images(validation_fraction=0.3), folder / "index")
+    index_images(write_tree(folder / "raw", tree), Images(validation_fraction=0.3), folder / "index")
     index, name = ImageIndex(folder / "index"), random.choice(FORMATS)
     manifest = convert(index, "set", name, Formats(bad_samples="skip", threads=1), folder / name)
     bad, rows = {(sample["split"], sample["source"]) for sample in manifest["bad"]}, []
@@ -206,7 +193,7 @@ def archive_read(tree, folder, random, site):
 
 
 def texts_read(tree, folder, random, site, **source):
-    source = source or {"kind": "files", "location": str(written(tree, folder / "data"))}
+    source = source or {"kind": "files", "location": str(write_tree(folder / "data", tree))}
     raw = download(Source(**source), folder / "raw")
     rows = [(split, text) for split in raw.splits for text in raw.documents(split)]
     require_same_words(prepare, raw, folder, rows)
@@ -223,7 +210,7 @@ def hub_read(tree, folder, random, site):
 
 
 def pairs_read(tree, folder, random, site):
-    raw = download(Source(kind="files", location=str(written(tree, folder / "data"))), folder / "raw")
+    raw = download(Source(kind="files", location=str(write_tree(folder / "data", tree))), folder / "raw")
     rows = [(split, *pair) for split in raw.splits for pair in raw.pairs(split)]
     whole = [row for row in rows if all(text and text.strip() for text in row[1:])]
     require_same_words(prepare_pairs, raw, folder, [(split, text) for split, *pair in whole for text in pair])
@@ -244,13 +231,6 @@ def require_same_words(make, raw, folder, rows):
         found = [tokens.decode(part).split() for part in np.split(numbers, ends + 1)[:-1]]
         texts = [text.lower().split() for each, text in rows if each == split and text is not None]
         assert found == [[word if word in known else "<unk>" for word in text] for text in texts]
-
-
-def written(tree, root):
-    for path, data in tree.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(data)
-    return root
 
 
 KINDS = {

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from parascale.data.pairs import Pairs, prepare_pairs
-from parascale.data.sources import download
 from parascale.data.text import Tokens
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 from parascale.errors import DataError
 from parascale.evaluation.summaries import ROUGE, beam_search, judge, rouge, write
 from parascale.families.build import build_model
-from parascale.settings import Model, Source, Summaries, Text, make
+from parascale.settings import Model, Summaries, Text, make
 from parascale.settings.data import ExpectedText
+from tests.unit.trees import read_in_place
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -145,9 +145,12 @@ def pairs(tmp_path):
     """Pairs whose vocabulary knows hardly a word, and whose window is shorter than a reference."""
     rows = [json.dumps({"document": document, "summary": summary}) for document, summary in RAW]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
-    prepare_pairs(raw, Text(min_count=5, prefix="summarise: "), ExpectedText(), tmp_path / "pairs")
+    prepare_pairs(
+        read_in_place(tmp_path, "rows.jsonl"),
+        Text(min_count=5, prefix="summarise: "),
+        ExpectedText(),
+        tmp_path / "pairs",
+    )
     return Pairs(Tokens(tmp_path / "pairs"), "test", 9, 6, over_long="leave_out")
 
 

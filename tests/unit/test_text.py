@@ -18,10 +18,11 @@ from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.evaluation.task import open_task
 from parascale.files import write_json
 from parascale.plan.planner import require_windows
-from parascale.settings import Source, Text, Workload, make
+from parascale.settings import SPLITS, Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
 from parascale.store.keys import data_known, meaning_of
 from tests.command import call
+from tests.unit.trees import read_in_place
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 unhurried = settings(max_examples=60)  # other tests may keep the machine busy
@@ -64,20 +65,13 @@ def test_every_line_ends_in_one_end_mark_empty_ones_too(tmp_path):
 
 def test_rows_without_a_text_are_left_out_and_counted(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a b"}\n{"text": null}\n{"text": "c"}\n{"text": ""}\n')
-    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
-    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
-    prepare(raw, Text(), ExpectedText(train_samples=4), tmp_path / "flat")
+    prepare(read_in_place(tmp_path, "rows.jsonl"), Text(), ExpectedText(train_samples=4), tmp_path / "flat")
     assert Tokens(tmp_path / "flat").split("test").tolist() == [2, 3, 1, 4, 1, 1]
     task = open_task(make(Workload, name="x", task="language_model", training={"window": 2}), tmp_path / "flat")
-    assert task.excluded == {split: {"without_text": 1} for split in files}
+    assert task.excluded == {split: {"without_text": 1} for split in SPLITS}
     (tmp_path / "rows.jsonl").write_text('{"text": null}\n')
     with pytest.raises(DataError, match="no text: 0 empty documents, 1 rows that have null"):
-        prepare(
-            download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw"),
-            Text(),
-            ExpectedText(),
-            tmp_path / "b",
-        )
+        prepare(read_in_place(tmp_path, "rows.jsonl"), Text(), ExpectedText(), tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +109,6 @@ def test_counts_of_wikitext_are_the_published_ones(tmp_path):
     counts = prepare(raw, Text(), ExpectedText(), tmp_path / "flat")["splits"]
     assert counts["train"]["tokens"] == 245_569
     assert counts["validation"]["tokens"] + counts["test"]["tokens"] == 217_646
-
-
-def test_preparing_twice_gives_the_same_bytes(tmp_path):
-    raw = raw_of(tmp_path)
-    manifests = [prepare(raw, Text(), ExpectedText(), tmp_path / name) for name in ("one", "two")]
-    assert manifests[0] == manifests[1]
-    assert (tmp_path / "one" / "train.bin").read_bytes() == (tmp_path / "two" / "train.bin").read_bytes()
 
 
 @pytest.mark.parametrize("text", [Text(), Text(lowercase=True), Text(tokenizer="subword", max_vocabulary=300)])
@@ -171,9 +158,8 @@ def test_a_split_without_text_is_an_error_and_leaves_nothing(tmp_path, texts, me
 
 def test_a_missing_split_is_named(tmp_path):
     (tmp_path / "train.txt").write_text(TRAIN)
-    raw = download(Source(kind="files", location=str(tmp_path), files={"train": "train.txt"}), tmp_path / "raw")
     with pytest.raises(DataError, match="no split `validation`"):
-        prepare(raw, Text(), ExpectedText(), tmp_path / "flat")
+        prepare(read_in_place(tmp_path, {"train": "train.txt"}), Text(), ExpectedText(), tmp_path / "flat")
 
 
 @pytest.mark.parametrize("key", ["vocabulary", "train_tokens", "train_samples"])

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from parascale.data.own_tokens import prepare_tokens
 from parascale.data.sources.flat import flat
 from parascale.errors import DataError
-from parascale.settings import SPLITS, Text
+from parascale.settings import Text
 from parascale.settings.data import ExpectedText
 from tests.unit import test_own_tokens as tools
 from tests.unit.test_tokenizers import gpt2, saved
+from tests.unit.trees import read_in_place
 
 CASE = Path(__file__).parents[3] / "shared" / "cases" / "tokens-behind-a-header"
 VOCABULARIES = (2, 16, 65, 257, 5000, 50257, 65536)
@@ -120,7 +121,7 @@ def test_what_rows_leave_out_of_the_loss_is_not_trained_on(form, beside, mask, r
     else:
         with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.data.schema) as writer:
             writer.write_table(table.data.table)
-    raw = tools.raw_of(tmp_path, {"train": f"a.{form}"})
+    raw = read_in_place(tmp_path, {"train": f"a.{form}"})
     if isinstance(read, list):
         assert [number for entry in raw.files("train") for part in raw.tokens(entry) for number in part] == read
     else:
@@ -133,6 +134,6 @@ def test_texts_without_an_end_are_named(tmp_path, capsys):
     text = Text(tokenizer="pretrained", pretrained=str(saved(tmp_path / "model", tokenizer, beside)))
     for number, rows in enumerate(([[5, 6], [7]], [[5, tokenizer.token_to_id(end)], [7]])):
         pa.parquet.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
-        raw = tools.raw_of(tmp_path, dict.fromkeys(SPLITS, "a.parquet"))
+        raw = read_in_place(tmp_path, "a.parquet")
         prepare_tokens(raw, text, ExpectedText(), tmp_path / f"flat{number}")
         assert (f"none of 3 tokens is `{end}`" in capsys.readouterr().out) == (number == 0)

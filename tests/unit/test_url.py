@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import stat
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from parascale.errors import ConfigError, DataError, DownloadError, RequirementE
 from parascale.settings import Source
 from tests.unit.image_sets import index_of
 from tests.unit.image_sets import jpeg as make_jpeg
+from tests.unit.trees import tar_of, zip_of
 
 TEXT = b"".join(b"line %d of some text\n" % number for number in range(200_000))  # several blocks of a transfer
 BREAK = 24 * transfer.BLOCK_BYTES
@@ -125,28 +125,6 @@ def test_too_little_room_is_said_before_anything_comes(site, tmp_path, monkeypat
     assert not (tmp_path / "raw").exists()
 
 
-def tar_of(files, mode="w:gz"):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                entry.type, entry.linkname = tarfile.SYMTYPE, content
-                tar.addfile(entry)
-            else:
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def zip_of(files):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as bundle:
-        for name, content in files.items():
-            bundle.writestr(name, content)
-    return buffer.getvalue()
-
-
 SPLITS = {"set/train.txt": b"one\ntwo\n", "set/valid.txt": b"three\n", "set/test.txt": b"four\n"}
 
 
@@ -214,13 +192,7 @@ def test_bad_archives_are_refused_and_nothing_lands_outside(site, tmp_path, name
 
 
 def test_folders_of_a_zip_from_windows_are_folders(site, tmp_path):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as bundle:
-        for name, content in {"set\\": b"", **{name.replace("/", "\\"): text for name, text in SPLITS.items()}}.items():
-            entry = zipfile.ZipInfo("x")
-            entry.filename = name
-            bundle.writestr(entry, content)
-    site.files["/a.zip"] = buffer.getvalue()
+    site.files["/a.zip"] = zip_of({"set\\": b"", **{name.replace("/", "\\"): text for name, text in SPLITS.items()}})
     raw = download(source_of(site, "/a.zip", split=None), tmp_path / "raw")
     assert {split: list(raw.documents(split)) for split in raw.splits}["validation"] == ["three"]
     assert (tmp_path / "raw/set/valid.txt").read_bytes() == b"three\n"

@@ -2,9 +2,7 @@
 
 import gzip
 import hashlib
-import io
 import json
-import tarfile
 
 import pytest
 
@@ -13,6 +11,7 @@ from parascale.data.sources import download
 from parascale.errors import ConfigError, DataError
 from parascale.settings import Source
 from parascale.settings.formats import Images
+from tests.unit.trees import tar_of
 
 ARTICLE = """[SN]URL[SN]
 http://web.archive.org/web/2018/news-{number}
@@ -39,16 +38,12 @@ SPLITS = {"train": ["7", "31", "504", "9"], "validation": ["12"], "test": ["13"]
 
 def packed(articles, folder="bbc-summary-data"):
     """The bytes of an archive of articles: number → (summary, document), or its bytes."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as tar:
-        for number, article in articles.items():
-            text = article
-            if isinstance(article, tuple):
-                text = ARTICLE.format(number=number, summary=article[0], document=article[1]).encode()
-            entry = tarfile.TarInfo(f"{folder}/{number}.summary")
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text))
-    return gzip.compress(plain.getvalue(), mtime=0)
+    texts = {}
+    for number, article in articles.items():
+        if isinstance(article, tuple):
+            article = ARTICLE.format(number=number, summary=article[0], document=article[1]).encode()
+        texts[f"{folder}/{number}.summary"] = article
+    return gzip.compress(tar_of(texts, "w"), mtime=0)
 
 
 def source_of(site, archive=None, listed=None, files=None, names=("/data/xsum.tar.gz", "/split.json")):
