@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import threading
 import time
 from collections import Counter
@@ -18,8 +19,8 @@ from parascale.lease import RENEW_SECONDS, Lease
 from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
-from parascale_slurm_executor.jobs import at_work, noted_as, training_of
-from parascale_slurm_executor.waiting import why
+from parascale_slurm_executor.jobs import at_work, comment_of, noted_as, training_of
+from parascale_slurm_executor.waiting import why, why_later
 
 # Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
 OFTEN = 5
@@ -30,8 +31,8 @@ BEGINNING = 3
 DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
-# Answers of sbatch while the controller is away or busy: the job may be in its queue all the same, now or a little later.
-UNANSWERED = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+# What the plugin says of each job of an array that was refused; the reason stands in its log alone.
+ARRAY_REFUSED = "Part of failed array"
 
 
 class RootExecutor(Executor):
@@ -45,7 +46,7 @@ class RootExecutor(Executor):
         super().__post_init__(test_mode)
         self.signs = {}  # job → (its training's last sign of life, when we first saw that, whether it was overdue at the last look)
         self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
-        self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
+        self.away = {}  # job of Snakemake's → (seconds after which Slurm is asked again, why)
         self.explained = set()  # (job, reason why it waits) that was printed
         self.found = None  # {id: comment} of the queue at the first submission
         self.tried = set()  # jobs of Snakemake's that were submitted since
@@ -56,6 +57,10 @@ class RootExecutor(Executor):
 
     def clean_old_logs(self):
         """Nothing: the plugin's own also deletes empty folders, and a job whose log has no folder cannot start."""
+
+    def get_partition_arg(self, job):
+        """What the plugin says of the partition, and whose the job is, which stands in the queue even if nobody can write it down."""
+        return f"{super().get_partition_arg(job)} --comment={shlex.quote(comment_of(job))}"
 
     def run_job(self, job):
         """Submit a job, unless one that an earlier start of the workflow left is at the same work."""
@@ -77,24 +82,34 @@ class RootExecutor(Executor):
                 self._watch(job, *left)
             return not left
         except RequirementError as error:
-            self._ask_later(job, f"{error}.")
+            self._ask_later(job, str(error))
         except Exception as error:
             super()._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
         return False
 
     def _report_job_error_threadsafe(self, job_info, msg):
-        """A failed submission spends a retry only if Slurm refused it: without an answer, the job may be in the queue all the same."""
+        """A failed submission spends a retry only if Slurm refused the job for good. Without an answer, it may be in the queue all the
+        same."""
         job = job_info.job
-        if any(words in msg for words in UNANSWERED):
-            self._ask_later(job, next(line for line in msg.splitlines() if any(words in line for words in UNANSWERED)))
+        if reason := why_later(msg):
+            self._ask_later(job, reason)
+        elif msg.startswith(ARRAY_REFUSED):
+            self._submit_again(job)
         elif self._is_left_to_us(job):
             super()._report_job_error_threadsafe(job_info, msg)
 
-    def _ask_later(self, job, error):
-        """Try again once Slurm may answer: a retry at once would be spent for nothing."""
+    def _ask_later(self, job, reason):
+        """Submit a job again after a pause, longer each time: a retry at once would be spent for nothing. A reason is told once while jobs
+        wait for it."""
         first, most = AWAY_SECONDS
-        seconds = self.away[job] = min(2 * self.away.get(job, first / 2), most)
-        self.logger.warning(f"{error} {job.name} is submitted when Slurm answers; next try in {seconds:.0f} s.")
+        told = {each for _, each in self.away.values()}
+        seconds = min(2 * self.away[job][0], most) if job in self.away else first
+        self.away[job] = seconds, reason
+        if reason not in told:
+            self.logger.warning(
+                f"{reason}: {job.name} is submitted when Slurm takes it, and spends no retry; next try in {seconds:.0f} s, later every "
+                f"{most:.0f} s."
+            )
         timer = threading.Timer(seconds, self._submit_again, [job])
         timer.daemon = True
         timer.start()
@@ -110,9 +125,8 @@ class RootExecutor(Executor):
         again = job in self.tried or at_work(job, self.found, self.paths.store)
         self.tried.add(job)
         left = again and at_work(job, self._queue(), self.paths.store)
-        if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
-            self._note(SubmittedJobInfo(job, external_jobid=left[0]))
-            return left[0], noted_as(job)["key"]
+        if left and left[1]:
+            self._note(job, *left)
         return left
 
     def _queue(self):
@@ -137,15 +151,16 @@ class RootExecutor(Executor):
     def _report_job_submission_threadsafe(self, job_info):
         self.away.pop(job_info.job, None)
         if job_info.aux.get("submitted", True):
-            self._note(job_info)
+            self._note(job_info.job, job_info.external_jobid)
         super()._report_job_submission_threadsafe(job_info)
 
-    def _note(self, job_info):
-        job = job_info.job
+    def _note(self, job, identity, key=None):
+        """Write a Slurm job down. key: of one that was found at the work of `job`, and may be written down already."""
         try:
-            submissions.note(self.paths.store, job_info.external_jobid, **noted_as(job))
+            if key is None or identity not in {line["job_id"] for line in submissions.noted(self.paths.store)}:
+                submissions.note(self.paths.store, identity, **noted_as(job) | ({"key": key} if key else {}))
         except (OSError, ParascaleError) as error:  # the job is in the queue: it is watched in any case
-            self.logger.warning(f"Slurm job {job_info.external_jobid} of {job.name} could not be written down: {error}")
+            self.logger.warning(f"Slurm job {identity} of {job.name} could not be written down: {error}")
 
     async def check_active_jobs(self, active_jobs):
         """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running

@@ -33,15 +33,23 @@ def noted_as(job):
     return known | (training_of(job) or {}) | {"jobs": [work_of(member) for member in members]}
 
 
+def comment_of(job):
+    """The comment of a job in the queue: the plugin's, which names rule and wildcards, and its key. Of an array, it is the first job's."""
+    return f"{_plugins_comment(job)} {noted_as(job)['key']}"
+
+
+def _plugins_comment(job):
+    wildcards = get_job_wildcards(job)
+    return f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")
+
+
 def at_work(job, queue, store):
     """(id, key or None where it is unknown) of a job in a queue {id: comment} that is at a job's work; of the same key first. None if
     there is none. store: folder in which submissions are noted."""
     if not queue:
         return None
     known = {line["job_id"]: line for line in submissions.noted(store)}
-    wildcards, training = get_job_wildcards(job), training_of(job)
-    comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's
-    found = {}
+    training, comment, found = training_of(job), _plugins_comment(job), {}
     for identity, said in queue.items():
         line = known.get(identity, {})
         if training and line.get("kind"):
@@ -49,7 +57,8 @@ def at_work(job, queue, store):
         elif line.get("jobs") is not None:
             same = any(work_of(member) in line["jobs"] for member in members_of(job))
         else:  # Snakemake was killed before it could write the job down
-            same = said == comment
+            words, _, key = said.rpartition(" ")
+            same, line = comment in (said, words), {"key": key if words == comment else None}
         if same:
             found[identity] = line.get("key")
     key = noted_as(job)["key"]

@@ -1,5 +1,12 @@
 """Why a job waits, in words for its user, where that is more than its turn in the queue."""
 
+import re
+
+# Answers of sbatch that pass by themselves: the controller is away or busy, or as many jobs are in the queue as the user may have.
+NOT_NOW = re.compile(
+    "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|Resource temporarily unavailable|standby mode|"
+    "try again|SubmitJob"
+)
 # No node is down: most often the scheduler keeps some for jobs that come first.
 KEPT_FOR_OTHERS = "ReqNodeNotAvail, May be reserved for other job"
 # Slurm's words (squeue(1), "JOB REASON CODES") of what passes by itself.
@@ -26,3 +33,10 @@ def why(job, reason):
         return None
     remedy = next((words for start, words in REMEDIES.items() if reason.startswith(start)), "`scontrol show job {job}`")
     return f"{reason} ({remedy.format(job=job)})"
+
+
+def why_later(message):
+    """Why Slurm does not take a job now, from the plugin's words on a failed submission; None where it never will."""
+    answer, _, _ = message.partition("sbatch call:")
+    line = next((line for line in answer.splitlines() if NOT_NOW.search(line)), None)
+    return line and line.rpartition("error: ")[2].rstrip("'. ")

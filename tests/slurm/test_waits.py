@@ -15,6 +15,7 @@ from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
+RUNS = ("single", "other")
 # Stands before the real sbatch: what it does to the first training's submission.
 SBATCH = """#!{python}
 import os, pathlib, subprocess, sys, time
@@ -26,6 +27,8 @@ if first:
         time.sleep(0.1)
 done = subprocess.run([{sbatch!r}, *sys.argv[1:]], stdout=subprocess.PIPE if first else None, text=True)
 if first and done.returncode == 0:
+    (folder / "taken").touch()
+    time.sleep({pause})
     sys.exit("sbatch: error: Batch job submission failed: {error}")
 sys.exit(done.returncode)
 """
@@ -34,7 +37,9 @@ sys.exit(done.returncode)
 @pytest.fixture
 def workflow(cluster, tmp_path, undisturbed):
     data = undisturbed("single").root / "results/data"
-    with Workflow(cluster, tmp_path / "project", [{"run": "single", "deterministic": "true"}], data=data) as started:
+    with Workflow(
+        cluster, tmp_path / "project", [{"run": name, "deterministic": "true"} for name in RUNS], data=data
+    ) as started:
         yield started
 
 
@@ -42,10 +47,12 @@ def workflow(cluster, tmp_path, undisturbed):
 def answers(tmp_path, monkeypatch):
     """A function that puts an sbatch before the real one, which submits the first training once `go` is there and then says so."""
 
-    def put(error=""):
+    def put(error="", pause=0):
         folder = tmp_path / "tools"
         folder.mkdir()
-        text = SBATCH.format(python=sys.executable, folder=str(folder), sbatch=shutil.which("sbatch"), error=error)
+        text = SBATCH.format(
+            python=sys.executable, folder=str(folder), sbatch=shutil.which("sbatch"), error=error, pause=pause
+        )
         (folder / "sbatch").write_text(text)
         (folder / "sbatch").chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -92,9 +99,38 @@ def test_a_controller_that_is_away_while_a_job_is_submitted_spends_no_retry(clus
     signal_all(controllers, signal.SIGKILL)
     try:
         (folder / "go").touch()
-        workflow.when(lambda: "is submitted when Slurm answers" in workflow.log, "the workflow waits")
+        workflow.when(lambda: "is submitted when Slurm takes it" in workflow.log, "the workflow waits")
     finally:
         daemons.start(login, cluster.directory, ["slurmctld", "-D"])
     workflow.wait(timeout=300)
     assert len(submitted(workflow)) == 1 and "Unable to contact slurm controller" in workflow.log
+    workflow.assert_all_is_charged()
+
+
+def test_a_job_of_which_nobody_has_written_is_taken_up(cluster, workflow, answers):
+    """Snakemake is killed after Slurm has taken the job, before it has heard its id."""
+    folder, target = answers(pause=30), workflow.run("single").target
+    (folder / "go").touch()
+    workflow.start(target)
+    workflow.when((folder / "taken").exists, "Slurm has taken the job")
+    workflow.kill()
+    assert not submitted(workflow)
+    workflow.start(target).wait(timeout=300)
+    assert "is taken up" in workflow.log and len(submitted(workflow)) == 1
+    assert [attempt["job_id"] for attempt in workflow.run("single").attempts()] == submitted(workflow)
+    workflow.assert_all_is_charged()
+
+
+def test_a_submit_limit_that_is_reached_spends_no_retry(cluster, workflow):
+    def limit(jobs):
+        cluster.run(["sacctmgr", "-i", "modify", "user", "where", "name=root", "set", f"MaxSubmitJobs={jobs}"])
+
+    limit(1)
+    try:
+        workflow.start(*(workflow.run(name).target for name in RUNS), options=["--retries", "0"])
+        workflow.when(lambda: "AssocMaxSubmitJobLimit: " in workflow.log, "the workflow waits")
+    finally:
+        limit(-1)
+    workflow.wait(timeout=300)
+    assert workflow.log.count("AssocMaxSubmitJobLimit: ") == 1 and len(submitted(workflow)) == len(RUNS)
     workflow.assert_all_is_charged()

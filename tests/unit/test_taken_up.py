@@ -17,6 +17,7 @@ from parascale.launch.preflight import belong, take_root
 from parascale.lease import Lease
 from parascale.paths import Paths
 from parascale_slurm_executor import refuse_shared_jobs
+from parascale_slurm_executor.jobs import comment_of
 from tests.unit.slurm_executor import Thing, data_job, job_of
 
 
@@ -32,23 +33,29 @@ COMMENT = "rule_train_ddp_wildcards_ddp"
     [
         ({}, [("7", "ddp", "key")], "submitted"),
         ({"7": COMMENT}, [("7", "ddp", "key")], "watches 7"),
-        ({"7": COMMENT}, [("7", "ddp", "other")], "watches 7"),
+        ({"7": COMMENT}, [("7", "ddp", "other")], "waits for 7"),
         ({"7": COMMENT, "8": COMMENT}, [("7", "ddp", "other"), ("8", "ddp", "key")], "watches 8"),
-        ({"7": COMMENT}, [], "watches 7"),  # Snakemake was killed between sbatch and its line
+        ({"7": f"{COMMENT} key"}, [], "watches 7"),  # Snakemake was killed between sbatch and its line
+        ({"7": f"{COMMENT} old", "8": f"{COMMENT} key"}, [], "watches 8"),
+        ({"7": f"{COMMENT} old"}, [], "waits for 7"),
+        ({"7": COMMENT}, [], "waits for 7"),  # by a version that put no key into the queue
         ({"7": "rule_train_ddp_wildcards_ddp-2"}, [("7", "ddp-2", "key")], "submitted"),
         ({"7": "rule_train_ddp_wildcards_ddp-2"}, [], "submitted"),
     ],
 )
-def test_a_training_in_the_queue_is_not_submitted_again(executor, queue, written, expected):
+def test_a_training_in_the_queue_is_not_submitted_again(executor, queue, written, expected, monkeypatch):
+    """And it is written down, once, with the settings that it was submitted for, so that it is charged."""
     executor.queue = queue
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     for identity, run, key in written:
         submissions.note(executor.paths.store, identity, "train_ddp", "run", run, key)
     executor.run_job(job_of("ddp"))
     assert executor.did == [expected]
     if expected == "submitted":
         return
-    before = len(submissions.noted(executor.paths.store))
-    assert before == len(written), "who takes a job up has not submitted it"
+    said = queue[identity := expected.split()[-1]].partition(" ")[2]
+    noted = [(line["job_id"], line["run"], line["key"]) for line in submissions.noted(executor.paths.store)]
+    assert noted == (written or ([(identity, "ddp", said)] if said else []))
 
 
 def group_of(*jobs):
@@ -66,7 +73,7 @@ def group_of(*jobs):
 )
 def test_a_group_in_the_queue_is_not_submitted_again(executor, left, expected, monkeypatch):
     executor.queue = {"7": "rule_prepare"}
-    executor._note(SubmittedJobInfo(left, external_jobid="7"))
+    executor._note(left, "7")
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     executor.run_job(group_of(data_job("a"), data_job("b")))
     assert executor.did == [expected]
@@ -75,7 +82,7 @@ def test_a_group_in_the_queue_is_not_submitted_again(executor, left, expected, m
 @pytest.mark.parametrize("submitted", [["a", "b"], ["b"]])
 def test_of_an_array_those_are_submitted_that_are_not_in_the_queue(executor, submitted, monkeypatch):
     executor.queue = {"7_1": "rule_prepare_wildcards_c_tokens"}
-    executor._note(SubmittedJobInfo(data_job("c"), external_jobid="7_1"))
+    executor._note(data_job("c"), "7_1")
     arrays = lambda self, jobs: self.did.append([job.wildcards.dataset for job in jobs])  # noqa: E731
     monkeypatch.setattr(Executor, "run_array_jobs", arrays)
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
@@ -103,6 +110,8 @@ def test_slurm_is_asked_once_for_what_an_earlier_start_left_and_again_for_a_retr
         ("rule_prepare_wildcards_text_tokens", data_job(), "watches 7"),
         ("rule_prepare_wildcards_text_tokens", data_job(tokens=10), "waits for 7"),  # of other settings
         ("rule_prepare_wildcards_text_tokens", None, "waits for 7"),  # not written down: of whatever settings
+        (comment_of(data_job()), None, "watches 7"),
+        (comment_of(data_job(tokens=10)), None, "waits for 7"),
         ("rule_prepare_wildcards_text_tokens", data_job("te", "xt_tokens"), "submitted"),
         ("rule_prepare_wildcards_other_tokens", None, "submitted"),
     ],
@@ -110,7 +119,7 @@ def test_slurm_is_asked_once_for_what_an_earlier_start_left_and_again_for_a_retr
 def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, expected, monkeypatch):
     executor.queue = {"7": said}
     if left:
-        executor._note(SubmittedJobInfo(left, external_jobid="7"))
+        executor._note(left, "7")
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     executor.run_job(data_job())
     assert executor.did == [expected]
@@ -137,19 +146,33 @@ def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(e
     for each in (other, job, other, job):
         executor.run_job(each)
     assert waits == [10, 300, 20, 300], "squeue answers, sbatch does not: it is not asked more often for that"
+    assert [text.partition(":")[0] for text in executor.warned] == ["slurmctld is away", "Batch job submission failed"]
 
 
-REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: Invalid qos'.\n  sbatch call:"
-TIMED_OUT = REFUSED.replace("Invalid qos", "Socket timed out on send/recv operation")
+FAILED = "SLURM sbatch failed. The error message was 'sbatch: error: {}'.\n  sbatch call: --job-name 'try again'"
+REFUSED = FAILED.format("Batch job submission failed: Invalid qos")
+TIMED_OUT = FAILED.format("Batch job submission failed: Socket timed out on send/recv operation")
+LIMIT = FAILED.format(
+    "{}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, …)"
+)
 
 
 @pytest.mark.parametrize(
     ("message", "queue", "expected"),
     [
         (REFUSED, {}, [REFUSED]),
-        (REFUSED, {"7": COMMENT}, ["watches 7"]),  # killed after it had submitted
+        (REFUSED, {"7": f"{COMMENT} key"}, ["watches 7"]),  # killed after it had submitted
         (REFUSED, None, ["again"]),  # and now Slurm does not answer
         (TIMED_OUT, {}, ["again"]),  # it may be in the queue soon
+        (LIMIT.format("AssocMaxSubmitJobLimit"), {}, ["again"]),
+        (LIMIT.format("QOSMaxSubmitJobPerUserLimit"), {}, ["again"]),
+        (LIMIT.format("QOSMaxWallDurationPerJobLimit"), {}, [LIMIT.format("QOSMaxWallDurationPerJobLimit")]),
+        ("Job submission failed with exception: [Errno 11] Resource temporarily unavailable", {}, ["again"]),
+        (
+            "Part of failed array sbatch submission (tasks 1-2); see log for details.",
+            {},
+            ["again"],
+        ),  # alone, it says why
         ("stale file handle", {}, ["stale file handle"]),
     ],
 )
