@@ -58,13 +58,12 @@ class Verbs(click.Group):
 
     def invoke(self, context):
         """Call a verb; what it returns is the exit code."""
-        code = 1
+        code, words = 1, None
         try:
             code = super().invoke(context)
             sys.stdout.flush()
         except ParascaleError as error:
-            code = error.exit_code
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            code, words = error.exit_code, f"error: {error}"
         except BrokenPipeError as error:
             if _is_read():
                 raise RuntimeError("a pipe to another process broke") from error
@@ -74,17 +73,18 @@ class Verbs(click.Group):
                 raise
             code = PERMANENT_FAILURE if error.errno in FULL else 1
             place = error.filename or "the disk or its quota is full"
-            print(f"error: {place}: {error.strerror}; {REMEDY}", file=sys.stderr, flush=True)
-            if not error.filename:  # what standard output still holds would fail once more at the end of the process
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            words = f"error: {place}: {error.strerror}; {REMEDY}"
+            if not error.filename:
+                _close(sys.stdout)
         except KeyboardInterrupt:
-            code = 130
-            print("interrupted", file=sys.stderr, flush=True)
+            code, words = 130, "interrupted"
         finally:
             if context.obj:
                 context.obj(code or 0, context.meta.get(TIMEOUT, 300.0))
         if code == PERMANENT_FAILURE:
             slurm.note_permanent_failure()
+        if words:  # not before: the log may lie on the disk that is full
+            _say(words)
         context.exit(code or 0)
 
 
@@ -278,6 +278,20 @@ def configuration_words(context):
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
+
+
+def _say(words):
+    """Print to standard error; where that cannot be written, to Slurm's own log of this job."""
+    try:
+        print(words, file=sys.stderr, flush=True)
+    except OSError:
+        slurm.append_to_log(words)
+        _close(sys.stderr)
+
+
+def _close(stream):
+    """Drop what a stream still holds: writing it would fail once more at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _is_read():

@@ -59,6 +59,11 @@ class Lease:
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not psutil.pid_exists(holder["pid"])):
             return holder and holder["time"]
+        if holder["pid"] is None:
+            print(
+                f"{self.path}: damaged, its holder is unknown; waits up to {STALE_SECONDS:.0f} s for a sign of life",
+                flush=True,
+            )
         awake = SuspendAwareClock()
         while awake() < STALE_SECONDS:
             if holder["host"] != socket.gethostname() and time.time() - holder["time"] > 10 * STALE_SECONDS:
@@ -134,6 +139,9 @@ class Lease:
                     json.dump(self._sign(), file)
             except FileExistsError:
                 return False
+            except OSError:  # a full disk: half a lease would keep others waiting
+                self.path.unlink()
+                raise
         return True
 
     def _replace(self, former):
@@ -167,8 +175,7 @@ class Lease:
             holder = read_json(self.path)
             known = {name: holder[name] for name in KEYS}
             return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
-        except (ValueError, KeyError, TypeError) as error:
-            print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
+        except (ValueError, KeyError, TypeError):
             return dict.fromkeys(KEYS) | {"time": written}
         except FileNotFoundError:
             return None

@@ -117,6 +117,13 @@ def note_permanent_failure():
         output_or_empty(["scontrol", "update", f"jobid={job_id()}", f"comment={PERMANENT_FAILURE_COMMENT}"])
 
 
+def append_to_log(words):
+    """Append a line to Slurm's own log of this process's job, if it can be written."""
+    if path := described(job_id(), RECORD_SECONDS).get("StdOut"):
+        with suppress(OSError), open(path, "a", encoding="utf-8") as log:
+            log.write(f"{words}\n")
+
+
 # --- jobs that this user has submitted
 
 

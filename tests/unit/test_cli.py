@@ -1,6 +1,7 @@
 """The command: its verbs explain themselves, find the project, and end with one line instead of a traceback."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -174,3 +175,15 @@ def test_output_that_cannot_be_written_at_the_end(monkeypatch):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 78 and re.fullmatch("error: the disk or its quota is full: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("words", [["plan", "--help"], ["plan", "--run", "none"]])
+def test_what_would_fail_again_is_noted_before_words_that_a_full_disk_may_refuse(words, tmp_path):
+    """The job's log may lie on that disk. Then Slurm's own has the words."""
+    noted, log = tmp_path / "noted", tmp_path / "slurm.log"
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {noted}\necho "JobId=7 StdOut={log}"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*COMMAND, *words], stdout=full, stderr=full, env=environment).returncode == 78
+    assert "would_fail_again" in noted.read_text() and log.read_text().startswith("error: ")

@@ -187,3 +187,9 @@ def test_what_a_strategy_of_the_table_needs_and_torch_lacks_is_told_before_the_f
     project.edit("scripts/parascale/parallel/ddp.py", "import DistributedDataParallel", "import Gone")
     assert "torch.nn.parallel has no Gone (needed for dp)" in project.snakemake("data", fails=True)
     assert not (tmp_path / "results/data").exists()
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, "local"])
+def test_no_profile_chooses_jobs_by_a_solver(profile):
+    """Snakemake's default writes into TMPDIR: where that is full, it ends in a traceback, on nodes too."""
+    assert yaml.safe_load((REPOSITORY / f"profiles/{profile}/config.yaml").read_text())["scheduler"] == "greedy"
