@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.io import IOCache
 from snakemake.logging import logger
 
-from parascale.plan.price import PlannedJob
+from parascale.plan.hours import Job
 from parascale.store.folders import lacking
 
 INVENTORY = IOCache.mtime_inventory  # of what is there, which Snakemake makes once, before it decides what has to run
@@ -54,7 +54,7 @@ def is_local(workflow, rule):
 
 
 def pending_jobs(workflow):
-    """A list of `parascale.plan.price.PlannedJob`, in an order in which they can run.
+    """A list of `parascale.plan.hours.Job`, in an order in which they can run.
 
     Read from the graph itself: the events of a dry run leave out jobs under `--quiet`, do not say which rules are local,
     and come too late in a real run to refuse it.
@@ -87,12 +87,12 @@ def _described(job, workflow, pending):
     nodes, cores, gpus, hours = requested(job.resources, job.threads)
     if is_local(workflow, rule):
         nodes = cores = 0
-    return PlannedJob(
+    return Job(
         id=dag.jobid(job),
         rule=rule.name,
         wildcards=dict(job.wildcards_dict),
         nodes=nodes,
-        gpus=gpus,
+        gpus=nodes * gpus,
         cores=cores,
         limit_hours=hours,
         attempts=1 + (rule.restart_times or 0),

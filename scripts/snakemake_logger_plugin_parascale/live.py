@@ -6,10 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from parascale.files import append_line
-from parascale.plan.budget import ranges, wall_hours
+from parascale.plan.hours import total, wall_hours
 from parascale.plan.ledger import ran_seconds
-from parascale.plan.predict import charged_core_hours
-from parascale.plan.price import title
 from parascale.plan.tables import duration
 from parascale.report.live import Live
 from parascale.report.numbers import plural
@@ -43,7 +41,7 @@ class Ledger:
             self.running[job.id] = job, now, shared.get(job.together, 1)
             # Needed by `plan.ledger` if this workflow is killed before its end.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
-            self._write("started", job, now, cores=self._charge(job, 1.0), kind=job.kind, benchmark=benchmark)
+            self._write("started", job, now, cores=job.charged, kind=job.kind, benchmark=benchmark)
         return any(job.nodes for job in started)
 
     def finished(self, identity, now):
@@ -70,27 +68,24 @@ class Ledger:
         return job.nodes > 0
 
     def line(self, now):
-        left = []
+        """Jobs done, core-hours used, and what is to go."""
+        used, left = self.used, [*self.waiting.values()]
         for job, began, shared in self.running.values():
-            part = max(0.0, 1 - (now - began) / shared / 3600 / job.hours_expected) if job.hours_expected else None
-            left.append(job if part is None else job.rest(part))
-        left += self.waiting.values()
-        core_hours, spread = sum(self._charge(job, job.hours_expected) for job in left), ranges(left)
-        unknown = sum(job.hours_expected is None for job in left if job.nodes)
+            ran = (now - began) / shared / 3600
+            used += job.charged * ran
+            left.append(job.rest(max(0.0, 1 - ran / job.expected)) if job.expected else job)
+        sums = total(left)
         lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
-        running = sum(self._charge(job, (now - began) / share / 3600) for job, began, share in self.running.values())
-        used = f"{self.used + running:,.2f} core-h used"
-        line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used}"
+        line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used:,.2f} core-h used"
         if not left:
             return line
+        to_go, unknown = f"{sums['core_hours_expected']:,.2f}", sums["jobs_unknown"]
         if unknown:
-            return f"{line}, at least {core_hours:,.2f} to go, and {plural(unknown, 'job')} of unknown price"
+            return f"{line}, at least {to_go} to go, and {plural(unknown, 'job')} of unknown price"
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
-        ends = f"({spread['core_hours_low']:,.2f} to {spread['core_hours_high']:,.2f})"
-        return (
-            f"{line}, about {core_hours:,.2f} {ends} to go, for {duration(hours)}: until {end}, without time in queues"
-        )
+        ends = f"({sums['core_hours_low']:,.2f} to {sums['core_hours_high']:,.2f})"
+        return f"{line}, about {to_go} {ends} to go, for {duration(hours)}: until {end}, without time in queues"
 
     def dearer(self):
         """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
@@ -105,11 +100,7 @@ class Ledger:
                 self.told.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]
                 pace = f"{times:.1f} × the planned time, at the pace of its last steps"
-                yield f"{title(job.rule, job.wildcards)} will cost about {hours:,.2f} core-h, {pace}"
-
-    def _charge(self, job, hours):
-        seconds, site = (hours or 0.0) * 3600, self.planner.site
-        return charged_core_hours(site, job.nodes, seconds, job.cores, job.partition) if job.nodes else 0.0
+                yield f"{job.title} will cost about {hours:,.2f} core-h, {pace}"
 
     def _end(self, identity, now, event):
         if identity not in self.running:
@@ -117,7 +108,7 @@ class Ledger:
         job, began, shared = self.running.pop(identity)
         seconds = ran_seconds(self.planner.project.paths, job.kind, job.run, job.benchmark, began, now)
         seconds = seconds or (now - began) / shared
-        charged = self._charge(job, seconds / 3600)
+        charged = job.charged * seconds / 3600
         self.used += charged
         self._write(event, job, now, seconds=seconds, core_hours=charged)
         return job

@@ -27,8 +27,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from parascale.families.sizes import model_sizes
 from parascale.parallel import make_mesh, recompute
-from parascale.plan.calibrate import saved_bytes
-from parascale.plan.memory import peak_memory, total
+from parascale.plan.memory import peak_memory, saved_bytes, total
 from parascale.settings import Layout, Run, load_workload
 from parascale.settings.layout import DEGREES
 

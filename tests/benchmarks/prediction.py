@@ -29,7 +29,7 @@ from comparison import machine, parser_of
 from parascale.files import read_json
 from parascale.paths import Paths
 from parascale.plan import calibrate
-from parascale.plan.predict import data_facts, predict
+from parascale.plan.planner import data_facts
 from parascale.settings import load_project_file
 
 REPOSITORY = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def workflow(root, targets, *options):
 
 def compare(run, site, calibration, roots):
     """The Row of a run, by a calibration; medians over roots."""
-    predicted = predict(run, site, calibration, data_facts(run, roots[0]))
+    predicted = calibration.predict(run, site, data_facts(run, roots[0]))
     summaries = [read_json(paths.run(run.run) / "summary.json") for paths in roots]
     return Row(
         run=run.run,

@@ -7,8 +7,8 @@ from unittest import mock
 import yaml
 
 from parascale.plan import time
-from parascale.plan.calibrate import FORMULA_ERROR
-from parascale.plan.predict import RANGE, predict
+from parascale.plan.hours import RANGE
+from parascale.plan.predict import FORMULA_ERROR, predict
 from parascale.settings import load_project_file
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"

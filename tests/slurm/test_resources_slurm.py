@@ -79,5 +79,5 @@ def test_limits_are_those_that_slurm_states(cluster):
     cases = [(4, 24.0, None, ""), (5, 1.0, None, "at most 4"), (1, 24.5, None, "after 24 h")]
     cases += [(1, 2.0, "dc-gpu-devel", ""), (1, 2.5, "dc-gpu-devel", "after 2 h")]
     for nodes, hours, partition, said in cases:
-        found = limits.violations(limits.Request("job", nodes, 4, hours), live, partition)
+        found = limits.violations("job", nodes, 4, hours, live, partition)
         assert bool(found) == bool(said) and said in "".join(found), (nodes, hours, partition)

@@ -21,7 +21,8 @@ from parascale.check.processes import Here
 from parascale.errors import TrainingError
 from parascale.files import read_json, write_json, write_text
 from parascale.parallel.communication import OPERATIONS
-from parascale.plan.predict import data_facts, predict
+from parascale.plan.planner import data_facts
+from parascale.plan.predict import predict
 from parascale.train import parity
 
 from ..distributed.harness import run_on_ranks

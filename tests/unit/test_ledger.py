@@ -12,9 +12,9 @@ import pytest
 
 from parascale.files import write_json
 from parascale.plan import budget
+from parascale.plan.hours import Job
 from parascale.plan.ledger import rule_history
 from parascale.plan.planner import Planner
-from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.collect import members
 from snakemake_logger_plugin_parascale.live import Ledger
 from tests.unit.test_plan_budget import jobs, project
@@ -110,11 +110,11 @@ def chain(tmp_path):
     """A Ledger of a download, `convert` with two attempts, `verify` which needs it, `index`, and a local report on all; an hour
     each, as history says."""
     jobs = [
-        PlannedJob(0, "download", {}, nodes=0),
-        PlannedJob(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
-        PlannedJob(2, "verify", {}, after=(1,)),
-        PlannedJob(3, "index", {}, after=(0,)),
-        PlannedJob(4, "report", {}, nodes=0, after=(2, 3)),
+        Job(0, "download", {}, nodes=0),
+        Job(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
+        Job(2, "verify", {}, after=(1,)),
+        Job(3, "index", {}, after=(0,)),
+        Job(4, "report", {}, nodes=0, after=(2, 3)),
     ]
     planner = Planner(project(tmp_path))
     plan = budget.make_plan(jobs, planner, history={"convert": 1.0, "verify": 1.0, "index": 1.0})
@@ -163,7 +163,7 @@ def test_a_job_with_a_benchmark_counts_as_long_as_that_says(chain):
 
 def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):
     """Of two without a record each counts half of it, also while they run; their turns come one after another."""
-    jobs = [PlannedJob(number, "verify", {"dataset": f"d{number}"}, together=(2, 1)) for number in (1, 2)]
+    jobs = [Job(number, "verify", {"dataset": f"d{number}"}, together=(2, 1)) for number in (1, 2)]
     planner = Planner(project(tmp_path))
     plan = budget.make_plan(jobs, planner, history={"verify": 1.0})
     assert plan.totals["wall_hours_at_once"] == 2

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from parascale.commands.planned import planned_page
 from parascale.errors import ConfigError
 from parascale.plan import budget, tables
+from parascale.plan.hours import Job, Part, wall_hours
 from parascale.plan.ledger import Spent, spent
 from parascale.plan.memory import memory_moments, peak, verdict
 from parascale.plan.planner import Planner
-from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, worst_seconds
-from parascale.plan.price import PlannedJob, PricedJob
+from parascale.plan.predict import DataFacts, predict, time_limit, worst_seconds
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.project import Project
@@ -61,15 +61,15 @@ def project(tmp_path, **limits):
 
 def jobs():
     return [
-        PlannedJob(1, "download", {"dataset": "d"}, nodes=0),
-        PlannedJob(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
-        PlannedJob(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,), kind="run"),
-        PlannedJob(
+        Job(1, "download", {"dataset": "d"}, nodes=0),
+        Job(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
+        Job(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,), kind="run"),
+        Job(
             4,
             "train_multi_node",
             {"run": "ddp-8"},
             nodes=2,
-            gpus=4,
+            gpus=8,
             limit_hours=0.5,
             attempts=4,
             after=(2,),
@@ -189,15 +189,13 @@ def test_a_plan_says_what_parity_costs_and_which_jobs_are_dearest(tmp_path):
     """Its sums by what jobs do; that of trainings is the one of `parascale plan --check`."""
     parity = [dataclasses.replace(job, id=job.id + 2, rule="parity_run", kind="parity") for job in jobs()[2:]]
     plan = budget.make_plan([*jobs()[2:], *parity], Planner(project(tmp_path)))
-    trainings, checks = (
-        sum(job.core_hours_expected for job in plan.jobs if job.kind == kind) for kind in ("run", "parity")
-    )
+    trainings, checks = (sum(job.core_hours for job in plan.jobs if job.kind == kind) for kind in ("run", "parity"))
     ends, said = r" \([\d.]+ to [\d.]+\)", tables.text(plan)
     assert re.search(
         rf"Of that: trainings {trainings:,.2f}{ends}, parity runs {checks:,.2f}{ends}; targets such as `ddp` leave out",
         said,
     )
-    rows = {name: sum(job.core_hours_expected for job in plan.jobs if job.run == name) for name in ("single", "ddp-8")}
+    rows = {name: sum(job.core_hours for job in plan.jobs if job.run == name) for name in ("single", "ddp-8")}
     dearest = max(rows, key=rows.get)
     assert re.search(rf"Dearest rows, .*: {dearest} {rows[dearest]:,.2f}{ends}; ", said)
     table = project(tmp_path)
@@ -215,7 +213,7 @@ def test_a_plan_says_what_idle_gpus_cost_where_whole_nodes_are_charged(tmp_path)
     asked = [dataclasses.replace(job, gpus=max(job.gpus, 1)) for job in jobs()]
     plan = budget.make_plan(asked, Planner(plain), history={"prepare": 0.1})
     single = next(job for job in plan.jobs if job.run == "single")
-    assert plan.totals["core_hours_idle"] == pytest.approx(0.75 * single.core_hours_expected)
+    assert plan.totals["core_hours_idle"] == pytest.approx(0.75 * single.core_hours)
     assert "Idle GPUs: " in tables.text(plan)
     by_cores = dataclasses.replace(plain, site=dataclasses.replace(plain.site, charges="cores"))
     assert "Idle GPUs" not in tables.text(budget.make_plan(jobs(), Planner(by_cores)))
@@ -248,7 +246,7 @@ def test_the_page_has_the_plan_of_each_training_and_the_jobs_of_each_rule(tmp_pa
     planned = {job.run: planner.prediction(job.run) for job in trainings}
     for job in trainings:
         assert float(cells[table, job.run, "training_seconds"]) == pytest.approx(planned[job.run].seconds)
-        assert float(cells[table, job.run, "core_hours"]) == pytest.approx(job.core_hours_expected)
+        assert float(cells[table, job.run, "core_hours"]) == pytest.approx(job.core_hours)
         assert float(cells[table, job.run, "peak_memory_bytes"]) == planned[job.run].memory_bytes
     shown = [run for run in re.findall('<tr data-run="(.*?)"', page) if run in planned]
     assert shown == sorted(planned, key=lambda name: planned[name].seconds)
@@ -262,21 +260,20 @@ def test_the_page_has_the_plan_of_each_training_and_the_jobs_of_each_rule(tmp_pa
 def test_calendar_bounds(drawn, capacity):
     """No schedule beats the longest chain or the work divided by the capacity; none exceeds one job after the other."""
     planned = [
-        PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
+        Job(number, "r", {}, parts=(Part(hours),), slots=slots, after=tuple(i for i in after if i < number))
         for number, (hours, slots, after) in enumerate(drawn)
     ]
-    priced = [PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
-    chain, limited = budget.wall_hours(priced), budget.wall_hours(priced, capacity)
-    total = sum(job.limit_hours for job in planned)
-    work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity
+    chain, limited = wall_hours(planned), wall_hours(planned, capacity)
+    total = sum(job.expected for job in planned)
+    work = sum(job.expected * min(job.slots, capacity) for job in planned) / capacity
     assert max(chain, work) <= limited + 1e-9 and limited <= total + 1e-9
 
 
 def test_charges():
     """One GPU of a node costs what four cost."""
-    assert charged_core_hours(JURECA, 2, 1800) == 128
+    assert JURECA.cores_charged(2) == 256
     by_cores = dataclasses.replace(JURECA, charges="cores")
-    assert charged_core_hours(by_cores, 1, 3600, cores=32) == 32
+    assert by_cores.cores_charged(1, 32) == 32
 
 
 @pytest.mark.parametrize(
@@ -331,10 +328,13 @@ def test_unknown_stays_unknown():
 def test_the_table_has_a_row_for_each_rule_that_costs_something(tmp_path):
     """With the least and the most nodes and GPUs that its jobs ask for; what runs here is no row."""
     planned = [dataclasses.replace(job, rule="train") if job.kind == "run" else job for job in jobs()]
-    plan = budget.make_plan(planned, Planner(project(tmp_path)))
-    prepare, train = budget.rows(plan, by_strategy=False)
-    assert (prepare["rule"], prepare["nodes"], prepare["gpus"]) == ("prepare", "1", "0")
-    assert (train["rule"], train["nodes"], train["gpus"]) == ("train", "1–2", "1–8")
+    rows = tables.cells(budget.make_plan(planned, Planner(project(tmp_path))), by_strategy=False)
+    assert [(row[0], *row[2:5]) for row in rows] == [
+        ("prepare", "1", "1", "0"),
+        ("train", "2", "1–2", "1–8"),
+        ("local jobs", "1", "", ""),
+        ("total", "4", "", ""),
+    ]
 
 
 def test_communicators_take_memory_of_gpus_for_each_degree():

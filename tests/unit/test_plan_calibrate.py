@@ -10,7 +10,7 @@ from parascale.families.sizes import model_sizes
 from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation
-from parascale.plan.memory import peak_memory, total
+from parascale.plan.memory import peak_memory, saved_bytes, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
 from parascale.plan.time import formula_rates, step_seconds
@@ -47,14 +47,14 @@ def test_a_calibration_is_kept_and_used(tmp_path):
     calibrate.save(Calibration("laptop", (observation,)), path)
     loaded = calibrate.load(path, "laptop")
     assert loaded == Calibration("laptop", (observation,))
-    again = predict(dataclasses.replace(run, run="again", seed=5), LAPTOP, loaded, FACTS)
+    again = loaded.predict(dataclasses.replace(run, run="again", seed=5), LAPTOP, FACTS)
     assert again.basis == "history" and again.step_seconds == 0.5
     mean = math.exp(HISTORY_ERROR**2 / 2)  # of a log-normal, over its median
     assert again.wall_seconds == pytest.approx(507.0 * mean)
     other = dataclasses.replace(
         run, workload=dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10, global_batch=128))
     )
-    assert 0.7 < predict(other, LAPTOP, loaded, FACTS).step_seconds < 1.1
+    assert 0.7 < loaded.predict(other, LAPTOP, FACTS).step_seconds < 1.1
 
 
 def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():
@@ -64,9 +64,9 @@ def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():
 
     def observed(beside):
         seen = Observation("run", "seen", dataclasses.asdict(run), 5000, 0.5, {}, extra_seconds=beside)
-        return [predict(each, LAPTOP, Calibration("laptop", (seen,)), FACTS) for each in (other, elsewhere)]
+        return [Calibration("laptop", (seen,)).predict(each, LAPTOP, FACTS) for each in (other, elsewhere)]
 
-    predicted = sum(predict(run, LAPTOP, None, FACTS).beside.values())
+    predicted = sum(predict(run, LAPTOP, FACTS).beside.values())
     known, unknown = (sum(each.beside.values()) for each in observed(predicted))
     again, not_again = (sum(each.beside.values()) for each in observed(3 * predicted))
     assert again == pytest.approx(3 * known) and not_again == pytest.approx(unknown)
@@ -146,9 +146,9 @@ def test_start_up_saving_and_constant_memory_are_measured():
     assumed = calibration.measured(LAPTOP).assumed
     assert (assumed.startup_seconds, assumed.library_gigabytes) == (6.0, pytest.approx(0.4))
     assert calibration.basis(two) == "probe"
-    saved = calibrate.saved_bytes(two, 5000)
+    saved = saved_bytes(two, 5000)
     assert assumed.save_gigabytes_per_second == pytest.approx(saved / 0.2 / 1e9)
-    crowd = predict(Run("four", WORKLOAD, Layout(gpus_per_node=4, dp=4)), LAPTOP, calibration, FACTS)
+    crowd = calibration.predict(Run("four", WORKLOAD, Layout(gpus_per_node=4, dp=4)), LAPTOP, FACTS)
     best = 0.2 / 3  # weights without the optimizer's two copies, after the evaluation on the way
     assert crowd.wall_seconds - crowd.seconds == pytest.approx(2 * 6.0 + 0.2 + best)
     assert crowd.memory["libraries"] == pytest.approx(4 * 10**8)
@@ -161,9 +161,9 @@ def test_a_plan_rests_on_what_it_was_made_from():
     calibration = Calibration("jureca", (observation,))
     other = dataclasses.replace(WORKLOAD, name="other")
     bases = {
-        (workload.name, precision): predict(
-            Run("new", workload, Layout(gpus_per_node=2, dp=2), precision=precision), JURECA, calibration, FACTS
-        ).basis
+        (workload.name, precision): calibration.basis(
+            Run("new", workload, Layout(gpus_per_node=2, dp=2), precision=precision)
+        )
         for workload in (WORKLOAD, other)
         for precision in ("fp32", "bf16")
     }
@@ -202,7 +202,7 @@ def test_what_computes_otherwise_and_parity_runs_price_no_training(tmp_path, pla
     took = {"seconds": 4.0, "steps": 20, "wall_seconds": 9.0, "phases": {"forward": 1.0, "backward": 3.0}}
     (folder / "summary.json").write_text(json.dumps(took))
     known = calibrate.known(Paths(tmp_path), "laptop")
-    assert predict(dataclasses.replace(SEEN, run="new"), LAPTOP, known, FACTS).basis == basis
+    assert known.predict(dataclasses.replace(SEEN, run="new"), LAPTOP, FACTS).basis == basis
 
 
 def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from parascale.families.sizes import model_sizes
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.price import PlannedJob, limit_minutes, price
+from parascale.plan.price import limit_minutes, price
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, load_project_file
@@ -15,7 +16,7 @@ from tests.unit.pretrained_folders import T5_SMALL, describe
 
 def other(stage, **wildcards):
     """A job of the stage whose benchmarks lie in that folder, under a name that another workflow may have given it."""
-    return PlannedJob(1, f"theirs_{stage}", wildcards, benchmark=f"results/benchmarks/{stage}/x.tsv")
+    return Job(1, f"theirs_{stage}", wildcards, benchmark=f"results/benchmarks/{stage}/x.tsv")
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,9 @@ def test_jobs_that_train_nothing_have_a_price(jureca, stage, wildcards):
     """Between its start and an hour, by formula; the ledger's own experience stands above that."""
     job = other(stage, **wildcards)
     priced = price(job, jureca, {})
-    assert jureca.site.assumed.startup_seconds / 3600 < priced.hours_expected < 1 and priced.basis == "formula"
-    assert priced.core_hours_expected == pytest.approx(128 * priced.hours_expected)
-    assert price(job, jureca, {job.rule: 0.25}).hours_expected == 0.25
+    assert jureca.site.assumed.startup_seconds / 3600 < priced.expected < 1 and priced.basis == "formula"
+    assert priced.core_hours == pytest.approx(128 * priced.expected)
+    assert price(job, jureca, {job.rule: 0.25}).expected == 0.25
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_jobs_that_train_nothing_have_a_price(jureca, stage, wildcards):
 )
 def test_a_job_that_trains_nothing_has_a_time_limit_by_its_price(jureca, stage, wildcards, minutes):
     """Four times its price in quarters of an hour, longer at each attempt, within the partition."""
-    hours = price(other(stage, **wildcards), jureca, {}).hours_expected
+    hours = price(other(stage, **wildcards), jureca, {}).expected
     limits = [limit_minutes(stage, wildcards, jureca, attempt, "dc-gpu") for attempt in (1, 2, 1000)]
     assert limits[0] >= minutes and limits == [limits[0], 2 * limits[0], 24 * 60]
     assert 4 * hours <= limits[0] / 60 < 4 * hours + 0.25
@@ -60,9 +61,7 @@ def test_a_job_that_trains_nothing_has_a_time_limit_by_its_price(jureca, stage, 
 def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
     """What each process does once, such as to start and to read the weights, stays."""
     job = dataclasses.replace(other("summarise", run="xsum-single"), gpus=1)
-    alone, four, many = (
-        price(dataclasses.replace(job, gpus=gpus), jureca, {}).hours_expected for gpus in (1, 4, 10**9)
-    )
+    alone, four, many = (price(dataclasses.replace(job, gpus=gpus), jureca, {}).expected for gpus in (1, 4, 10**9))
     assert alone - four == pytest.approx(3 / 4 * (alone - many)) and alone > 3 * four > 3 * many
     assert many * 3600 >= jureca.site.assumed.startup_seconds
 
@@ -77,16 +76,16 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
     )
     missing = Planner(project).prediction("xsum-t5-single")
     assert f"{tmp_path}/t5-small/config.json: no such file" in missing.unknown and missing.memory is None
-    assert price(job, Planner(project), {}).hours_expected is None
+    assert price(job, Planner(project), {}).expected is None
     describe(tmp_path / "t5-small", T5_SMALL, 32100)
     there = Planner(project)
     hours = {run: there.prediction(run).wall_seconds for run in project.runs}
-    assert hours["xsum-t5-single"] > hours["xsum-t5-ddp-4"] > 0 and price(job, there, {}).hours_expected > 0
+    assert hours["xsum-t5-single"] > hours["xsum-t5-ddp-4"] > 0 and price(job, there, {}).expected > 0
 
 
 def test_more_data_costs_more(jureca):
     small, large = (
-        price(other("prepare", dataset=name), jureca, {}).hours_expected for name in ("wikitext2", "wikitext103-50k")
+        price(other("prepare", dataset=name), jureca, {}).expected for name in ("wikitext2", "wikitext103-50k")
     )
     assert large > 2 * small
 
@@ -95,7 +94,7 @@ def test_shards_of_a_text_are_encoded_at_the_price_of_one_job_and_a_start_each(j
     """Joining them is a copy, and costs far less than encoding; so are tokens of one's own, and tokens in another format."""
 
     def hours(stage):
-        return price(other(stage, dataset="wikitext103-50k"), jureca, {}).hours_expected - start
+        return price(other(stage, dataset="wikitext103-50k"), jureca, {}).expected - start
 
     start, datasets = jureca.site.assumed.startup_seconds / 3600, jureca.project.datasets
     one, text = hours("prepare"), datasets["wikitext103-50k"]
@@ -113,7 +112,7 @@ def test_shards_of_images_are_written_at_the_price_of_one_job_and_a_start_each(j
         formats = dataclasses.replace(jureca.project.config.formats, shards=shards)
         config = dataclasses.replace(jureca.project.config, formats=formats)
         planner = Planner(dataclasses.replace(jureca.project, config=config))
-        return 3600 * price(other(stage, dataset=dataset), planner, {}).hours_expected - start
+        return 3600 * price(other(stage, dataset=dataset), planner, {}).expected - start
 
     start = jureca.site.assumed.startup_seconds
     assert 8 * seconds(8) == pytest.approx(seconds(1))
@@ -140,7 +139,7 @@ def test_a_checkpoint_is_verified_with_the_validation_and_the_test_split(jureca)
         data = dataclasses.replace(data, expected=dataclasses.replace(data.expected, validation_tokens=tokens))
         changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, data=data))
         planner = Planner(dataclasses.replace(jureca.project, runs={"fsdp-4": changed}))
-        return 3600 * price(other("verify_checkpoint", run="fsdp-4"), planner, {}).hours_expected
+        return 3600 * price(other("verify_checkpoint", run="fsdp-4"), planner, {}).expected
 
     none, once, tenfold = (seconds(count * run.workload.training.window) for count in (1, 10_001, 100_001))
     rates, _ = jureca.calibration.rates(jureca.site, run, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from parascale.families.sizes import model_sizes
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.fit import FITTED, fit
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.predict import DataFacts
 from parascale.plan.probes import probes
 from parascale.plan.time import REFERENCE, formula_rates, step_seconds
 from parascale.plan.work import step_work
@@ -147,7 +147,7 @@ def test_ranges_hold_80_of_100_runs():
         seen = tuple(truth.observe(each) for each in list(probes(runs, CLUSTER).values()))
         calibration = Calibration(CLUSTER.name, seen)
         for run in list(runs.values())[1:]:
-            predicted = predict(run, CLUSTER, calibration, FACTS, remedy=False)
+            predicted = calibration.predict(run, CLUSTER, FACTS, remedy=False)
             wall = predicted.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE)) + sum(
                 predicted.beside.values()
             )

@@ -18,9 +18,10 @@ from parascale.files import write_json
 from parascale.paths import Paths
 from parascale.plan import budget, calibrate, tables
 from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
-from parascale.plan.price import PlannedJob, price
+from parascale.plan.price import price
 from parascale.settings import load_project_file
 from parascale.settings.data import ExpectedText
 from parascale.store.reasons import KEPT, Reason, Reasons
@@ -139,12 +140,12 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
     whole = price(job, planner, {})
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=750))
     left, predicted = price(job, planner, {}), planner.prediction("single")
-    assert left.hours_expected == pytest.approx((predicted.wall_seconds - 0.75 * predicted.seconds) / 3600)
-    assert left.hours_expected < left.hours_worst < whole.hours_worst
+    assert left.expected == pytest.approx((predicted.wall_seconds - 0.75 * predicted.seconds) / 3600)
+    assert left.expected < left.worst < whole.worst
     monkeypatch.setattr(planner, "reason", lambda *_: KEPT)
-    assert price(job, planner, {}).core_hours_expected == 0
+    assert price(job, planner, {}).core_hours == 0
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=5000))
-    assert price(job, planner, {}).hours_expected == pytest.approx(sum(predicted.beside.values()) / 3600)
+    assert price(job, planner, {}).expected == pytest.approx(sum(predicted.beside.values()) / 3600)
 
 
 def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path, monkeypatch):
@@ -180,7 +181,7 @@ def test_energy_is_that_of_the_gpus_at_full_power(tmp_path):
 def test_a_plan_says_how_much_narrower_probes_would_make_it(jureca):
     """Every training and parity run of the shipped table, before its probes and with them, off from the formulas as probes would be."""
     planned = [
-        PlannedJob(number, "train", {"run": name}, run.layout.nodes, run.layout.gpus_per_node, kind=kind)
+        Job(number, "train", {"run": name}, run.layout.nodes, run.layout.nodes * run.layout.gpus_per_node, kind=kind)
         for number, (kind, (name, run)) in enumerate(itertools.product(("run", "parity"), jureca.project.runs.items()))
     ]
     plan, measured, noise = budget.make_plan(planned, jureca), Planner(jureca.project), random.Random(1)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from parascale import slurm
 from parascale.plan import budget, limits, tables
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.price import PlannedJob
 from tests.unit.test_plan_budget import JURECA, jobs, project
 
 # What a job asks for, and what is said of it.
@@ -32,8 +32,7 @@ def test_limits_of_jobs_that_share_one_add_up(tmp_path, count, hours, fits):
     """Slurm is asked for the time of all of them, which a partition may never grant although it grants that of each. It is said once."""
     ids = tuple(range(count)) if count > 1 else ()
     shared = [
-        PlannedJob(number, "prepare", {"dataset": f"d{number}"}, limit_hours=hours, together=ids)
-        for number in range(count)
+        Job(number, "prepare", {"dataset": f"d{number}"}, limit_hours=hours, together=ids) for number in range(count)
     ]
     plan = budget.make_plan(shared, Planner(project(tmp_path)))
     assert len(plan.violations) == (not fits)
@@ -56,7 +55,7 @@ def test_what_the_machine_never_grants_is_refused(name, tmp_path):
 
 
 def test_jobs_at_the_limit_pass():
-    assert limits.violations(limits.Request("job", 24, 4, 24.0), JURECA) == []
+    assert limits.violations("job", 24, 4, 24.0, JURECA) == []
 
 
 def test_live_limits_are_read():
@@ -71,8 +70,8 @@ def test_live_limits_are_read():
         ("dc-gpu-devel", 2.0, 12),
     ]
     nameless = dataclasses.replace(JURECA, partitions=[])
-    assert limits.violations(limits.Request("job", 25, 4, 1.0), nameless) == []
-    assert limits.violations(limits.Request("job", 25, 4, 1.0), limits.with_partitions(nameless, parsed))
+    assert limits.violations("job", 25, 4, 1.0, nameless) == []
+    assert limits.violations("job", 25, 4, 1.0, limits.with_partitions(nameless, parsed))
 
 
 def test_slurm_is_asked_only_of_what_goes_to_it(tmp_path, monkeypatch):

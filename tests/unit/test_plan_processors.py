@@ -47,7 +47,7 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
     """Every constant of CPUs follows a figure, but for the bandwidth of links. A machine like the one where they were found changes nothing."""
     run = Run("r", WORKLOAD, layout)
     known, same, slow = (
-        predict(run, LAPTOP, calibration(machine), FACTS).step_seconds for machine in (None, REFERENCE, SLOW)
+        calibration(machine).predict(run, LAPTOP, FACTS).step_seconds for machine in (None, REFERENCE, SLOW)
     )
     assert same == pytest.approx(known) and 1.8 * known < slow < 2.001 * known
     assert layout.world_size > 1 or slow == pytest.approx(2 * known)
@@ -83,7 +83,7 @@ def test_nodes_that_one_machine_plays_share_its_cores(axis):
 
     def seconds(site, nodes, processes):
         layout = Layout(nodes=nodes, gpus_per_node=processes, **{axis: nodes * processes})
-        predicted = predict(Run("r", WORKLOAD, layout), site, calibration(None), FACTS)
+        predicted = predict(Run("r", WORKLOAD, layout), site, FACTS)
         return predicted.phases["compute"], predicted.phases["communication"], predicted.beside["start-up"]
 
     for processes in (1, 2):
@@ -161,7 +161,7 @@ def test_memory_has_a_rate_of_its_own_within_what_is_plausible(measured, taken):
 
 def test_no_figure_of_a_cpu_prices_a_gpu():
     run = Run("r", WORKLOAD)
-    assert predict(run, JURECA, calibration(SLOW), FACTS) == predict(run, JURECA, calibration(None), FACTS)
+    assert calibration(SLOW).predict(run, JURECA, FACTS) == predict(run, JURECA, FACTS)
 
 
 def test_it_is_measured_once_and_only_for_what_takes_long(tmp_path):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.plan import budget, tables
+from parascale.plan.hours import LIMIT, RANGE, Part, quantile
 from parascale.plan.planner import Planner
-from parascale.plan.predict import LIMIT, RANGE, Part, quantile
 from parascale.store.reasons import Reason
 from tests.unit.test_plan_budget import jobs, project
 

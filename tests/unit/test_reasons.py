@@ -131,10 +131,10 @@ def test_a_plan_prices_what_is_kept_at_nothing_and_refuses_to_repeat_much(traine
     assert "runs: 1 × a file of its result is missing: train_single (single)" in said
     assert Store(made.paths.trainings).adopt(made.paths.run("single"))
     (priced,) = budget.make_plan([training], Planner(made)).jobs
-    assert (priced.core_hours_expected, priced.basis) == (0.0, "store")
+    assert (priced.core_hours, priced.basis) == (0.0, "store")
     # Its data is made anew: nobody knows yet whether that is the same.
     _, second = budget.make_plan([jobs()[1], jobs()[2]], Planner(made)).jobs
-    assert second.core_hours_expected > 0 and second.why == "its input is rebuilt"
+    assert second.core_hours > 0 and second.why == "its input is rebuilt"
 
 
 @pytest.mark.parametrize("stored", [True, False])

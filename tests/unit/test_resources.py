@@ -82,8 +82,8 @@ def test_shipped_clusters_take_every_shipped_run(monkeypatch, name):
     for run in project.runs.values():
         asked = resources(run.layout, project.site, 60)
         assert asked["nodes"] == run.layout.nodes
-        request = limits.Request(run.run, run.layout.nodes, run.layout.gpus_per_node, 1.0)
-        assert limits.violations(request, project.site, project.config.partition) == []
+        asked = run.run, run.layout.nodes, run.layout.gpus_per_node, 1.0
+        assert limits.violations(*asked, project.site, project.config.partition) == []
 
 
 def test_on_jsc_machines_results_lie_in_the_users_own_folder_below_scratch(monkeypatch):

@@ -11,9 +11,9 @@ from parascale.commands.plan import describe, explanation
 from parascale.commands.store import _wanted
 from parascale.errors import ConfigError
 from parascale.plan import budget, calibrate, tables
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.predict import predict
-from parascale.plan.price import PlannedJob, left_of
+from parascale.plan.price import left_of
 from parascale.settings import load_project_file, run_from_dict
 from parascale.store.keys import code_of_run, key_of_run
 
@@ -196,11 +196,11 @@ def test_a_probe_prices_its_layout_until_the_script_is_edited(project, observed)
     both = found.runs["both"]
     probe = observed(Planner(found).run("both@25", "probe"), [(10, 5.0), (20, 4.0)])
     known = calibrate.Calibration("local", (probe,))
-    predicted = predict(both, found.site, known)
+    predicted = known.predict(both, found.site)
     assert (predicted.basis, predicted.step_seconds, predicted.steps) == ("probe", 0.4, 100)
-    assert predict(found.runs["alone"], found.site, known).unknown
+    assert known.predict(found.runs["alone"], found.site).unknown
     project(("workloads/helper.py", "1", "2"))
-    assert "run the target `calibrate`" in predict(both, found.site, known).unknown
+    assert "run the target `calibrate`" in known.predict(both, found.site).unknown
 
 
 def test_a_script_that_does_not_say_its_steps_is_planned_without_them(project):
@@ -231,7 +231,7 @@ def test_jobs_without_a_price_leave_the_chance_open_and_the_worth_of_probes_know
     (tmp_path / "workloads/lm.yaml").write_text(f"training: {{steps: 1000}}\ndata: {{expected: {expected}}}")
     edits = ("runs.tsv", RUNS, RUNS + "ours\tlm\t1\t1\n"), ("config.yaml", "site", "budget: {core_hours: 1}\nsite")
     planner = Planner(project(*edits))
-    jobs = [PlannedJob(number, "train_single", {"run": run}, kind="run") for number, run in enumerate(("ours", "both"))]
+    jobs = [Job(number, "train_single", {"run": run}, kind="run") for number, run in enumerate(("ours", "both"))]
     whole, partly = (budget.make_plan(jobs[:count], planner) for count in (1, 2))
     assert "of 100 cases" in _line(whole, "Budget") and "exceeded" not in _line(partly, "Budget")
     assert "would narrow" in whole.calibrating and "probes for at least" in partly.calibrating

@@ -11,8 +11,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_json
 from parascale.plan import budget
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View, user_message
@@ -138,8 +138,8 @@ def handler_of(tmp_path, baseline):
     """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
     planner = Planner(found := project(tmp_path))
     found.runs["ddp-8"] = dataclasses.replace(found.runs["ddp-8"], baseline=baseline)
-    parity = PlannedJob(8, "parity_run", {"run": "ddp-8"}, kind="parity")
-    verdict = PlannedJob(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
+    parity = Job(8, "parity_run", {"run": "ddp-8"}, kind="parity")
+    verdict = Job(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
     made = object.__new__(LogHandler)
     made.planner, made.view, made.shown, made.failed = planner, view(), None, False
     made.workflow = types.SimpleNamespace(dag=None)

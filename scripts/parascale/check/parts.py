@@ -13,7 +13,8 @@ from parascale.check.processes import ROOT, TIMEOUT_SECONDS, launched
 from parascale.errors import ParascaleError, TrainingError
 from parascale.files import read_json, tree_bytes
 from parascale.paths import RunFolder
-from parascale.plan.predict import data_facts, predict
+from parascale.plan.planner import data_facts
+from parascale.plan.predict import predict
 from parascale.settings import Layout, Run, load_workload
 from parascale.train.job import job_of
 

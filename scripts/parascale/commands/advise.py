@@ -11,7 +11,7 @@ from parascale.cli import COUNT, with_project
 from parascale.plan import advise as advice_of
 from parascale.plan import calibrate, limits
 from parascale.plan.budget import of_memory
-from parascale.plan.predict import data_facts, predict
+from parascale.plan.planner import data_facts
 from parascale.report import numbers
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
@@ -112,7 +112,7 @@ def advise(
         return
     print_table(first, f"{workload.name}-{gpus}", own, bought)
     proof = first.run.parity(project.config.parity.steps, project.config.parity.precision)
-    proof = predict(proof, site, known, facts)
+    proof = known.predict(proof, site, facts)
     if proof.fits in ("risky", "does not fit"):
         print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
 

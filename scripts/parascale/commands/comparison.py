@@ -7,7 +7,7 @@ from parascale.checkpoint.matrix import conversions
 from parascale.errors import DataError
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
-from parascale.plan.predict import data_facts
+from parascale.plan.planner import data_facts
 from parascale.report import build_report, load_readings, load_records, write_report
 from parascale.report.layouts import degrees_text
 from parascale.report.measured import tables_in

@@ -7,9 +7,9 @@ import click
 from parascale.cli import project_options, run_option
 from parascale.data.named_files import missing_data
 from parascale.plan import budget, ledger, limits, tables
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.predict import cores_asked
-from parascale.plan.price import PlannedJob, title
 from parascale.report.numbers import duration, plural, price
 
 BASES = {
@@ -125,12 +125,12 @@ def judge(names, planner):
     site, jobs, left, refused = limits.live_site(project.site, submits), [], [], []
     for number, name in enumerate(names):
         run, prediction = planner.run(name), planner.prediction(name)
-        job = PlannedJob(
+        job = Job(
             number,
             "run",
             {"run": name},
             nodes=run.layout.nodes,
-            gpus=run.layout.gpus_per_node,
+            gpus=run.layout.nodes * run.layout.gpus_per_node,
             cores=cores_asked(run, project.site),
             limit_hours=planner.runtime_minutes(name, partition=partition) / 60,
             partition=partition,
@@ -140,7 +140,7 @@ def judge(names, planner):
         if not planner.reason(name).shown:  # what a finished one was charged is in what was spent
             left.append(job)
         if prediction.fits == "does not fit":
-            refused.append(budget.of_memory(title(job.rule, job.wildcards), prediction))
+            refused.append(budget.of_memory(job.title, prediction))
     expected = budget.make_plan(left, planner, site=site, spent=ledger.spent(project.paths, site.name))
     notes = [line for line in budget.warnings(expected) if line not in refused]
     if unpriced := sum(planner.prediction(name).wall_seconds is None for name in names):

@@ -50,7 +50,7 @@ def _row(planner, job):
         "training_seconds": seconds,
         "range": f"by {planned.basis}",
         "speedup": baseline / seconds if baseline and seconds else None,
-        "core_hours": job.core_hours_expected,
+        "core_hours": job.core_hours,
         "peak_memory_bytes": planned.memory_bytes,
         "faded": seconds is None,
     }

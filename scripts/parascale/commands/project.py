@@ -12,7 +12,7 @@ from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
-from parascale.plan.predict import data_facts
+from parascale.plan.planner import data_facts
 from parascale.pretrained import Pretrained, folders
 from parascale.settings import Layout, Run, Workload, load_workload, strict
 from parascale.settings.reference import fill, schemas

@@ -15,8 +15,7 @@ from parascale.launch.environment import of_allocator
 from parascale.launch.preflight import belong
 from parascale.paths import Paths
 from parascale.plan import calibrate
-from parascale.plan.planner import Planner, require_fit
-from parascale.plan.predict import facts_of, predict
+from parascale.plan.planner import Planner, facts_of, require_fit
 from parascale.train.job import job_of, published
 
 KINDS = ("run", "parity", "probe")
@@ -72,5 +71,5 @@ def with_prediction(job):
     if os.environ.get("RANK", "0") != "0":
         return job
     calibration = calibrate.known(Paths(job.results.parent), job.site.name)
-    prediction = predict(job.run, job.site, calibration, facts_of(job.data, job.run)).as_dict()
+    prediction = calibration.predict(job.run, job.site, facts_of(job.data, job.run)).as_dict()
     return replace(job, prediction=prediction, allocation=slurm.allocation())

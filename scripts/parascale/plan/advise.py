@@ -10,7 +10,7 @@ from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan.calibrate import Calibration
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
-from parascale.plan.predict import DataFacts, Prediction, predict
+from parascale.plan.predict import DataFacts, Prediction
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, Site, identity
 
@@ -49,12 +49,11 @@ def advise(
     """
     if not workload.of_images:  # whose batch norms see each accumulated part by itself
         workload = workload.in_parts(1)
+    calibration = calibration or Calibration(site.name)
     measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
-    measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
     def estimate(run: Run) -> Prediction:
-        predicted = predict(run, site, calibration, facts, remedy=False)
-        seen = calibration.peak(run) if calibration else None
+        predicted, seen = calibration.predict(run, site, facts, remedy=False), calibration.peak(run)
         if seen is None or predicted.memory is None:
             return predicted
         # The memory that a rank of such a run was seen to need; of a GPU that is torch's part alone.
@@ -62,7 +61,7 @@ def advise(
         needed = seen + sum(predicted.memory[part] for part in besides)
         return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
-    found = [(run, estimate(run)) for run in measured]
+    found = [(run, estimate(run)) for run in _measured(workload, site, gpus, precision, calibration)]
     for layout in layouts(workload, site, gpus):
         best = best_of(workload, layout, precision, site, estimate, measure)
         if best[1].basis != "history":
@@ -158,12 +157,13 @@ def bought(
     """The training that core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
     range, passes over the data (None: of unknown size), days; empty where prices are not known."""
     run, training = advice.run, advice.run.workload.training
+    calibration = calibration or Calibration(site.name)
     if not advice.prediction.core_hours:
         return {}
 
     def of(steps: int) -> Prediction:
         more = replace(run, workload=replace(run.workload, training=replace(training, steps=steps, epochs=None)))
-        return predict(more, site, calibration, facts, remedy=False)
+        return calibration.predict(more, site, facts, remedy=False)
 
     def paid(wall: str) -> int:
         def charged(steps: int) -> float:

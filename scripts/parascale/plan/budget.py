@@ -1,34 +1,25 @@
 """The cost of all jobs still to run, and whether the project may spend it."""
 
-import bisect
-import graphlib
-import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Any
 
 from parascale import numerics
 from parascale.errors import ParascaleError, shorten_list
 from parascale.plan import limits
 from parascale.plan.calibrate import OWN, computes
+from parascale.plan.hours import Job, chance_above, charges, grouped, total, wall_hours
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
 from parascale.plan.planner import Planner
-from parascale.plan.predict import RANGE, Part, Prediction, quantile
-from parascale.plan.price import KEPT, PlannedJob, PricedJob, price, title
+from parascale.plan.predict import Prediction
+from parascale.plan.price import KEPT, price
 from parascale.plan.quota import Quota, quota_of
 from parascale.settings import Site
 from parascale.settings.project import ALONE
 
 NOTHING = Spent()
-# The charge of a job per hour.
-HELD = {
-    "node_hours": lambda job: job.nodes,
-    "gpu_hours": lambda job: job.gpus,
-    "core_hours": lambda job: job.core_hours_expected / job.hours_expected,
-}
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -72,11 +63,11 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
         quota = {"quota": self.quota and self.quota.core_hours, "quota_words": self.quota and self.quota.words}
-        return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]} | quota
+        return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [job.as_dict() for job in self.jobs]} | quota
 
 
 def make_plan(
-    jobs: Sequence[PlannedJob],
+    jobs: Sequence[Job],
     planner: Planner,
     history: dict[str, float] | None = None,
     capacity: int | None = None,
@@ -93,26 +84,26 @@ def make_plan(
     asked for.
     """
     site, budget = site or planner.site, planner.project.config.budget
-    priced: list[PricedJob] = []
+    priced: list[Job] = []
     kept: set[int] = set()  # ids of trainings that are only published
     for job in jobs:
         priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
         if priced[-1].basis == KEPT:
             kept.add(job.id)
-    totals = _totals(priced)
+    totals = total(priced)
     kwh = site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000
     names, per_node = {job.run for job in priced}, site.gpus_charged_whole  # of a node; None where idle ones are free
-    charged = ((job, job.core_hours_expected) for job in priced if per_node and job.kind and job.core_hours_expected)
+    trainings = [job for job in priced if per_node and job.kind and job.core_hours]
     left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
     needed_by = defaultdict(list)
     for name, run in planner.project.right.items():
         for other in {run.baseline, run.init_from} - {name, None}:
             needed_by[other].append(name)
-    totals |= ranges(priced) | {
+    totals |= {
         "gpu_kwh_expected": kwh,
-        "core_hours_idle": sum(hours * (1 - job.gpus / (job.nodes * per_node)) for job, hours in charged),
+        "core_hours_idle": sum(job.core_hours * (1 - job.gpus / (job.nodes * per_node)) for job in trainings),
         "co2_kg_expected": kwh and site.co2_grams_per_kwh and kwh * site.co2_grams_per_kwh / 1000,
-        "chance_over_budget": None if left is None else chance_above(_parts(priced, "core_hours"), left),
+        "chance_over_budget": None if left is None else chance_above(charges(priced), left),
         "wall_hours_at_once": wall_hours(priced),
         "wall_hours_limited": wall_hours(priced, capacity) if capacity else None,
     }
@@ -120,7 +111,7 @@ def make_plan(
         site=site.name,
         jobs=tuple(priced),
         totals=totals,
-        unknown=_grouped([job for job in priced if job.nodes and job.hours_expected is None], "note", "{1}: {0}"),
+        unknown=_said((job for job in priced if job.parts is None), "note", "{1}: {0}"),
         violations=violations(jobs, site, planner),
         quota=quota_of(planner.project),
         cap=budget.core_hours,
@@ -137,8 +128,8 @@ def make_plan(
     )
 
 
-def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, Any]) -> str:
-    """The cost of `calibrate`'s probes, and how they would narrow the range in `totals` of PricedJobs; empty where they would not."""
+def _calibrating(planner: Planner, jobs: Sequence[Job], totals: dict[str, Any]) -> str:
+    """The cost of `calibrate`'s probes, and how they would narrow the range in `totals` of jobs; empty where they would not."""
     if any(job.kind == "probe" for job in jobs):
         return ""
     hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
@@ -150,49 +141,31 @@ def _calibrating(planner: Planner, jobs: Sequence[PricedJob], totals: dict[str, 
         known.append(job)
     if known == jobs:
         return ""
-    before, after = (found["core_hours_high"] - found["core_hours_low"] for found in (totals, ranges(known)))
+    before, after = (found["core_hours_high"] - found["core_hours_low"] for found in (totals, total(known)))
     least = "at least " * (len(hours) < len(planner.probing))
     probes = f"{len(planner.probing)} probes for {least}{sum(hours.values()):,.2f} core-h (target `calibrate`)"
     return f"{probes} would narrow the range of the price by about {100 * (1 - after / before):.0f} %"
 
 
-def violations(jobs: Iterable[PlannedJob], site: Site, planner: Planner) -> tuple[str, ...]:
-    """Sentences on what PlannedJobs ask of a site that it never grants, and on those that cannot train on their data. One stops the whole plan."""
-    asked = (line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
-    misfits = (planner.refusal(job.wildcards["run"]) for job in jobs if job.kind == "run")
-    return (*asked, *filter(None, misfits))
+def violations(jobs: Sequence[Job], site: Site, planner: Planner) -> tuple[str, ...]:
+    """Sentences on what jobs ask of a site that it never grants, and on those that cannot train on their data. One stops the whole plan."""
+    misfits = (planner.refusal(job.run) for job in jobs if job.kind == "run")
+    return (*_refused(jobs, site), *filter(None, misfits))
 
 
-def _requests(jobs: Any) -> Iterator[tuple[Any, ...]]:
-    """(Request, partition, what to do) of each job of the scheduler. Those that share one run one after another: their limits add up."""
+def _refused(jobs: Sequence[Job], site: Site) -> Iterator[str]:
+    """What is never granted of jobs of the scheduler. Those that share one run one after another: their limits add up."""
     by_id = {job.id: job for job in jobs}
     for job in jobs:
         members = [by_id[each] for each in job.together if each in by_id] or [job]
         if not job.nodes or job is not members[0]:
             continue
         hours = None if any(each.limit_hours is None for each in members) else sum(each.limit_hours for each in members)
-        name, hint = shorten_list([title(each.rule, each.wildcards) for each in members], NAMED), ""
+        name, hint = shorten_list([each.title for each in members], NAMED), ""
         if len(members) > 1:
             name, hint = f"{len(members)} jobs in one group ({name})", ": put fewer into one (`--group-components`)"
-        nodes, gpus = (max(getattr(each, what) for each in members) for what in ("nodes", "gpus"))
-        yield limits.Request(name, nodes, gpus, hours), job.partition, hint
-
-
-def rows(plan: Plan, by_strategy: bool = True) -> list[dict[str, Any]]:
-    """The plan's table: one dict for each rule, and strategy, that cost something, in the plan's order, with sums over the jobs."""
-    groups = defaultdict(list)
-    for job in plan.jobs:
-        if job.nodes:
-            groups[job.rule, by_strategy and job.strategy].append(job)
-    found = []
-    for (rule, _), jobs in groups.items():
-        strategies = {job.strategy for job in jobs}
-        row = {"rule": rule, "strategy": strategies.pop() if len(strategies) == 1 else "several", **_totals(jobs)}
-        for name in ("nodes", "gpus"):
-            values = [getattr(job, name) for job in jobs]
-            row[name] = "–".join(map(str, sorted({min(values), max(values)})))
-        found.append(row)
-    return found
+        nodes, gpus = (max(getattr(each, what) for each in members) for what in ("nodes", "gpus_per_node"))
+        yield from (line + hint for line in limits.violations(name, nodes, gpus, hours, site, job.partition))
 
 
 def check(plan: Plan) -> None:
@@ -244,97 +217,27 @@ def warnings(plan: Plan) -> list[str]:
     if edited := numerics.warning():
         said.append(edited)
     for job in (job for job in plan.jobs if job.kind):
-        name = title(job.rule, job.wildcards)
-        if job.limit_hours and (job.hours_expected or 0.0) > job.limit_hours:
-            lasts = f"takes {job.hours_expected:,.1f} h"
-            said.append(f"{name}: {lasts}: it will continue in several jobs, of up to {job.limit_hours:g} h")
+        if job.limit_hours and (job.expected or 0.0) > job.limit_hours:
+            lasts = f"takes {job.expected:,.1f} h"
+            said.append(f"{job.title}: {lasts}: it will continue in several jobs, of up to {job.limit_hours:g} h")
         if job.fits in ("risky", "does not fit"):
-            said.append(of_memory(name, job))
+            said.append(of_memory(job.title, job))
     return said
 
 
-def of_memory(name: str, predicted: Prediction) -> str:
+def of_memory(name: str, predicted: Prediction | Job) -> str:
     """What a prediction says of the memory of what is called `name`, and what would help."""
     return f"{name}: memory: {predicted.fits}{f'; it would fit with {predicted.remedy}' if predicted.remedy else ''}"
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
     """A sentence for each reason why trainings run, in the plan's order."""
-    return _grouped([job for job in plan.jobs if job.why], "why", "{2:,} × {0}: {1}")
+    return _said((job for job in plan.jobs if job.why), "why", "{2:,} × {0}: {1}")
 
 
-def _grouped(jobs: Any, name: str, words: str) -> tuple[str, ...]:
+def _said(jobs: Iterable[Job], name: str, words: str) -> tuple[str, ...]:
     """A sentence for each value that an attribute of jobs has. words: format of the value, the first jobs, and how many there are."""
-    groups = defaultdict(list)
-    for job in jobs:
-        groups[getattr(job, name)].append(title(job.rule, job.wildcards))
-    return tuple(words.format(value, shorten_list(titles, NAMED), len(titles)) for value, titles in groups.items())
-
-
-def ranges(jobs: Any) -> dict[str, float]:
-    """{what is charged, low and high: hours} that 80 of 100 sums over jobs lie between, without what is unknown."""
-    parts = {name: _parts(jobs, name) for name in HELD}
-    ends = ("low", -RANGE), ("high", RANGE)
-    return {f"{name}_{end}": quantile(parts[name], z) for name in HELD for end, z in ends}
-
-
-def _parts(jobs: Any, name: str) -> list[Part]:
-    """`predict.Part`s of what jobs are charged in one of the units HELD."""
-    return [part.times(HELD[name](job)) for job in jobs if job.nodes for part in job.parts if part.value]
-
-
-def chance_above(parts: Any, limit: float) -> float:
-    """The probability, to a thousandth, that the sum of `predict.Part`s is more than `limit`."""
-    deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd: `quantile` has none at 0
-    number = bisect.bisect(deviations, limit, key=lambda z: quantile(parts, z))
-    return 1 - NormalDist().cdf(deviations[number - 1]) if number else 1.0
-
-
-def _totals(jobs: Any) -> dict[str, Any]:
-    """Sums over jobs; what is unknown is counted apart and adds nothing."""
-    costly = [job for job in jobs if job.nodes]
-
-    def summed(name: str, weight: Callable[[Any], float] = lambda job: 1) -> float:
-        return sum(value * weight(job) for job in costly if (value := getattr(job, name)) is not None)
-
-    return {
-        "jobs": len(jobs),
-        "jobs_unknown": sum(job.hours_expected is None for job in costly),
-        "jobs_without_limit": sum(job.hours_worst is None for job in costly),
-        **{name: summed(name) for name in ("hours_expected", "hours_worst", "core_hours_expected", "core_hours_worst")},
-        "node_hours_expected": summed("hours_expected", HELD["node_hours"]),
-        "gpu_hours_expected": summed("hours_expected", HELD["gpu_hours"]),
-        "core_hours_repeated": summed("repeats"),
-    }
-
-
-def wall_hours(jobs: Iterable[PricedJob], capacity: int | None = None) -> float:
-    """Hours until the last of `jobs` (with id, hours_expected, slots, after, together) ends; jobs of unknown length count as 0.
-
-    capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
-    answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
-    doi:10.1137/0117039, at most twice the optimum).
-    """
-    jobs = list(jobs)
-    numbers = {job.id: number for number, job in enumerate(jobs)}
-    waits = {}
-    for job in jobs:
-        turns = job.together[: job.together.index(job.id)] if job.together else ()
-        waits[numbers[job.id]] = {numbers[each] for each in (*job.after, *turns) if each in numbers}
-    graph = graphlib.TopologicalSorter(waits)
-    graph.prepare()
-    slots = [job.slots if capacity is None else min(job.slots, capacity) for job in jobs]
-    ready: list[int] = []
-    running: list[tuple[float, int]] = []
-    now, free = 0.0, math.inf if capacity is None else capacity
-    while graph.is_active():
-        for number in graph.get_ready():
-            heapq.heappush(ready, number)
-        while ready and slots[ready[0]] <= free:
-            started = heapq.heappop(ready)
-            free -= slots[started]
-            heapq.heappush(running, (now + (jobs[started].hours_expected or 0.0), started))
-        now, ended = heapq.heappop(running)
-        free += slots[ended]
-        graph.done(ended)
-    return now
+    groups = grouped(jobs, lambda job: getattr(job, name)).items()
+    return tuple(
+        words.format(value, shorten_list([job.title for job in some], NAMED), len(some)) for value, some in groups
+    )

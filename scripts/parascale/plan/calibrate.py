@@ -6,9 +6,9 @@ refines them.
 """
 
 import dataclasses
+import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,9 +18,19 @@ from typing import Any
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, write_json
 from parascale.paths import Paths, RunFolder
-from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.time import as_measured, formula_rates
-from parascale.plan.work import Work, link_of, step_work
+from parascale.plan.memory import peak_memory, saved_bytes, total
+from parascale.plan.predict import (
+    FORMULA_ERROR,
+    DataFacts,
+    Known,
+    Prediction,
+    beside_seconds,
+    expected_facts,
+    predict,
+    run_steps,
+)
+from parascale.plan.time import as_measured, formula_rates, forward_seconds
+from parascale.plan.work import link_of, step_work
 from parascale.settings import Layout, Run, Site, identity, run_from_dict
 from parascale.store.keys import code_of_run
 
@@ -28,10 +38,7 @@ SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
 OWN, OTHERS = 0.05, 0.2  # deviation of the logarithm of an observed step: of the same workload, of another one
 MOST = 64  # different runs that a fit weighs: it says then what it says of thousands
-# Deviation of the logarithm of a step's seconds, where it was not fitted. formula: of GPUs, from the residuals of published trainings
-# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
-HISTORY_ERROR = 0.05
-FORMULA_ERROR = {"cuda": 0.085, "cpu": 0.5}
+HISTORY_ERROR = 0.05  # of what was seen to take as long: in its logarithm
 
 
 @dataclass(frozen=True)
@@ -126,17 +133,6 @@ class Calibration:
             return ()
         return self._finished.get(_speed_of(run, run.workload.is_script and code_of_run(run)), ())
 
-    def beside(self, workload: Any, estimate: Callable[[Any], Any]) -> Any:
-        """What finished runs of a workload took beside their steps over what `estimate` says of an Observation, the median; 1 where nothing was seen."""
-        wanted = "beside", workload
-        if wanted not in self._found:
-            seen = [
-                each for group in self._finished.values() for each in group if each.resolved.workload.name == workload
-            ]
-            ratios = [each.extra_seconds / predicted for each in seen if (predicted := estimate(each))]
-            self._found[wanted] = statistics.median(ratios) if ratios else 1.0
-        return self._found[wanted]
-
     @property
     def trained(self) -> list[Run]:
         """A Run for each set of finished runs that are equally fast."""
@@ -197,19 +193,50 @@ class Calibration:
         fitted = fit(prior, seen, site, stated=site.device == "cuda" or self.machine is not None)
         return fitted.rates, fitted
 
-    def deviation(self, run: Run, site: Site, work: Work, fitted: Any | None) -> tuple[float, float]:
-        """(own, shared) errors of a step's predicted seconds, as `predict.Part` has them. fitted: what `rates` gave.
+    def predict(self, run: Run, site: Site, facts: DataFacts | None = None, remedy: bool = True) -> Prediction:
+        """The Prediction for `run` at `site`, by what is known here."""
+        facts, site = facts or expected_facts(run), self.measured(site)
+        return predict(run, site, facts, remedy, self.of(run, site, facts))
 
-        What finished runs and residuals show is each run's own. What is not known of prices is wrong for every run of the machine; of
-        constants that nothing was fitted to, nobody knows which part is a run's own: all of it is shared, which is the careful side.
+    def of(self, run: Run, site: Site, facts: DataFacts) -> Known:
+        """What is known of a run's prices at a site, as it is `measured`.
+
+        What finished runs and residuals show is each run's own error. What is not known of prices is wrong for every run of the machine.
         """
-        basis = self.basis(run)
-        if basis == "history":
-            return HISTORY_ERROR, 0.0
+        seen, basis = self.same(run), self.basis(run)
+        if run.workload.is_script:
+            if seen is None:  # probes are of any length
+                workload = dataclasses.replace(run.workload, steps=None)
+                seen, basis = self.same(dataclasses.replace(run, workload=workload)), "probe"
+            return Known(basis, own=HISTORY_ERROR, seen=seen)
+        rates, fitted = self.rates(site, run, facts.sample_bytes)
+        if seen:
+            return Known(basis, rates, HISTORY_ERROR, seen=seen)
+        beside = 1.0 if rates is None else self._beside(run, site, facts)
         if fitted is None:
-            return 0.0, FORMULA_ERROR[site.device]
+            return Known(basis, rates, shared=FORMULA_ERROR[site.device], beside=beside)
         off = fitted.misfit * (OWN if basis == "probe" else OTHERS)
-        return off, fitted.deviation(work, site)
+        return Known(basis, rates, off, fitted=fitted, beside=beside)
+
+    def _beside(self, run: Run, site: Site, facts: DataFacts) -> float:
+        """What finished runs of a workload took beside their steps over what formulas say, the median; 1 where nothing was seen."""
+        wanted = "beside", run.workload.name
+        if wanted not in self._found:
+            finished = itertools.chain(*self._finished.values())
+            seen = [each for each in finished if each.resolved.workload.name == run.workload.name]
+            ratios = [each.extra_seconds / said for each in seen if (said := self._beside_of(each, site, facts))]
+            self._found[wanted] = statistics.median(ratios) if ratios else 1.0
+        return self._found[wanted]
+
+    def _beside_of(self, seen: Observation, site: Site, facts: DataFacts) -> float | None:
+        """What formulas say that an observed run took beside its steps, in seconds; None where they say nothing."""
+        run, facts = seen.resolved, dataclasses.replace(facts, vocabulary=seen.vocabulary)
+        sizes = model_sizes(run.workload.model, seen.vocabulary, *run.workload.sizes)
+        (rates, _), steps = self.rates(site, run, facts.sample_bytes), run_steps(run, facts)
+        if sizes is None or rates is None or steps is None:
+            return None
+        evaluation = forward_seconds(step_work(run, sizes, site), rates, site)
+        return sum(beside_seconds(run, site, facts, steps, steps * seen.step_seconds, evaluation).values())
 
 
 def _speed_of(run: Run, code: Any) -> tuple[Any, ...]:
@@ -250,12 +277,6 @@ def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | 
     from parascale.plan.fit import Seen
 
     return Seen(step_work(run, sizes, site), seconds, deviation)
-
-
-def saved_bytes(run: Run, vocabulary: int | None) -> int | None:
-    """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
-    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])
 
 
 def observe_probe(folder: Path) -> Observation | None:

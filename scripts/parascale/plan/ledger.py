@@ -21,8 +21,7 @@ from parascale import slurm, submissions
 from parascale.errors import DamagedError
 from parascale.files import csv_text, read_json, read_json_lines, write_text
 from parascale.paths import Paths, RunFolder
-from parascale.plan.predict import charged_core_hours
-from parascale.plan.price import PricedJob, title
+from parascale.plan.hours import Job, title
 from parascale.settings import Site, strict
 
 SCHEMA_VERSION = 1  # of `plan.json`
@@ -152,9 +151,9 @@ def last_plan(path: Path, targets: Sequence[str]) -> dict[Any, Any] | None:
     return None
 
 
-def changes(before: dict[Any, Any], priced: Sequence[PricedJob]) -> str | None:
+def changes(before: dict[Any, Any], priced: Sequence[Job]) -> str | None:
     """Changes since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
-    now = {_job(job.rule, job.wildcards): job.core_hours_expected for job in priced}
+    now = {_job(job.rule, job.wildcards): job.core_hours for job in priced}
     more = {key: (now[key] or 0.0) - (before[key] or 0.0) for key in now.keys() & before.keys()}
     moved = {key: change for key, change in more.items() if abs(change) > 0.005}
     gone, new = len(before.keys() - now.keys()), len(now.keys() - before.keys())
@@ -244,7 +243,7 @@ def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> Compared:
     source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
     if known and all(each in jobs for each in _job_ids(record)):
         source, seconds = "sacct", sum(jobs[each].seconds for each in latest if each in jobs)
-        charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in known)
+        charged = sum(site.cores_charged(job.nodes, job.cores) * job.seconds / 3600 for job in known)
     predicted = prediction.get("wall_seconds")
     return Compared(
         run=name,

@@ -1,6 +1,7 @@
 """Limits of a partition: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 from typing import Any
 
 from parascale import slurm
@@ -8,16 +9,6 @@ from parascale.errors import ConfigError
 from parascale.settings import Site
 from parascale.settings.site import Partition
 from parascale.settings.strict import nearest
-
-
-@dataclass(frozen=True)
-class Request:
-    """Requests of a job: whole nodes, GPUs on each, hours."""
-
-    name: str
-    nodes: int
-    gpus_per_node: int
-    hours: float | None
 
 
 def find_partition(site: Site, name: str | None = None) -> Partition | None:
@@ -39,24 +30,34 @@ def max_hours(site: Site, partition: str | None = None) -> float | None:
     return site.max_hours if found is None else found.max_hours
 
 
-def violations(request: Request, site: Site, partition: str | None = None) -> list[str]:
-    """Sentences that say what of a Request the machine can never grant; empty where it can."""
+def cut(minutes: int, site: Site, partition: str | None = None) -> int:
+    """A time limit that is no longer than the longest job."""
+    longest = max_hours(site, partition)
+    return minutes if longest is None else min(minutes, math.floor(60 * longest))
+
+
+def violations(
+    name: str, nodes: int, gpus_per_node: int, hours: float | None, site: Site, partition: str | None = None
+) -> list[str]:
+    """Sentences that say what the machine can never grant of what a job asks for: whole nodes, GPUs on each, hours."""
     try:
         found = find_partition(site, partition)
     except ConfigError as error:
-        return [f"{request.name}: {error}"]
-    where = site.name if found is None else f"partition {found.name} of {site.name}"
-    hours = max_hours(site, partition)
+        return [f"{name}: {error}"]
+    where, longest = (
+        site.name if found is None else f"partition {found.name} of {site.name}",
+        max_hours(site, partition),
+    )
     said = []
-    if request.nodes < 1:
-        said.append(f"asks for {request.nodes} nodes")
-    if found is not None and found.max_nodes is not None and request.nodes > found.max_nodes:
-        said.append(f"asks for {request.nodes} nodes; {where} takes at most {found.max_nodes}")
-    if site.gpus_per_node and request.gpus_per_node > site.gpus_per_node:
-        said.append(f"asks for {request.gpus_per_node} GPUs a node; {site.name} has {site.gpus_per_node}")
-    if hours is not None and request.hours is not None and request.hours > hours:
-        said.append(f"asks for {request.hours:g} h; {where} ends jobs after {hours:g} h")
-    return [f"{request.name}: {sentence}" for sentence in said]
+    if nodes < 1:
+        said.append(f"asks for {nodes} nodes")
+    if found is not None and found.max_nodes is not None and nodes > found.max_nodes:
+        said.append(f"asks for {nodes} nodes; {where} takes at most {found.max_nodes}")
+    if site.gpus_per_node and gpus_per_node > site.gpus_per_node:
+        said.append(f"asks for {gpus_per_node} GPUs a node; {site.name} has {site.gpus_per_node}")
+    if longest is not None and hours is not None and hours > longest:
+        said.append(f"asks for {hours:g} h; {where} ends jobs after {longest:g} h")
+    return [f"{name}: {sentence}" for sentence in said]
 
 
 def live_site(site: Site, submits: bool) -> Site:

@@ -330,3 +330,9 @@ class RankMemory:
     def _received(self) -> float:
         """A pipeline's tensors to receive into, one for each direction; those of micro-batches in flight are inputs that blocks keep."""
         return sum((not stage.first) + (not stage.last) for stage in self.stages) * self.boundary
+
+
+def saved_bytes(run: Run, vocabulary: int | None) -> int | None:
+    """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])

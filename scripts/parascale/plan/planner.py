@@ -2,20 +2,20 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
 from parascale.errors import ConfigError, DataError, ParascaleError
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json
+from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration
 from parascale.plan.predict import (
-    MANIFEST,
     DataFacts,
     Prediction,
-    data_facts,
-    facts_of,
+    expected_facts,
     predict,
     run_steps,
     time_limit,
@@ -27,6 +27,8 @@ from parascale.settings.project import Project
 from parascale.store.reasons import Reason, Reasons
 
 RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
+MANIFEST = "manifest.json"  # of prepared data
+SEEN = ("train", "validation")  # splits whose size a plan needs
 MUCH_SECONDS = 60.0  # of training, before which a machine is measured
 
 
@@ -76,7 +78,7 @@ class Planner:
     def probing(self) -> dict[str, Prediction]:
         """{name: Prediction} of the probes that memory allows, by formulas alone."""
         found = self._all_probes.items()
-        predicted = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found}
+        predicted = {name: predict(run, self.site, self.facts(run), remedy=False) for name, run in found}
         return {name: each for name, each in predicted.items() if each.fits not in ("risky", "does not fit")}
 
     @functools.cached_property
@@ -115,7 +117,7 @@ class Planner:
             run = self.run(name, kind)
             same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once
             if same not in self._speeds:
-                self._speeds[same] = predict(run, self.site, self.calibration, self.facts(run))
+                self._speeds[same] = self.calibration.predict(run, self.site, self.facts(run))
             self._predictions[name, kind] = self._speeds[same]
         return self._predictions[name, kind]
 
@@ -156,11 +158,35 @@ class Planner:
                 each.check()
             except ConfigError:  # a switch that this layout refuses
                 continue
-            predicted = predict(each, self.site, self.calibration, facts, remedy=False)
+            predicted = self.calibration.predict(each, self.site, facts, remedy=False)
             targets = model_sizes(each.workload.model, facts.vocabulary, *each.workload.sizes).targets
             useful = predicted.flops_per_token * each.global_batch * targets
             found[words] = useful / predicted.step_seconds / each.layout.world_size / peak
         return found
+
+
+def data_facts(run: Run, paths: Paths) -> DataFacts:
+    """The DataFacts of a run: from the prepared data below `paths`, else what its workload expects."""
+    return dataclasses.replace(facts_of(paths.data_of(run), run), workloads=paths.workloads)
+
+
+def facts_of(folder: Path | None, run: Run) -> DataFacts:
+    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
+    workload, manifest = run.workload, folder / MANIFEST if folder else None
+    if workload.is_script or manifest is None or not manifest.is_file():
+        return expected_facts(run)
+    values = read_json(manifest)
+    splits = values["splits"]
+    if workload.of_images:
+        samples = sum(split["samples"] for split in splits.values())
+        size = values.get("sample_bytes", 0) / max(1, samples)
+        train, validation = (splits.get(name, {}).get("samples") for name in SEEN)
+        return DataFacts(len(values["classes"]), train, validation, size)
+    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+        train, validation = (splits[name]["documents"] for name in SEEN)
+        return DataFacts(values["vocabulary"], train, validation)
+    validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
+    return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)
 
 
 def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -> None:

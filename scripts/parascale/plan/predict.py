@@ -3,29 +3,26 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from parascale.families.counted import NOT_COUNTED
-from parascale.families.sizes import Sizes, model_sizes, unknown_sizes
-from parascale.files import read_json
+from parascale.families.sizes import model_sizes, unknown_sizes
 from parascale.paths import Paths
 from parascale.plan import limits
-from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
-from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, total, verdict
+from parascale.plan.hours import LIMIT, RANGE, Part, quantile
+from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, saved_bytes, total, verdict
 from parascale.plan.search import find_remedy
-from parascale.plan.time import forward_seconds, step_seconds
-from parascale.plan.work import step_work
+from parascale.plan.time import Rates, formula_rates, forward_seconds, step_seconds
+from parascale.plan.work import Work, step_work
 from parascale.settings import Run, Site
 
+# Deviation of the logarithm of a step's seconds by constants to which nothing was fitted. Of GPUs, from the residuals of published trainings
+# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
+FORMULA_ERROR = {"cuda": 0.085, "cpu": 0.5}
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5
-# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 cases, and below its limit in 95.
-RANGE, LIMIT = 1.2816, 1.6449
 IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
 VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
-MANIFEST = "manifest.json"  # of prepared data
-SEEN = ("train", "validation")  # splits whose size a plan needs
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,22 @@ class DataFacts:
     workloads: str = Paths.workloads
 
 
-class Part(NamedTuple):
-    """A part of a price: its mean over its own error, and the standard deviations of its logarithm's own and shared error.
+@dataclass(frozen=True)
+class Known:
+    """What is known of the prices of a run (see `Calibration.of`). rates: None where a data sheet lacks the peak rate.
 
-    No other price has the own error. The shared error is the same for all: what is not known of the machine is wrong for each of its jobs
-    in the same direction.
-
-    Means add up where medians do not: many jobs together never cost as little as the sum of their medians. The shared error has its
-    median, as it is the same for all.
+    own, shared: errors of a step's seconds, as `Part` has them; the shared one of `fitted` prices depends on its work. seen: seconds of a
+    step, and beside all steps, of finished runs that differ in name and seed alone. beside: what finished runs of its workload took beside
+    their steps over what formulas say.
     """
 
-    value: float
+    basis: str = "formula"
+    rates: Rates | None = None
     own: float = 0.0
     shared: float = 0.0
-
-    def times(self, factor: float) -> Self:
-        return self._replace(value=factor * self.value)
+    fitted: Any = None
+    seen: tuple[float, float] | None = None
+    beside: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,52 +93,52 @@ class Prediction:
 
 
 def predict(
-    run: Run, site: Site, calibration: Calibration | None = None, facts: DataFacts | None = None, remedy: bool = True
+    run: Run, site: Site, facts: DataFacts | None = None, remedy: bool = True, known: Known | None = None
 ) -> Prediction:
-    """The Prediction for `run` at `site`. facts: by default what is expected. remedy: where a run does not fit, look for a change that
-    would make it fit."""
-    calibration = calibration or Calibration(site.name)
+    """The Prediction for `run` at `site`: the sizes of its model, the work of a step, and the price of that.
+
+    facts: by default what is expected. known: by default what formulas say. remedy: where a run does not fit, look for a change that would
+    make it fit.
+    """
+    facts = facts or expected_facts(run)
+    known = known or by_formula(run, site, facts)
     if run.workload.is_script:
-        return _of_script(run, site, calibration)
-    site, facts, basis = calibration.measured(site), facts or data_facts(run), calibration.basis(run)
+        return _of_script(run, site, known)
     unknown = "vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload"
     if facts.vocabulary is not None:
         unknown = unknown_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     if unknown:
         file = f"{facts.workloads}/{run.workload.name}.yaml" if unknown == NOT_COUNTED else ""
-        return Prediction(basis, unknown=unknown + file)
+        return Prediction(known.basis, unknown=unknown + file)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     moments, capacity = memory_moments(run, site, facts.vocabulary), capacity_bytes(run, site)
     fits, parts = verdict(moments, capacity), peak(moments)
+    seeks = remedy and fits in ("risky", "does not fit")
     return Prediction(
-        basis,
+        known.basis,
         memory=parts,
         memory_bytes=total(parts),
         capacity_bytes=capacity,
         fits=fits,
-        remedy=find_remedy(run, site, facts.vocabulary, capacity)
-        if remedy and fits in ("risky", "does not fit")
-        else None,
+        remedy=find_remedy(run, site, facts.vocabulary, capacity) if seeks else None,
         flops_per_token=sizes.flops_per_target,
-        **_time(run, site, calibration, sizes, facts),
+        **_price(run, site, facts, known, step_work(run, sizes, site)),
     )
 
 
-def charged_core_hours(
-    site: Site, nodes: int, wall_seconds: float, cores: int | None = None, partition: str | None = None
-) -> float:
-    """Core-hours that a job is charged: JSC counts whole nodes × their cores × time, whatever of them is used."""
-    held = cores if site.charges == "cores" and cores is not None else nodes * (site.cores(partition) or 1)
-    return held * wall_seconds / 3600
+def by_formula(run: Run, site: Site, facts: DataFacts) -> Known:
+    """What constants of a kind of device say of a run's prices. Nobody knows which part of their error is a run's own: all of it is
+    shared, which is the careful side."""
+    return Known(rates=formula_rates(site, run.precision, facts.sample_bytes), shared=FORMULA_ERROR[site.device])
 
 
 def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: str | None = None) -> int:
     """Minutes: what 95 of 100 runs take × attempt, in steps of 5 minutes, cut to the partition's limit."""
-    longest = limits.max_hours(site, partition)
     if prediction.wall_seconds is None:
-        return math.floor(60 * (longest or site.assumed.unknown_hours))
-    rounded = attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES)
-    return rounded if longest is None else min(rounded, math.floor(60 * longest))
+        return math.floor(60 * (limits.max_hours(site, partition) or site.assumed.unknown_hours))
+    return limits.cut(
+        attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES), site, partition
+    )
 
 
 def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
@@ -173,55 +170,53 @@ def _poisson_quantile(mean: float, probability: float) -> float:
     return count
 
 
-def _time(run: Run, site: Site, calibration: Calibration, sizes: Sizes, facts: DataFacts) -> dict[str, Any]:
+def _price(run: Run, site: Site, facts: DataFacts, known: Known, work: Work) -> dict[str, Any]:
     """Times of a Prediction, by name; unknown ones are left out, and `unknown` says why."""
-    rates, fitted = calibration.rates(site, run, facts.sample_bytes)
     steps = run_steps(run, facts)
-    if rates is None:
-        known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
-        return {"steps": steps, "unknown": f"time: site {site.name} does not state {known}"}
-    work, same = step_work(run, sizes, site), calibration.same(run)
-    phases = step_seconds(work, rates, site)
-    step = same[0] if same else sum(phases.values())
+    if known.rates is None:
+        needed = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
+        return {"steps": steps, "unknown": f"time: site {site.name} does not state {needed}"}
+    phases = step_seconds(work, known.rates, site)
+    step = known.seen[0] if known.seen else sum(phases.values())
     found = {"steps": steps, "step_seconds": step, "phases": phases}
     if steps is None:
         size = "train_samples" if run.workload.of_images or run.workload.of_pairs else "train_tokens"
         return found | {"unknown": f"steps: prepare the data, or give data.expected.{size} in the workload"}
-    own, shared = calibration.deviation(run, site, work, fitted)
-    mean = math.exp(own**2 / 2)  # of what is log-normal, over its median
-    seconds = steps * step * mean
-    if same:
-        beside = {"beside the steps": same[1] * mean}
-    else:
-        factor = calibration.beside(run.workload.name, lambda seen: _beside_of_seen(seen, site, calibration, facts))
-        predicted = _beside(run, site, facts, steps, seconds, forward_seconds(work, rates, site))
-        beside = {what: factor * each for what, each in predicted.items()}
-    return found | _priced(run, site, seconds, beside, own, shared, seen=same)
+    seconds = steps * step * _mean(known)
+    shared = known.fitted.deviation(work, site) if known.fitted else known.shared
+    evaluation = forward_seconds(work, known.rates, site)
+    beside = {} if known.seen else beside_seconds(run, site, facts, steps, seconds, evaluation)
+    return found | _in_all(run, site, known, seconds, shared, {name: known.beside * beside[name] for name in beside})
 
 
-def _of_script(run: Run, site: Site, calibration: Calibration) -> Prediction:
+def _of_script(run: Run, site: Site, known: Known) -> Prediction:
     """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
-    steps, seen, basis = run.workload.steps, calibration.same(run), "history"
-    if seen is None:  # probes are of any length
-        workload = dataclasses.replace(run.workload, steps=None)
-        seen, basis = calibration.same(dataclasses.replace(run, workload=workload)), "probe"
-    if seen is None:
+    steps = run.workload.steps
+    if known.seen is None:
         remedy = "run" if steps else "give its workload `steps`, for `{steps}`, and run"
         remedy += " the target `calibrate`, if the script records its steps, or finish it once"
         return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}")
-    step, extra = seen
-    mean = math.exp(HISTORY_ERROR**2 / 2)
-    beside = {"beside the steps": extra * mean}
-    priced = _priced(run, site, (steps or 1) * step * mean, beside, HISTORY_ERROR, 0.0, basis == "history")
-    return Prediction(basis, steps=steps, step_seconds=step if steps else None, **priced)
+    step, _ = known.seen
+    times = _in_all(run, site, known, (steps or 1) * step * _mean(known), 0.0, {})
+    return Prediction(known.basis, steps=steps, step_seconds=step if steps else None, **times)
 
 
-def _priced(run: Run, site: Site, seconds: float, beside: Any, own: float, shared: float, seen: Any) -> dict[str, Any]:
-    """What a Prediction says of the seconds of all steps and those `beside` them. seen: whether all of it was observed together."""
+def _mean(known: Known) -> float:
+    """Of what is log-normal, over its median."""
+    return math.exp(known.own**2 / 2)
+
+
+def _in_all(
+    run: Run, site: Site, known: Known, seconds: float, shared: float, beside: dict[str, float]
+) -> dict[str, Any]:
+    """What a Prediction says of the seconds of all steps and those `beside` them."""
+    if known.seen:
+        beside = {"beside the steps": known.seen[1] * _mean(known)}
     extra = sum(beside.values())
     wall = seconds + extra
-    # A run that was seen is slow in all of it.
-    parts = (Part(wall, own, shared),) if seen else (Part(seconds, own, shared), Part(extra, shared=BESIDE_ERROR))
+    parts: tuple[Part, ...] = Part(seconds, known.own, shared), Part(extra, shared=BESIDE_ERROR)
+    if known.basis == "history":  # a run that was seen is slow in all of it
+        parts = (Part(wall, known.own, shared),)
     return {
         "seconds": seconds,
         "wall_seconds": wall,
@@ -230,7 +225,7 @@ def _priced(run: Run, site: Site, seconds: float, beside: Any, own: float, share
         "limit_seconds": quantile(parts, LIMIT),
         "parts": parts,
         "beside": beside,
-        "core_hours": charged_core_hours(site, run.layout.nodes, wall, cores_asked(run, site)),
+        "core_hours": site.cores_charged(run.layout.nodes, cores_asked(run, site)) * wall / 3600,
     }
 
 
@@ -241,18 +236,9 @@ def run_steps(run: Run, facts: DataFacts) -> int | None:
     return run.optimizer_steps(facts.train_samples)
 
 
-def _beside_of_seen(seen: Any, site: Site, calibration: Calibration, facts: DataFacts) -> float | None:
-    """What formulas say that an observed run took beside its steps, in seconds; None where they say nothing."""
-    run, facts = seen.resolved, dataclasses.replace(facts, vocabulary=seen.vocabulary)
-    sizes = model_sizes(run.workload.model, seen.vocabulary, *run.workload.sizes)
-    (rates, _), steps = calibration.rates(site, run, facts.sample_bytes), run_steps(run, facts)
-    if sizes is None or rates is None or steps is None:
-        return None
-    evaluation = forward_seconds(step_work(run, sizes, site), rates, site)
-    return sum(_beside(run, site, facts, steps, steps * seen.step_seconds, evaluation).values())
-
-
-def _beside(run: Run, site: Site, facts: DataFacts, steps: int, seconds: float, forward: Any) -> dict[str, float]:
+def beside_seconds(
+    run: Run, site: Site, facts: DataFacts, steps: int, seconds: float, forward: float
+) -> dict[str, float]:
     """{what: seconds} beside the training steps, by formula. forward: seconds of the forward passes of a global batch.
 
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
@@ -280,50 +266,15 @@ def cores_asked(run: Run, site: Site) -> int | None:
     return run.layout.nodes * math.ceil(site.cores_per_node * run.layout.gpus_per_node / site.gpus_per_node)
 
 
-def quantile(parts: Any, z: float) -> float:
-    """The sum of Parts at `z` standard deviations (not 0) from its median.
-
-    Own errors add in quadrature, and the sum is taken for log-normal with the mean and variance that it has (Fenton 1960,
-    doi:10.1109/TCOM.1960.1097606). Shared errors add linearly, as those of correlation 1 do (JCGM 100:2008, 5.2.2, note 1): each part is
-    at `z` at once. Of one part, and of parts without errors of their own, that is exact.
-    """
-    mean = sum(part.value for part in parts)
-    if not mean:
-        return 0.0
-    own = math.log1p(sum((part.value / mean) ** 2 * math.expm1(part.own**2) for part in parts))
-    shared = math.log(sum(part.value / mean * math.exp(z * part.shared) for part in parts)) / z
-    return mean * math.exp(z * math.hypot(math.sqrt(own), shared) - own / 2)
-
-
-def data_facts(run: Run, paths: Paths | None = None) -> DataFacts:
-    """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    found = facts_of(paths.data_of(run) if paths else None, run)
-    return dataclasses.replace(found, workloads=paths.workloads) if paths else found
-
-
-def facts_of(folder: Path | None, run: Run) -> DataFacts:
-    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
+def expected_facts(run: Run) -> DataFacts:
+    """The DataFacts of a run as its workload expects them."""
     data, workload = run.workload.data, run.workload
     if workload.is_script:
         return DataFacts(None)
-    manifest = folder / MANIFEST if folder else None
-    if manifest is None or not manifest.is_file():
-        samples, tokens = data.expected.train_samples, data.expected_tokens
-        train = workload.windows_in(tokens) or samples
-        evaluated = None if samples is None else VALIDATION_PART * samples
-        if tokens is not None:
-            evaluated = (data.expected.validation_tokens or VALIDATION_PART * tokens) / workload.training.window
-        validation = None if evaluated is None else math.ceil(evaluated)
-        return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)
-    values = read_json(manifest)
-    splits = values["splits"]
-    if workload.of_images:
-        samples = sum(split["samples"] for split in splits.values())
-        size = values.get("sample_bytes", 0) / max(1, samples)
-        train, validation = (splits.get(name, {}).get("samples") for name in SEEN)
-        return DataFacts(len(values["classes"]), train, validation, size)
-    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
-        train, validation = (splits[name]["documents"] for name in SEEN)
-        return DataFacts(values["vocabulary"], train, validation)
-    validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
-    return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)
+    samples, tokens = data.expected.train_samples, data.expected_tokens
+    train = workload.windows_in(tokens) or samples
+    evaluated = None if samples is None else VALIDATION_PART * samples
+    if tokens is not None:
+        evaluated = (data.expected.validation_tokens or VALIDATION_PART * tokens) / workload.training.window
+    validation = None if evaluated is None else math.ceil(evaluated)
+    return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)

@@ -6,16 +6,17 @@ At worst a training takes what 95 of 100 do when nodes fail at the site's rate, 
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.calibrate import saved_bytes
+from parascale.plan.hours import Job, Part
+from parascale.plan.memory import saved_bytes
 from parascale.plan.planner import Planner
-from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Part, Prediction, charged_core_hours
+from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Prediction
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Run
@@ -31,122 +32,47 @@ COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints"
 SUMMARISE = "summarise"
 
 
-@dataclass(frozen=True)
-class PlannedJob:
-    """A job that still has to run, as the workflow describes it.
-
-    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
-    cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for. together: ids of the jobs
-    with which it shares a job of the scheduler, itself among them, in the order in which they run; empty where it has one for itself.
-    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`.
-    """
-
-    id: int
-    rule: str
-    wildcards: dict
-    nodes: int = 1
-    gpus: int = 0
-    cores: int | None = None
-    limit_hours: float | None = None
-    attempts: int = 1
-    partition: str | None = None
-    slots: int = 1
-    after: tuple = ()
-    together: tuple = ()
-    benchmark: str | None = None
-    kind: str | None = None
+class Unknown(Exception):
+    """What is missing to tell how long a job takes, in words."""
 
 
-@dataclass(frozen=True)
-class PricedJob(PlannedJob):
-    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together.
-
-    parts: `predict.Part`s of hours_expected. why: of a training, why it has to run. repeats: core-hours of the finished training that
-    it takes the place of.
-    """
-
-    run: str | None = None
-    strategy: str | None = None
-    hours_expected: float | None = None
-    hours_worst: float | None = None
-    core_hours_expected: float | None = None
-    core_hours_worst: float | None = None
-    fits: str | None = None
-    basis: str | None = None
-    note: str | None = None
-    remedy: str | None = None
-    why: str | None = None
-    repeats: float = 0.0
-    parts: tuple = ()
-
-    def rest(self, left: float) -> Self:
-        """What is left of the job: a fraction of its time and of what it is expected to cost."""
-        hours, charged = (left * each for each in (self.hours_expected, self.core_hours_expected))
-        parts = tuple(part.times(left) for part in self.parts)
-        return replace(self, hours_expected=hours, core_hours_expected=charged, parts=parts)
-
-
-def price(job: PlannedJob, planner: Planner, history: dict[str, float], ready: bool = True) -> PricedJob:
-    """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
-    run, worst, facts = job.wildcards.get("run"), job.limit_hours, {}
-    parts: tuple[Part, ...] | None
+def price(job: Job, planner: Planner, history: dict[str, float], ready: bool = True) -> Job:
+    """A Job with its price. history: rule → hours. ready: whether the files that it reads are there and stay as they are."""
+    job = replace(job, strategy=planner.strategy(job.run), worst=job.limit_hours)
     if job.nodes == 0:
-        parts, worst = (), 0.0
-    elif job.kind is not None:
-        parts, worst, facts = _training(job, planner, ready)
-    elif job.rule in history:
-        parts, facts = (Part(3600 * history[job.rule], shared=BESIDE_ERROR),), {"basis": "history"}
-    else:
-        stage = Path(job.benchmark).parent.name if job.benchmark else None  # says what it does
-        seconds, missing = _other_seconds(stage, job.wildcards, planner, max(1, job.gpus))
-        parts = None if seconds is None else (Part(seconds, shared=BESIDE_ERROR),)
-        facts = {"note": missing} if parts is None else {"basis": "formula"}
-    hours = None if parts is None else sum(part.value for part in parts) / 3600
-
-    def charge(hours: float | None) -> float | None:
-        site = planner.site
-        return hours and charged_core_hours(site, job.nodes, hours * 3600, job.cores, job.partition)
-
-    return PricedJob(
-        **vars(job) | {"gpus": job.nodes * job.gpus},
-        run=run,
-        strategy=planner.strategy(run),
-        hours_expected=hours,
-        hours_worst=worst,
-        core_hours_expected=charge(hours),
-        core_hours_worst=charge(worst),
-        parts=tuple(part.times(1 / 3600) for part in parts or ()),
-        **facts,
-    )
+        return replace(job, parts=(), worst=0.0)
+    job = replace(job, charged=planner.site.cores_charged(job.nodes, job.cores, job.partition))
+    if job.kind is not None:
+        return _training(job, planner, ready)
+    if job.rule in history:
+        return replace(job, basis="history", parts=(Part(history[job.rule], shared=BESIDE_ERROR),))
+    stage = Path(job.benchmark).parent.name if job.benchmark else None  # says what it does
+    try:
+        seconds = _other_seconds(stage, job.wildcards, planner, max(1, job.gpus_per_node))
+    except Unknown as missing:
+        return replace(job, note=str(missing))
+    return replace(job, basis="formula", parts=(Part(seconds / 3600, shared=BESIDE_ERROR),))
 
 
-def _training(job: PlannedJob, planner: Planner, ready: bool) -> tuple[Any, ...]:
-    """(parts of its seconds or None, hours at worst or None, more of its PricedJob) of a job that trains."""
-    run, kind = job.wildcards["run"], job.kind
-    prediction, reason = planner.prediction(run, kind), planner.reason(run, kind, ready)
-    facts = {"fits": prediction.fits, "remedy": prediction.remedy, "why": reason.words, "repeats": reason.repeats}
+def _training(job: Job, planner: Planner, ready: bool) -> Job:
+    prediction, reason = planner.prediction(job.run, job.kind), planner.reason(job.run, job.kind, ready)
+    job = replace(job, fits=prediction.fits, remedy=prediction.remedy, why=reason.words, repeats=reason.repeats)
     if reason.kept:
-        return (), 0.0, facts | {"basis": KEPT}
-    parts, worst = left_of(prediction, reason.step), planner.worst_hours(run, kind) or job.limit_hours
-    if parts:  # what is done fails no more
-        worst -= (prediction.wall_seconds - sum(part.value for part in parts)) / 3600
-    return parts, worst, facts | {"basis": prediction.basis, "note": prediction.unknown}
-
-
-def left_of(prediction: Prediction, step: int) -> tuple[Part, ...] | None:
-    """Parts of the seconds that are left of a training which has its state after `step` optimizer steps; None where they are unknown.
-    A script that does not say how many steps it makes may have done any part of them: none counts as done."""
+        return replace(job, basis=KEPT, parts=(), worst=0.0)
+    job = replace(job, basis=prediction.basis, note=prediction.unknown)
     if prediction.wall_seconds is None:
-        return None
+        return job
+    parts = tuple(part.times(1 / 3600) for part in left_of(prediction, reason.step))
+    done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # fails no more
+    return replace(job, parts=parts, worst=planner.worst_hours(job.run, job.kind) - done)
+
+
+def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:
+    """Parts of the seconds that are left of a training, of known price, which has its state after `step` optimizer steps.
+    A script that does not say how many steps it makes may have done any part of them: none counts as done."""
     training, *beside = prediction.parts
     done = prediction.seconds * min(1.0, step / prediction.steps) if prediction.steps else 0.0
     return training.times(1 - done / training.value), *beside
-
-
-def title(rule: str, wildcards: dict[str, Any]) -> str:
-    """The name of a job in sentences."""
-    values = ", ".join(map(str, wildcards.values()))
-    return f"{rule} ({values})" if values else rule
 
 
 def limit_minutes(
@@ -156,46 +82,44 @@ def limit_minutes(
     minutes; two hours where that is not known. stage: see `_other_seconds`. Raises ValueError for one that has no price."""
     if stage not in (*DATA, *COPIES, SUMMARISE):
         raise ValueError(f"nothing prices the stage {stage!r}")
-    seconds, _ = _other_seconds(stage, wildcards, planner, processes)
-    minutes = attempt * (120 if seconds is None else 15 * math.ceil(4 * seconds / 900))
-    longest = limits.max_hours(planner.site, partition)
-    return minutes if longest is None else min(minutes, math.floor(60 * longest))
+    try:
+        minutes = attempt * 15 * math.ceil(4 * _other_seconds(stage, wildcards, planner, processes) / 900)
+    except Unknown:
+        minutes = attempt * 120
+    return limits.cut(minutes, planner.site, partition)
 
 
-def _other_seconds(
-    stage: str, wildcards: dict[str, Any], planner: Planner, processes: int
-) -> tuple[float | None, str | None]:
-    """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). stage: the folder of its benchmark."""
+def _other_seconds(stage: str | None, wildcards: dict[str, Any], planner: Planner, processes: int) -> float:
+    """Seconds of a job that trains nothing. stage: the folder of its benchmark. Raises Unknown."""
     if stage in DATA:
-        seconds, missing = _of_data(stage, wildcards["dataset"], planner)
+        seconds = _of_data(stage, wildcards["dataset"], planner)
     elif stage in COPIES or stage == SUMMARISE:
-        name = wildcards.get("run") or wildcards["first"]
-        seconds, missing = _of_run(stage, name, planner, processes)
+        seconds = _of_run(stage, wildcards.get("run") or wildcards["first"], planner, processes)
     else:
-        return None, "no earlier job of this rule to go by"
-    return (None, missing) if seconds is None else (planner.site.assumed.startup_seconds + seconds, None)
+        raise Unknown("no earlier job of this rule to go by")
+    return planner.site.assumed.startup_seconds + seconds
 
 
-def _of_data(stage: str, name: str, planner: Planner) -> tuple[float | None, str | None]:
+def _of_data(stage: str, name: str, planner: Planner) -> float:
     project, of_images = planner.project, name in planner.project.image_datasets
     if stage == "loaders":
         readers, formats = project.config.loaders, project.config.formats
         count = len(formats.images) if of_images else len(formats.tokens) + 1
         ways = 4 + len(usable_decoders()) * len(readers.workers) if of_images else 2
-        return count * (1 + readers.cold) * ways * (CASE_SECONDS + readers.repeats * readers.seconds), None
+        return count * (1 + readers.cold) * ways * (CASE_SECONDS + readers.repeats * readers.seconds)
     size = _raw_bytes(name, project)
     if size is None:
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
-        return None, f"size of the data: download it, or give data.expected.{wanted} in the workload"
+        raise Unknown(f"size of the data: download it, or give data.expected.{wanted} in the workload")
     assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
     # Tokens are copied, as are shards that are joined.
     copied = stage in ("convert", "verify") or (
         stage == "prepare" and (shards > 1 or _has_flat_tokens(project.datasets[name]))
     )
     if copied and not of_images:
-        return size / (assumed.save_gigabytes_per_second * 1e9), None
+        return size / (assumed.save_gigabytes_per_second * 1e9)
     jobs = {"encode": shards, "convert": project.config.formats.shards if of_images else 1}
-    return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1), None
+    return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1)
 
 
 def _has_flat_tokens(data: Any) -> bool:
@@ -217,16 +141,15 @@ def _raw_bytes(name: str, project: Project) -> float | None:
     return each * data.expected.train_samples if data.expected.train_samples else None
 
 
-def _of_run(stage: str, name: str, planner: Planner, processes: int) -> tuple[float | None, str | None]:
-    run, site = planner.run(name), planner.site
-    facts = planner.facts(run)
+def _of_run(stage: str, name: str, planner: Planner, processes: int) -> float:
+    run, facts = planner.run(name), planner.facts(planner.run(name))
     if missing := planner.prediction(name).unknown:
-        return None, missing
+        raise Unknown(missing)
     size = saved_bytes(run, facts.vocabulary)
-    seconds = COPIES.get(stage, 1) * size / (site.assumed.save_gigabytes_per_second * 1e9)
+    seconds = COPIES.get(stage, 1) * size / (planner.site.assumed.save_gigabytes_per_second * 1e9)
     if stage in (SUMMARISE, "verify_checkpoint"):
         seconds += _forward(stage, run, facts, planner) / (processes if stage == SUMMARISE else 1)
-    return seconds, None
+    return seconds
 
 
 def _forward(stage: str, run: Run, facts: DataFacts, planner: Planner) -> float:

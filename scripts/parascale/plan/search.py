@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from parascale.errors import ConfigError, ParascaleError
-from parascale.plan.limits import Request, violations
+from parascale.plan.limits import violations
 from parascale.plan.memory import memory_moments, verdict
 from parascale.settings import Layout, Run, Site, compiled_where_it_gains
 from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
@@ -30,7 +30,7 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
-    if said := violations(Request(f"{gpus} GPUs", nodes, gpus // nodes, None), site):
+    if said := violations(f"{gpus} GPUs", nodes, gpus // nodes, None, site):
         raise ConfigError(said[0])
     for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
         for pp in _divisors(gpus // tp):

@@ -1,13 +1,13 @@
 """The plan as people read it: a table for the terminal, and sentences."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from parascale.plan.budget import NAMED, Plan, ranges, reasons, rows, warnings
+from parascale.plan.budget import NAMED, Plan, reasons, warnings
+from parascale.plan.hours import Job, grouped, total
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
-KINDS = {"run": "trainings", "parity": "parity runs"}
+KINDS, OTHERS = {"run": "trainings", "parity": "parity runs"}, "other jobs"
 NOTHING = "Nothing has to run: 0 core-h."
 
 
@@ -26,11 +26,11 @@ def text(plan: Plan) -> str:
 
 def cells(plan: Plan, by_strategy: bool = True) -> list[Any]:
     """Rows of text: a rule, and strategy, each, local jobs together, and the total."""
-    costly = [_row(row["rule"], row) for row in rows(plan, by_strategy)]
-    local = sum(job.nodes == 0 for job in plan.jobs)
-    if local:
-        costly.append(["local jobs", "", f"{local:,}", *[""] * 5, "0", "0"])
-    return [*costly, _row("total", plan.totals)]
+    costly = grouped((job for job in plan.jobs if job.nodes), lambda job: (job.rule, by_strategy and job.strategy))
+    rows = [_row(rule, total(jobs), jobs) for (rule, _), jobs in costly.items()]
+    if local := sum(job.nodes == 0 for job in plan.jobs):
+        rows.append(["local jobs", "", f"{local:,}", *[""] * 5, "0", "0"])
+    return [*rows, _row("total", plan.totals)]
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -82,32 +82,34 @@ def cost(plan: Plan) -> str:
 
 def _shares_of(plan: Plan) -> Iterator[str]:
     """What makes a Plan's worst case, what trainings and parity runs cost of it, and its dearest runs."""
-    above = {row["rule"]: row["core_hours_worst"] - row["core_hours_expected"] for row in rows(plan, False)}
+    rules = _sums((job for job in plan.jobs if job.nodes), lambda job: job.rule)
+    above = {rule: each["core_hours_worst"] - each["core_hours_expected"] for rule, each in rules.items()}
     if most := ", ".join(
-        f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=lambda rule: above[rule], reverse=True)[:NAMED]
+        f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=lambda rule: -above[rule])[:NAMED]
     ):
         yield f"At worst, with time limits of short jobs used up, furthest above the expected price: {most}"
-    priced, kinds = sorted(plan.jobs, key=lambda job: -(job.core_hours_expected or 0.0)), defaultdict(list)
-    for job in priced:
-        kinds[KINDS.get(job.kind, "other jobs")].append(job)
-    said = ", ".join(f"{name} {found}" for name in (*KINDS.values(), "other jobs") if (found := _priced(kinds[name])))
-    if said:
+    kinds = _sums(plan.jobs, lambda job: KINDS.get(job.kind, OTHERS))
+    known = [name for name in (*KINDS.values(), OTHERS) if name in kinds and kinds[name]["core_hours_high"]]
+    if said := ", ".join(f"{name} {_priced(kinds[name])}" for name in known):
         without = "; targets such as `ddp` leave out parity runs, the proof of same results"
-        yield f"Of that: {said}{without if kinds['parity runs'] else ''}"
+        yield f"Of that: {said}{without if KINDS['parity'] in kinds else ''}"
     if idle := plan.totals["core_hours_idle"]:
         yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
-    by_row = defaultdict(list)
-    for job in priced:
-        if job.run and job.parts:
-            by_row[job.run].append(job)
+    costly = sorted(plan.jobs, key=lambda job: -(job.core_hours or 0.0))
+    rows = _sums((job for job in costly if job.run and job.parts), lambda job: job.run)
     dearest = []
-    for name in sorted(by_row, key=lambda name: -_expected(by_row[name]))[:NAMED]:
-        needing = _needing(plan, name) - {name}
-        both = _expected(by_row[name]) + sum(_expected(by_row.get(each, ())) for each in needing)
-        more = f", {both:,.2f} with the {len(needing)} that need it" if needing else ""
-        dearest.append(f"{name} {_priced(by_row[name])}{more}")
+    for name in sorted(rows, key=lambda name: -rows[name]["core_hours_expected"])[:NAMED]:
+        needing = _needing(plan, name)
+        both = sum(rows[each]["core_hours_expected"] for each in needing if each in rows)
+        more = f", {both:,.2f} with the {len(needing) - 1} that need it" if len(needing) > 1 else ""
+        dearest.append(f"{name} {_priced(rows[name])}{more}")
     if dearest:
         yield f"Dearest rows, with all their jobs: {'; '.join(dearest)}; --config runs=COPY, a run table without them, leaves them out"
+
+
+def _sums(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, dict[str, Any]]:
+    """`total` of the jobs of each key."""
+    return {value: total(some) for value, some in grouped(jobs, key).items()}
 
 
 def _needing(plan: Plan, name: Any) -> Any:
@@ -120,15 +122,9 @@ def _needing(plan: Plan, name: Any) -> Any:
     return found
 
 
-def _expected(jobs: Any) -> float:
-    return sum(job.core_hours_expected or 0.0 for job in jobs)
-
-
-def _priced(jobs: Any) -> Any:
-    """The cost of jobs together, with the range; empty where it is zero or unknown."""
-    found = ranges(jobs)
-    low, high = (found[f"core_hours_{end}"] for end in ("low", "high"))
-    return high and f"{_expected(jobs):,.2f} ({low:,.2f} to {high:,.2f})"
+def _priced(sums: dict[str, Any]) -> str:
+    """The cost that `total` gave, with the range."""
+    return "{core_hours_expected:,.2f} ({core_hours_low:,.2f} to {core_hours_high:,.2f})".format(**sums)
 
 
 def duration(hours: float) -> str:
@@ -139,10 +135,12 @@ def duration(hours: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _row(name: str, sums: Any) -> list[str]:
-    unknown = sums["jobs_unknown"]
-    more = f" + {unknown}?" if unknown else ""
+def _row(name: str, sums: dict[str, Any], jobs: Sequence[Job] = ()) -> list[str]:
+    strategies, unknown = {job.strategy or "" for job in jobs}, sums["jobs_unknown"]
+    strategy = "several" if len(strategies) > 1 else "".join(strategies)
+    sizes = (sorted(getattr(job, what) for job in jobs) for what in ("nodes", "gpus"))
+    asked = ["–".join(map(str, dict.fromkeys((each[0], each[-1])))) if each else "" for each in sizes]
     figures = [f"{sums[f'{what}hours_expected']:,.2f}" for what in ("", "node_", "gpu_", "core_")]
+    figures[3] += f" + {unknown}?" if unknown else ""
     worst = f"{sums['core_hours_worst']:,.2f}" + (" + ?" if sums["jobs_without_limit"] else "")
-    facts = sums.get("strategy") or "", f"{sums['jobs']:,}", sums.get("nodes", ""), sums.get("gpus", "")
-    return [name, *facts, *figures[:3], figures[3] + more, worst]
+    return [name, strategy, f"{sums['jobs']:,}", *asked, *figures, worst]

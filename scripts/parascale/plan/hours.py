@@ -1,0 +1,199 @@
+"""Hours of jobs: what each is expected to take, what it is charged for them in nodes, GPUs and cores, and what jobs come to together."""
+
+import bisect
+import graphlib
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any, NamedTuple, Self
+
+# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 cases, and below its limit in 95.
+RANGE, LIMIT = 1.2816, 1.6449
+UNITS = {"node_hours": "nodes", "gpu_hours": "gpus", "core_hours": "charged"}  # what a job has of each in an hour
+
+
+class Part(NamedTuple):
+    """A part of a price: its mean over its own error, and the standard deviations of its logarithm's own and shared error.
+
+    No other price has the own error. The shared error is the same for all: what is not known of the machine is wrong for each of its jobs
+    in the same direction.
+
+    Means add up where medians do not: many jobs together never cost as little as the sum of their medians. The shared error has its
+    median, as it is the same for all.
+    """
+
+    value: float
+    own: float = 0.0
+    shared: float = 0.0
+
+    def times(self, factor: float) -> Self:
+        return self._replace(value=factor * self.value)
+
+
+def quantile(parts: Any, z: float) -> float:
+    """The sum of Parts at `z` standard deviations (not 0) from its median.
+
+    Own errors add in quadrature, and the sum is taken for log-normal with the mean and variance that it has (Fenton 1960,
+    doi:10.1109/TCOM.1960.1097606). Shared errors add linearly, as those of correlation 1 do (JCGM 100:2008, 5.2.2, note 1): each part is
+    at `z` at once. Of one part, and of parts without errors of their own, that is exact.
+    """
+    mean = sum(part.value for part in parts)
+    if not mean:
+        return 0.0
+    own = math.log1p(sum((part.value / mean) ** 2 * math.expm1(part.own**2) for part in parts))
+    shared = math.log(sum(part.value / mean * math.exp(z * part.shared) for part in parts)) / z
+    return mean * math.exp(z * math.hypot(math.sqrt(own), shared) - own / 2)
+
+
+def chance_above(parts: Any, limit: float) -> float:
+    """The probability, to a thousandth, that the sum of Parts is more than `limit`."""
+    deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd: `quantile` has none at 0
+    number = bisect.bisect(deviations, limit, key=lambda z: quantile(parts, z))
+    return 1 - NormalDist().cdf(deviations[number - 1]) if number else 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that still has to run: as the workflow describes it, and once it has a price, a row of `plan.json`.
+
+    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on all nodes together.
+    cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for. together: ids of the jobs
+    with which it shares a job of the scheduler, itself among them, in the order in which they run; empty where it has one for itself.
+    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`.
+
+    charged: cores that it is charged for. parts: Parts of its hours of wall time; None: unknown, and `note` says why. worst: hours at
+    worst, or None. why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
+    """
+
+    id: int
+    rule: str
+    wildcards: dict
+    nodes: int = 1
+    gpus: int = 0
+    cores: int | None = None
+    limit_hours: float | None = None
+    attempts: int = 1
+    partition: str | None = None
+    slots: int = 1
+    after: tuple = ()
+    together: tuple = ()
+    benchmark: str | None = None
+    kind: str | None = None
+    strategy: str | None = None
+    charged: int = 0
+    parts: tuple | None = None
+    worst: float | None = None
+    fits: str | None = None
+    basis: str | None = None
+    note: str | None = None
+    remedy: str | None = None
+    why: str | None = None
+    repeats: float = 0.0
+
+    @property
+    def run(self) -> str | None:
+        return self.wildcards.get("run")
+
+    @property
+    def title(self) -> str:
+        """Its name in sentences."""
+        return title(self.rule, self.wildcards)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes if self.nodes else 0
+
+    @property
+    def expected(self) -> float | None:
+        """Hours of wall time."""
+        return None if self.parts is None else sum((part.value for part in self.parts), 0.0)
+
+    @property
+    def core_hours(self) -> float | None:
+        """Core-hours that it is expected to be charged."""
+        return None if self.parts is None else self.charged * self.expected
+
+    def rest(self, left: float) -> Self:
+        """What is left of the job, as a fraction."""
+        return replace(self, parts=tuple(part.times(left) for part in self.parts))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its row of `plan.json`; None is unknown."""
+        row = {name: value for name, value in vars(self).items() if name not in ("charged", "worst")}
+        row |= {"run": self.run, "parts": self.parts or (), "hours_expected": self.expected, "hours_worst": self.worst}
+        return row | {
+            "core_hours_expected": self.core_hours,
+            "core_hours_worst": self.worst and self.charged * self.worst,
+        }
+
+
+def title(rule: str, wildcards: dict[str, Any]) -> str:
+    """The name of a job in sentences."""
+    values = ", ".join(map(str, wildcards.values()))
+    return f"{rule} ({values})" if values else rule
+
+
+def grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Job]]:
+    """Key → its jobs, in their order."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(key(job), []).append(job)
+    return groups
+
+
+def charges(jobs: Iterable[Job], unit: str = "core_hours") -> list[Part]:
+    """Parts of what jobs are charged in one of UNITS, as far as it is known."""
+    return [part.times(getattr(job, UNITS[unit])) for job in jobs if job.nodes for part in job.parts or ()]
+
+
+def total(jobs: Collection[Job]) -> dict[str, Any]:
+    """Sums over jobs, with the ends between which 80 of 100 such sums lie. What is unknown is counted apart and adds nothing."""
+    costly = [job for job in jobs if job.nodes]
+    known, limited = ([job for job in costly if getattr(job, what) is not None] for what in ("parts", "worst"))
+    sums = {
+        "jobs": len(jobs),
+        "jobs_unknown": len(costly) - len(known),
+        "jobs_without_limit": len(costly) - len(limited),
+        "hours_expected": sum(job.expected for job in known),
+        "hours_worst": sum(job.worst for job in limited),
+        "core_hours_worst": sum(job.charged * job.worst for job in limited),
+        "core_hours_repeated": sum(job.repeats for job in costly),
+    }
+    for unit in UNITS:
+        parts = charges(known, unit)
+        sums[f"{unit}_expected"] = sum(part.value for part in parts)
+        sums |= {f"{unit}_{end}": quantile(parts, z) for end, z in (("low", -RANGE), ("high", RANGE))}
+    return sums
+
+
+def wall_hours(jobs: Sequence[Job], capacity: int | None = None) -> float:
+    """Hours until the last of `jobs` (with id, expected, slots, after, together) ends; jobs of unknown length count as 0.
+
+    capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
+    answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
+    doi:10.1137/0117039, at most twice the optimum).
+    """
+    numbers = {job.id: number for number, job in enumerate(jobs)}
+    waits = {}
+    for job in jobs:
+        turns = job.together[: job.together.index(job.id)] if job.together else ()
+        waits[numbers[job.id]] = {numbers[each] for each in (*job.after, *turns) if each in numbers}
+    graph = graphlib.TopologicalSorter(waits)
+    graph.prepare()
+    slots = [job.slots if capacity is None else min(job.slots, capacity) for job in jobs]
+    ready: list[int] = []
+    running: list[tuple[float, int]] = []
+    now, free = 0.0, math.inf if capacity is None else capacity
+    while graph.is_active():
+        for number in graph.get_ready():
+            heapq.heappush(ready, number)
+        while ready and slots[ready[0]] <= free:
+            started = heapq.heappop(ready)
+            free -= slots[started]
+            heapq.heappush(running, (now + (jobs[started].expected or 0.0), started))
+        now, ended = heapq.heappop(running)
+        free += slots[ended]
+        graph.done(ended)
+    return now
