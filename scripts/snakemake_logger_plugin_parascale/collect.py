@@ -47,12 +47,6 @@ def requested(resources, threads):
     return nodes, cores, gpus, None if minutes is None else minutes / 60
 
 
-def is_local(workflow, rule):
-    """Whether a rule runs where the workflow runs, or has no command. Where nothing is submitted, Snakemake's own `is_local` says so of
-    every rule; in a dry run, of none."""
-    return rule.norun or rule.name in workflow._localrules
-
-
 def pending_jobs(workflow):
     """A list of `parascale.plan.hours.Job`, in an order in which they can run.
 
@@ -85,7 +79,9 @@ def _key(job):
 def _described(job, workflow, pending):
     dag, rule, group = workflow.dag, job.rule, workflow.dag.get_job_group(job)
     nodes, cores, gpus, hours = requested(job.resources, job.threads)
-    if is_local(workflow, rule):
+    # It runs where the workflow runs, or has no command. Where nothing is submitted, Snakemake's own `is_local` says so of every rule; in a
+    # dry run, of none.
+    if rule.norun or rule.name in workflow._localrules:
         nodes = cores = 0
     return Job(
         id=dag.jobid(job),

@@ -75,14 +75,14 @@ class LogHandler(LogHandlerBase):
         numbers = [number for each in jobs for number in members(self.workflow.dag, each)]
         if self.view is not None:
             self.view.started({number: self._called(number) for number in numbers})
-        if self.ledger.started(numbers, time.time()):
-            self.show()
+        self.ledger.started(numbers, time.time())
+        self.show()
 
     def ended(self, number, well):
         if well and self.view is not None:
             self.view.finished(number, self._verdict(number))
-        if (self.ledger.finished if well else self.ledger.failed)(number, time.time()):
-            self.show()
+        (self.ledger.finished if well else self.ledger.failed)(number, time.time())
+        self.show()
 
     def show(self, last=False):
         """Where the workflow stands, unless that was just said."""
@@ -104,13 +104,9 @@ class LogHandler(LogHandlerBase):
         """Print, also when Snakemake's own handlers are gone."""
         logger.info(text) if self.view is None else self.view.say(text)
 
-    def _job(self, number):
-        """The plan's job; None of the target, which has no command."""
-        return next((job for job in self.ledger.plan.jobs if job.id == number), None)
-
     def _called(self, number):
         """(what a job is called, the folder of the training under way that it is, or None)."""
-        if (job := self._job(number)) is None:
+        if (job := self.ledger.jobs.get(number)) is None:  # the target, which has no command
             return "all", None
         name, project = job.wildcards.get("run"), self.planner.project
         folder = project.paths.places(job.kind)[1](name) if job.kind else None
@@ -126,7 +122,7 @@ class LogHandler(LogHandlerBase):
     def _verdict(self, number):
         """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more. None of
         a parity run, whose verdict follows."""
-        job = self._job(number)
+        job = self.ledger.jobs.get(number)
         if job and job.kind == "parity":
             return None
         run = self.planner.project.right.get(job.wildcards.get("run")) if job else None

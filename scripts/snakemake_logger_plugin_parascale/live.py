@@ -25,7 +25,8 @@ class Ledger:
 
     def __init__(self, plan, planner):
         self.plan, self.events, self.planner = plan, planner.project.paths.events, planner
-        self.waiting = {job.id: job for job in plan.jobs}
+        self.jobs = {job.id: job for job in plan.jobs}
+        self.waiting = dict(self.jobs)
         self.running = {}  # id → (job, when it was started, with how many, itself among them, it shares a job of the scheduler)
         self.failures = Counter()  # of each job
         self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
@@ -34,7 +35,7 @@ class Ledger:
         self.told = set()  # jobs that were told to become dearer
 
     def started(self, ids, now):
-        """Jobs were started or submitted; says whether there was one that costs something."""
+        """Jobs were started or submitted."""
         started = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
         shared = Counter(job.together for job in started if job.together)
         for job in started:
@@ -42,30 +43,27 @@ class Ledger:
             # Needed by `plan.ledger` if this workflow is killed before its end.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
             self._write("started", job, now, cores=job.charged, kind=job.kind, benchmark=benchmark)
-        return any(job.nodes for job in started)
 
     def finished(self, identity, now):
-        """A job ended well; says whether it was one that costs something."""
+        """A job ended well."""
         self.done += 1
-        job = self._end(identity, now, "finished")
-        return job is not None and job.nodes > 0
+        self._end(identity, now, "finished")
 
     def failed(self, identity, now):
-        """A job ended badly. While it has attempts left it waits as before. Says whether it was one that costs something."""
+        """A job ended badly. While it has attempts left it waits as before."""
         job = self._end(identity, now, "failed")
         if job is None:
-            return False
+            return
         self.failures[identity] += 1
         if self.failures[identity] < job.attempts:
             self.waiting[identity] = job
-        else:
-            lost = {identity}  # it is not tried again, and nothing that needs it will run
-            for other in self.plan.jobs:  # each stands behind those that it needs
-                if other.id in self.waiting and not lost.isdisjoint(other.after):
-                    lost.add(other.id)
-                    del self.waiting[other.id]
-            self.lost += len(lost)
-        return job.nodes > 0
+            return
+        lost = {identity}  # it is not tried again, and nothing that needs it will run
+        for other in self.plan.jobs:  # each stands behind those that it needs
+            if other.id in self.waiting and not lost.isdisjoint(other.after):
+                lost.add(other.id)
+                del self.waiting[other.id]
+        self.lost += len(lost)
 
     def line(self, now):
         """Jobs done, core-hours used, and what is to go."""

@@ -192,9 +192,9 @@ class Workflow:
             assert charged.seconds == pytest.approx(sum(seconds for _, seconds in expected[job]), abs=2), (job, charged)
         site = load_site(Config(sites=str(self.folder / "box/sites")), "jureca")
         for row in ledger.compare(Paths(self.root), site, accounting=accounting):
-            jobs = submissions.jobs_of_runs(noted)[row.run]
+            jobs = submissions.jobs_of_runs(noted)[row["run"]]
             total = sum(cores * seconds for job in jobs for cores, seconds in expected[job]) / 3600
-            assert (row.source, row.core_hours_charged) == ("sacct", pytest.approx(total, rel=0.001)), (row, jobs)
+            assert (row["source"], row["core_hours_charged"]) == ("sacct", pytest.approx(total, rel=0.001)), (row, jobs)
 
     def _no_process_outlives_its_job(self):
         """A real cluster kills what a job leaves behind; here it could finish what there would be lost.

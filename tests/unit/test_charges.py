@@ -6,6 +6,7 @@ import json
 import pytest
 
 from parascale import slurm, submissions
+from parascale.files import csv_text
 from parascale.paths import Paths
 from parascale.plan import ledger
 from tests.unit.test_plan_budget import JURECA
@@ -27,11 +28,14 @@ def test_sacct_is_summed(tmp_path):
     (folder / "run.json").write_text(json.dumps(described))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
     (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: parsed)
-    assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
+    assert (
+        row["core_hours_charged"] == pytest.approx(2 * 128 * 2400 / 3600)
+        and row["source"] == "sacct"
+        and row["ratio"] == 1.2
+    )
     (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: {})
-    assert row.core_hours_charged == 163.6 and row.source == "record"
-    ledger.write_csv([row], tmp_path / "actual.csv")
-    assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")
+    assert row["core_hours_charged"] == 163.6 and row["source"] == "record"
+    assert csv_text(ledger.COMPARED, [row]).splitlines()[1].startswith("a,probe,")
 
 
 def test_every_job_that_was_submitted_is_charged(tmp_path):
@@ -51,5 +55,5 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     asked = dict.fromkeys("1234569", hour)
     rows = ledger.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
     charged = [("a", "sacct", 4 * 128), ("b", "sacct", 2 * 128), ("a (parity)", "sacct", 128)]
-    assert [(row.run, row.source, row.core_hours_charged) for row in rows] == charged
-    assert [row.hours_actual for row in rows] == [3, 2, 1] and rows[1].seconds_actual is None
+    assert [(row["run"], row["source"], row["core_hours_charged"]) for row in rows] == charged
+    assert [row["hours_actual"] for row in rows] == [3, 2, 1] and rows[1]["seconds_actual"] is None

@@ -96,12 +96,12 @@ def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, answer, code, 
     ("command", "said"),
     [
         ("jutil '{account}", "`jutil 'zam` failed: No closing quotation; see `quota.command` of the site file"),
-        (" ", "` ` is not installed here"),
-        ("none-of-this", "is not installed here"),
-        (__file__, "failed: Permission denied"),
+        (" ", "` ` failed: [Errno 2] No such file or directory"),
+        ("none-of-this", "No such file or directory: 'none-of-this'"),
+        (__file__, "failed: [Errno 13] Permission denied"),
         ("sh -c 'echo no budget >&2; exit 1'", "failed: no budget; see"),
         ("sh -c 'echo >&2; exit 1'", "failed: exit code 1; see"),
-        ("sh -c 'echo waiting >&2; exec sleep 9'", "did not answer within 0.2 s"),
+        ("sh -c 'echo waiting >&2; exec sleep 9'", "timed out after 0.2 seconds"),
     ],
 )
 def test_a_command_that_fails_is_one_line(tmp_path, monkeypatch, command, said):

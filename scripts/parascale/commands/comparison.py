@@ -5,6 +5,7 @@ import os
 
 from parascale.checkpoint.matrix import conversions
 from parascale.errors import DataError
+from parascale.files import csv_text, write_text
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
 from parascale.plan.planner import data_facts
@@ -39,12 +40,12 @@ def write_comparison(project, output, names, datasets, measured):
         conversions=tuple(row for row in conversions(results) if row["run"] in shown),
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
         readings=load_readings(results, datasets),
-        charges={row.run: (row.core_hours_charged, row.source) for row in compared},
+        charges={row["run"]: (row["core_hours_charged"], row["source"]) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),
     )
     write_report(report, output)
-    ledger.write_csv(compared, output / "plan-against-actual.csv")
+    write_text(output / "plan-against-actual.csv", csv_text(ledger.COMPARED, compared))
     return records
 
 

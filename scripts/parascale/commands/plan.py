@@ -9,7 +9,6 @@ from parascale.data.named_files import missing_data
 from parascale.plan import budget, ledger, limits, tables
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.predict import cores_asked
 from parascale.report.numbers import duration, plural, price
 
 BASES = {
@@ -131,7 +130,6 @@ def judge(names, planner):
             {"run": name},
             nodes=run.layout.nodes,
             gpus=run.layout.nodes * run.layout.gpus_per_node,
-            cores=cores_asked(run, project.site),
             limit_hours=planner.runtime_minutes(name, partition=partition) / 60,
             partition=partition,
             kind="run",

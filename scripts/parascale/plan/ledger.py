@@ -12,14 +12,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from parascale import slurm, submissions
 from parascale.errors import DamagedError
-from parascale.files import csv_text, read_json, read_json_lines, write_text
+from parascale.files import read_json, read_json_lines
 from parascale.paths import Paths, RunFolder
 from parascale.plan.hours import Job, title
 from parascale.settings import Site, strict
@@ -169,32 +169,30 @@ def _job(rule: str, wildcards: dict[str, Any]) -> tuple[str, ...]:
     return rule, *map(str, wildcards.values())
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A row of `plan-against-actual.csv`: a run, or the parity run or probe of that name. Empty is unknown.
-
-    Hours of wall time and the ratio are of jobs with the last settings; core_hours_charged is of every job that was submitted, also one
-    that died before its record began. source: sacct or record.
-    """
-
-    run: str
-    basis: str | None
-    seconds_predicted: float | None
-    seconds_actual: float | None
-    hours_predicted: float | None
-    hours_actual: float | None
-    core_hours_predicted: float | None
-    core_hours_charged: float | None
-    ratio: float | None
-    memory_bytes_predicted: int | None
-    memory_bytes_actual: int | None
-    source: str
+# Columns of `plan-against-actual.csv`: a run, or the parity run or probe of that name. Empty is unknown. Hours of wall time and the ratio
+# are of jobs with the last settings; core_hours_charged is of every job that was submitted, also one that died before its record began.
+COMPARED = (
+    "run",
+    "basis",
+    "seconds_predicted",
+    "seconds_actual",
+    "hours_predicted",
+    "hours_actual",
+    "core_hours_predicted",
+)
+COMPARED += (
+    "core_hours_charged",
+    "ratio",
+    "memory_bytes_predicted",
+    "memory_bytes_actual",
+    "source",
+)  # sacct or record
 
 
 def compare(
     paths: Paths, site: Site, runs: Any = None, accounting: Callable[[list[str]], dict[str, Any]] = slurm.charged
-) -> list[Compared]:
-    """A list of Compared, one for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
+) -> list[dict[str, Any]]:
+    """A row of COMPARED for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
     probes that were submitted.
 
     site: charges what has no record; a record names its own. runs: names, of these alone. accounting: as `spent` takes it.
@@ -213,11 +211,7 @@ def compare(
             found.append((name if kind == "run" else f"{name} ({kind})", record, summary, *ids))
     jobs = accounting(sorted({job for *_, ids, _ in found for job in ids}))
     rows = [(_compared(each, site, jobs), each[2]) for each in found]
-    return [row for row, summary in rows if summary or row.core_hours_charged is not None]
-
-
-def write_csv(compared: list[Compared], path: Path) -> None:
-    write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
+    return [row for row, summary in rows if summary or row["core_hours_charged"] is not None]
 
 
 def _record(paths: Paths, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -234,7 +228,7 @@ def _job_ids(record: dict[str, Any], submitted: Any = ()) -> list[str]:
     return list(dict.fromkeys([*(str(job) for job in record.get("job_ids") or [] if job), *submitted]))
 
 
-def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> Compared:
+def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> dict[str, Any]:
     """found: (name, record, summary, ids of all jobs of a run, ids of those with its last settings)."""
     name, record, summary, ids, latest = found
     prediction = record.get("prediction") or {}
@@ -245,17 +239,17 @@ def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> Compared:
         source, seconds = "sacct", sum(jobs[each].seconds for each in latest if each in jobs)
         charged = sum(site.cores_charged(job.nodes, job.cores) * job.seconds / 3600 for job in known)
     predicted = prediction.get("wall_seconds")
-    return Compared(
-        run=name,
-        basis=prediction.get("basis"),
-        seconds_predicted=prediction.get("seconds"),
-        seconds_actual=summary.get("seconds"),
-        hours_predicted=None if predicted is None else predicted / 3600,
-        hours_actual=None if seconds is None else seconds / 3600,
-        core_hours_predicted=prediction.get("core_hours"),
-        core_hours_charged=charged,
-        ratio=seconds / predicted if seconds is not None and predicted else None,
-        memory_bytes_predicted=prediction.get("memory_bytes"),
-        memory_bytes_actual=summary.get("peak_memory_bytes"),
-        source=source,
-    )
+    return {
+        "run": name,
+        "basis": prediction.get("basis"),
+        "seconds_predicted": prediction.get("seconds"),
+        "seconds_actual": summary.get("seconds"),
+        "hours_predicted": None if predicted is None else predicted / 3600,
+        "hours_actual": None if seconds is None else seconds / 3600,
+        "core_hours_predicted": prediction.get("core_hours"),
+        "core_hours_charged": charged,
+        "ratio": seconds / predicted if seconds is not None and predicted else None,
+        "memory_bytes_predicted": prediction.get("memory_bytes"),
+        "memory_bytes_actual": summary.get("peak_memory_bytes"),
+        "source": source,
+    }

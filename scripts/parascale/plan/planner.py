@@ -39,7 +39,6 @@ class Planner:
         self.project = project
         self.site = project.site
         self._predictions: dict[Any, Prediction] = {}
-        self._speeds: dict[Any, Any] = {}
         self._workloads: dict[str, DataFacts] = {}
         self._reasons = Reasons(project)
 
@@ -56,7 +55,6 @@ class Planner:
     def look_again(self) -> None:
         """Forget what was predicted: something was measured."""
         self._predictions.clear()
-        self._speeds.clear()
         self.__dict__.pop("calibration", None)
 
     @functools.cached_property
@@ -116,9 +114,9 @@ class Planner:
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
             same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once
-            if same not in self._speeds:
-                self._speeds[same] = self.calibration.predict(run, self.site, self.facts(run))
-            self._predictions[name, kind] = self._speeds[same]
+            if same not in self._predictions:
+                self._predictions[same] = self.calibration.predict(run, self.site, self.facts(run))
+            self._predictions[name, kind] = self._predictions[same]
         return self._predictions[name, kind]
 
     def reason(self, name: str, kind: str = "run", ready: bool = True) -> Reason:

@@ -225,7 +225,7 @@ def _in_all(
         "limit_seconds": quantile(parts, LIMIT),
         "parts": parts,
         "beside": beside,
-        "core_hours": site.cores_charged(run.layout.nodes, cores_asked(run, site)) * wall / 3600,
+        "core_hours": site.cores_charged(run.layout.nodes) * wall / 3600,
     }
 
 
@@ -257,13 +257,6 @@ def beside_seconds(
         "evaluation": evaluations * batches * forward,
         "saving": (saves * state + max(0, evaluations - 1) * weights) / rate,
     }
-
-
-def cores_asked(run: Run, site: Site) -> int | None:
-    """Cores that a job asks for where whole nodes are not charged: its share of the node by GPUs."""
-    if site.gpus_per_node is None or site.cores_per_node is None:
-        return None
-    return run.layout.nodes * math.ceil(site.cores_per_node * run.layout.gpus_per_node / site.gpus_per_node)
 
 
 def expected_facts(run: Run) -> DataFacts:

@@ -49,11 +49,12 @@ def _left(asked: Any, account: str | None) -> float:
     command, record, left = asked.command.replace("{account}", account or ""), {}, 0.0
     try:
         words = shlex.split(command) or [command]
-        run = subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS, check=True
-        )
+        run = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS)
+        failed = run.returncode and (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise RequirementError(f"`{command}` {_reason(error)}") from None
+        failed = error
+    if failed:
+        raise RequirementError(f"`{command}` failed: {failed}; see `quota.command` of the site file")
     try:
         told = json.loads(run.stdout)
         for record in told if isinstance(told, list) and told else [told]:
@@ -69,15 +70,3 @@ def _left(asked: Any, account: str | None) -> float:
     if not math.isfinite(left):
         raise RequirementError(f"`{command}` did not answer with JSON that has core-hours")
     return max(0.0, left)
-
-
-def _reason(error: Exception) -> str:
-    """Why a command did not answer, in a line."""
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"did not answer within {error.timeout} s"
-    if isinstance(error, FileNotFoundError):
-        return "is not installed here"
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        return f"failed: {lines[-1]}; see `quota.command` of the site file"
-    return f"failed: {getattr(error, 'strerror', None) or error}; see `quota.command` of the site file"
