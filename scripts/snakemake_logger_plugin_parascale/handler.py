@@ -199,10 +199,8 @@ def start(workflow, planner):
         return
     plan = plan_of(workflow, planner)
     write(plan, planner)
-    try:
-        budget.check(plan)
-    except budget.BudgetError as error:
-        raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
+    if said := budget.refusals(plan):
+        raise WorkflowError("\n".join([tables.text(plan), *said]))
     # Under `--quiet progress` Snakemake tells nobody that jobs end. It prints as little as before: that is up to its own filter.
     workflow.scheduler.print_progress = True
     for handler in _handlers(workflow):

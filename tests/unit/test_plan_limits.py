@@ -49,9 +49,7 @@ def test_what_the_machine_never_grants_is_refused(name, tmp_path):
     change, said = VIOLATIONS[name]
     job = dataclasses.replace(jobs()[2], **change)
     plan = budget.make_plan([job], Planner(project(tmp_path)))
-    with pytest.raises(budget.BudgetError, match=said):
-        budget.check(plan)
-    assert said in tables.text(plan)
+    assert said in "".join(budget.refusals(plan)) and said in tables.text(plan)
 
 
 def test_jobs_at_the_limit_pass():

@@ -10,6 +10,7 @@ import pytest
 from snakemake.settings.enums import Quietness
 
 from parascale.plan.planner import Planner
+from parascale.plan.predict import worst_seconds
 from parascale.settings import load_project_file
 
 from .programs import call
@@ -177,8 +178,9 @@ def test_the_table_is_the_count_by_hand(workflow):
     expected = worst = 0.0
     for name, (nodes, _) in RUNS.items():
         for kind in ("run", "parity"):
-            expected += nodes * 128 * planner.prediction(name, kind).wall_seconds / 3600
-            worst += nodes * 128 * planner.worst_hours(name, kind)
+            predicted = planner.prediction(name, kind)
+            expected += nodes * 128 * predicted.wall_seconds / 3600
+            worst += nodes * 128 * worst_seconds(predicted, planner.run(name, kind), planner.site) / 3600
     assert values["totals"]["core_hours_expected"] == pytest.approx(expected)
     assert values["totals"]["core_hours_worst"] == pytest.approx(worst + 128 * 0.5)
     assert values["totals"]["jobs"] == 10 and values["capacity"] == 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parascale import numerics
-from parascale.errors import ParascaleError, shorten_list
+from parascale.errors import shorten_list
 from parascale.plan import limits
 from parascale.plan.calibrate import OWN, computes
 from parascale.plan.hours import Job, chance_above, charges, grouped, total, wall_hours
@@ -21,10 +21,6 @@ from parascale.settings.project import ALONE
 
 NOTHING = Spent()
 NAMED = 3  # jobs that a sentence names; the rest it counts
-
-
-class BudgetError(ParascaleError):
-    """The workflow would cost more than the configuration allows, or asks for what the machine does not grant."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +162,6 @@ def _refused(jobs: Sequence[Job], site: Site) -> Iterator[str]:
             name, hint = f"{len(members)} jobs in one group ({name})", ": put fewer into one (`--group-components`)"
         nodes, gpus = (max(getattr(each, what) for each in members) for what in ("nodes", "gpus_per_node"))
         yield from (line + hint for line in limits.violations(name, nodes, gpus, hours, site, job.partition))
-
-
-def check(plan: Plan) -> None:
-    if said := refusals(plan):
-        raise BudgetError("\n".join(said))
 
 
 def refusals(plan: Plan) -> list[str]:

@@ -19,7 +19,6 @@ from parascale.plan.predict import (
     predict,
     run_steps,
     time_limit,
-    worst_seconds,
 )
 from parascale.plan.probes import probes
 from parascale.settings import Run, identity, strict
@@ -126,11 +125,6 @@ class Planner:
     def runtime_minutes(self, name: str, attempt: int = 1, kind: str = "run", partition: str | None = None) -> int:
         """The time limit that a run's job asks for at its `attempt` (from 1)."""
         return time_limit(self.prediction(name, kind), self.site, attempt, partition)
-
-    def worst_hours(self, name: str, kind: str = "run") -> float | None:
-        """Hours of a run where nodes fail at the site's rate (see `worst_seconds`), or None."""
-        seconds = worst_seconds(self.prediction(name, kind), self.run(name, kind), self.site)
-        return None if seconds is None else seconds / 3600
 
     def ceiling(self, name: str) -> Any:
         """{switch: model FLOPS utilisation} of a run's step: `now`, and with one switch changed at a time. None of it is a promise.

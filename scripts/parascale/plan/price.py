@@ -16,7 +16,7 @@ from parascale.plan import limits
 from parascale.plan.hours import Job, Part
 from parascale.plan.memory import saved_bytes
 from parascale.plan.planner import Planner
-from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Prediction
+from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Prediction, worst_seconds
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Run
@@ -63,8 +63,9 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
     if prediction.wall_seconds is None:
         return job
     parts = tuple(part.times(1 / 3600) for part in left_of(prediction, reason.step))
+    worst = worst_seconds(prediction, planner.run(job.run, job.kind), planner.site)
     done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # fails no more
-    return replace(job, parts=parts, worst=planner.worst_hours(job.run, job.kind) - done)
+    return replace(job, parts=parts, worst=worst / 3600 - done)
 
 
 def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:
