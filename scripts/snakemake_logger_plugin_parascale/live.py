@@ -104,7 +104,7 @@ class Ledger:
         if identity not in self.running:
             return None
         job, began, shared = self.running.pop(identity)
-        seconds = ran_seconds(self.planner.project.paths, job.kind, job.run, job.benchmark, began, now)
+        seconds = ran_seconds(self.planner.project.paths, job, began, now)
         seconds = seconds or (now - began) / shared
         charged = job.charged * seconds / 3600
         self.used += charged

@@ -121,7 +121,7 @@ def test_shards_of_images_are_written_at_the_price_of_one_job_and_a_start_each(j
 
 
 def test_a_job_may_take_two_hours_where_the_size_of_its_data_is_unknown(jureca, monkeypatch):
-    monkeypatch.setattr("parascale.plan.price._raw_bytes", lambda name, project: None)
+    monkeypatch.setattr(jureca, "raw_bytes", lambda name: None)
     assert limit_minutes("encode", {"dataset": "wikitext2"}, jureca, 1, "dc-gpu") == 120
 
 

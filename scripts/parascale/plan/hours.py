@@ -99,7 +99,8 @@ class Job:
     @property
     def title(self) -> str:
         """Its name in sentences."""
-        return title(self.rule, self.wildcards)
+        values = ", ".join(map(str, self.wildcards.values()))
+        return f"{self.rule} ({values})" if values else self.rule
 
     @property
     def gpus_per_node(self) -> int:
@@ -127,12 +128,6 @@ class Job:
             "core_hours_expected": self.core_hours,
             "core_hours_worst": self.worst and self.charged * self.worst,
         }
-
-
-def title(rule: str, wildcards: dict[str, Any]) -> str:
-    """The name of a job in sentences."""
-    values = ", ".join(map(str, wildcards.values()))
-    return f"{rule} ({values})" if values else rule
 
 
 def grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Job]]:

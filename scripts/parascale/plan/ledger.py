@@ -5,6 +5,7 @@ accounting does, until the next workflow took it up, or until now.
 """
 
 import csv
+import itertools
 import json
 import os
 import statistics
@@ -21,7 +22,7 @@ from parascale import slurm, submissions
 from parascale.errors import DamagedError
 from parascale.files import read_json, read_json_lines
 from parascale.paths import Paths, RunFolder
-from parascale.plan.hours import Job, title
+from parascale.plan.hours import Job
 from parascale.settings import Site, strict
 
 SCHEMA_VERSION = 1  # of `plan.json`
@@ -53,33 +54,28 @@ def spent(
     """
     events = _events(paths.events, site)
     hours, unseen = sum(event.get("core_hours") or 0.0 for event in events), []
-    for event, until in _without_end(events, now or time.time()):
-        began, run = _moment(event["time"]), event["wildcards"].get("run")
-        seconds = ran_seconds(paths, event["kind"], run, event["benchmark"], began, until)
+    for job, began, until in _without_end(events, now or time.time()):
+        seconds = ran_seconds(paths, job, began, until)
         if seconds is None:
-            unseen.append((event, began, until))
+            unseen.append((job, began, until))
         else:
-            hours += event["cores"] * seconds / 3600
-    lines = submissions.noted(paths.store) if unseen else []
-    jobs = [(event, until - began, _submitted(lines, event, began, until)) for event, began, until in unseen]
-    charged, unknown = accounting([job for *_, submitted in jobs for job in submitted]), []
-    for event, longest, submitted in jobs:
-        found = [charged[job].seconds / together for job, together in submitted.items() if job in charged]
+            hours += job.charged * seconds / 3600
+    lines, unknown = submissions.noted(paths.store) if unseen else [], []
+    submitted = [_submitted(lines, *each) for each in unseen]
+    charged = accounting([*itertools.chain(*submitted)])
+    for (job, began, until), jobs in zip(unseen, submitted, strict=True):
+        found = [charged[each].seconds / together for each, together in jobs.items() if each in charged]
         # A job that the next workflow took up ran on; that workflow counts the rest.
-        hours += event["cores"] * min(longest, sum(found)) / 3600
+        hours += job.charged * min(until - began, sum(found)) / 3600
         if not found:
-            unknown.append(title(event["rule"], event["wildcards"]))
+            unknown.append(job.title)
     return Spent(hours, tuple(unknown))
 
 
-def ran_seconds(
-    paths: Paths, kind: str | None, run: str | None, benchmark: str | None, began: float, until: float
-) -> float | None:
-    """How long a job ran between two moments: by the attempts in a training's record, else by its benchmark; None where neither tells.
-
-    kind, run: of a training, else None. benchmark: the file that Snakemake writes when the job has ended well, or None.
-    """
-    for spans in (_attempts(paths, kind, run) if kind else (), _benchmarked(benchmark)):
+def ran_seconds(paths: Paths, job: Job, began: float, until: float) -> float | None:
+    """How long a job ran between two moments: by the attempts in a training's record, else by its benchmark, which Snakemake writes when it
+    has ended well; None where neither tells."""
+    for spans in (_attempts(paths, job) if job.kind else (), _benchmarked(job.benchmark)):
         if seconds := sum(max(0.0, min(end, until) - max(start, began)) for start, end in spans):
             return seconds
     return None
@@ -90,24 +86,26 @@ def _events(path: Path, site: str) -> list[dict[str, Any]]:
     return [event for event in lines if event.get("site") == site]
 
 
-def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[dict[str, Any], float]]:
-    """(event of its start, when the next start of the same job was, or `now`) of each job that is charged and was not seen to end."""
-    running: dict[Any, dict[str, Any]] = {}
+def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[Job, float, float]]:
+    """(Job, its start, when the next start of the same job was, or `now`) of each job that is charged and was not seen to end."""
+    running: dict[Any, tuple[Job, float]] = {}
     for event in events:
-        job = event["rule"], json.dumps(event["wildcards"])
-        before = running.pop(job, None)
+        name = event["rule"], json.dumps(event["wildcards"])
+        before = running.pop(name, None)
         if event["event"] == "started":
+            began = _moment(event["time"])
             if before:
-                yield before, _moment(event["time"])
-            if event.get("cores"):
-                running[job] = event
-    for event in running.values():
-        yield event, now
+                yield *before, began
+            if cores := event.get("cores"):
+                known = {each: event[each] for each in ("rule", "wildcards", "kind", "benchmark")}
+                running[name] = Job(event.get("job"), charged=cores, **known), began
+    for each in running.values():
+        yield *each, now
 
 
-def _attempts(paths: Paths, kind: str, run: str) -> Iterable[tuple[float, float]]:
+def _attempts(paths: Paths, job: Job) -> Iterable[tuple[float, float]]:
     """(start, end) of each attempt of a training, finished or under way; an open one ends at its last sign of life."""
-    done, work = (RunFolder(place(run)) for place in paths.places(kind))
+    done, work = (RunFolder(place(job.run)) for place in paths.places(job.kind))
     attempts, sign = [], None
     with suppress(OSError, DamagedError, KeyError):
         sign = read_json(work.lease)["time"]
@@ -130,9 +128,9 @@ def _benchmarked(path: str | None) -> list[tuple[float, float]]:
     return []
 
 
-def _submitted(lines: list[dict[str, Any]], event: dict[str, Any], began: float, until: float) -> dict[str, int]:
-    """{id: how many of Snakemake's jobs it does} of the jobs that were submitted to Slurm for what an event started."""
-    work = [event["rule"], [*event["wildcards"].values()]]
+def _submitted(lines: list[dict[str, Any]], job: Job, began: float, until: float) -> dict[str, int]:
+    """{id: how many of Snakemake's jobs it does} of the jobs that were submitted to Slurm for a job of Snakemake's."""
+    work = [job.rule, [*job.wildcards.values()]]
     # Noted in whole seconds; a damaged line may lack its time.
     within = [line for line in lines if line.get("time") and began - 1 < _moment(line["time"]) < until]
     return {line["job_id"]: len(line["jobs"]) for line in within if work in (line["jobs"] or [])}

@@ -13,6 +13,7 @@ from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration
 from parascale.plan.predict import (
+    IMAGE_BYTES,
     DataFacts,
     Prediction,
     expected_facts,
@@ -26,7 +27,9 @@ from parascale.settings.project import Project
 from parascale.store.reasons import Reason, Reasons
 
 RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
-MANIFEST = "manifest.json"  # of prepared data
+MANIFEST = "manifest.json"  # of data, as it was downloaded or prepared
+# Assumed for missing data: an English word with its space, an article with its summary.
+TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 SEEN = ("train", "validation")  # splits whose size a plan needs
 MUCH_SECONDS = 60.0  # of training, before which a machine is measured
 
@@ -65,6 +68,18 @@ class Planner:
         if run.workload.name not in self._workloads:
             self._workloads[run.workload.name] = data_facts(run, self.project.paths)
         return self._workloads[run.workload.name]
+
+    def raw_bytes(self, name: str) -> float | None:
+        """Bytes of a dataset as it is downloaded: of its files where they are there, else from what its workload expects; or None."""
+        manifest, data = self.project.paths.raw(name) / MANIFEST, self.project.datasets[name]
+        if manifest.is_file():
+            splits = read_json(manifest).get("splits", {})
+            if size := sum(file.get("bytes", 0) for files in splits.values() for file in files):
+                return size
+        if data.expected_tokens:
+            return TOKEN_BYTES * data.expected_tokens
+        each = IMAGE_BYTES if name in self.project.image_datasets else PAIR_BYTES
+        return each * data.expected.train_samples if data.expected.train_samples else None
 
     @functools.cached_property
     def _all_probes(self) -> dict[str, Run]:

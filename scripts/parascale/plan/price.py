@@ -11,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from parascale.families.sizes import model_sizes
-from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.hours import Job, Part
 from parascale.plan.memory import saved_bytes
 from parascale.plan.planner import Planner
-from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, DataFacts, Prediction, worst_seconds
+from parascale.plan.predict import BESIDE_ERROR, DataFacts, Prediction, worst_seconds
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Run
-from parascale.settings.project import Project
 from parascale.settings.workload import usable_decoders
 
 KEPT = "store"  # basis of the price of a training that is there already
-# Assumed for missing data: an English word with its space, an article with its summary.
-TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
 DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
 COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
@@ -108,7 +104,7 @@ def _of_data(stage: str, name: str, planner: Planner) -> float:
         count = len(formats.images) if of_images else len(formats.tokens) + 1
         ways = 4 + len(usable_decoders()) * len(readers.workers) if of_images else 2
         return count * (1 + readers.cold) * ways * (CASE_SECONDS + readers.repeats * readers.seconds)
-    size = _raw_bytes(name, project)
+    size = planner.raw_bytes(name)
     if size is None:
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         raise Unknown(f"size of the data: download it, or give data.expected.{wanted} in the workload")
@@ -127,19 +123,6 @@ def _has_flat_tokens(data: Any) -> bool:
     """Whether the files of a dataset, of which slices may be named (`tokens.bin[:50%]`), are flat tokens."""
     named = [file for entry in data.source.files.values() for file in (entry if isinstance(entry, list) else [entry])]
     return any(re.search(r"\.(bin|npy)(\[|$)", str(file).lower()) for file in named)
-
-
-def _raw_bytes(name: str, project: Project) -> float | None:
-    """Bytes of a dataset as it is downloaded: of its files where they are there, else from what its workload expects; or None."""
-    manifest, data = project.paths.raw(name) / "manifest.json", project.datasets[name]
-    if manifest.is_file():
-        splits = read_json(manifest).get("splits", {})
-        if size := sum(file.get("bytes", 0) for files in splits.values() for file in files):
-            return size
-    if data.expected_tokens:
-        return TOKEN_BYTES * data.expected_tokens
-    each = IMAGE_BYTES if name in project.image_datasets else PAIR_BYTES
-    return each * data.expected.train_samples if data.expected.train_samples else None
 
 
 def _of_run(stage: str, name: str, planner: Planner, processes: int) -> float:

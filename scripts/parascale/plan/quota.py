@@ -51,6 +51,8 @@ def _left(asked: Any, account: str | None) -> float:
         words = shlex.split(command) or [command]
         run = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS)
         failed = run.returncode and (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+    except FileNotFoundError:
+        raise RequirementError(f"`{command}` is not installed here") from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         failed = error
     if failed:

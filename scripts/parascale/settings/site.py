@@ -161,7 +161,7 @@ class Site:
         own = [each.cores_per_node for each in self.partitions if each.name == partition and each.cores_per_node]
         return own[0] if own else self.cores_per_node
 
-    def cores_charged(self, nodes, cores=None, partition=None):
+    def cores_charged(self, nodes: int, cores: int | None = None, partition: str | None = None) -> int:
         """Cores that a job is charged for on so many nodes: JSC counts whole ones, whatever of them is used. cores: those it asks for."""
         asked = self.charges == "cores" and cores is not None
         return cores if asked else nodes * (self.cores(partition) or 1)
