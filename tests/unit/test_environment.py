@@ -189,9 +189,8 @@ def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("nvidia") else there(name))
     assert problems({}, CPU, [run]) == []
     (said,) = problems({}, CPU, [run, chosen])
-    assert said.startswith("NVIDIA DALI is not installed") and said.endswith(
-        "pip install -r envs/requirements-dali.txt"
-    )
+    assert said.startswith("NVIDIA DALI is not installed")
+    assert said.endswith("pip install -r envs/requirements-dali.txt")
     assert (ROOT / said.split()[-1]).is_file()
 
 
