@@ -127,9 +127,9 @@ def append_to_log(words):
 # --- jobs that this user has submitted
 
 
-def failed_permanently(job):
-    """Whether a job that has ended said that it would fail again; False where Slurm does not say."""
-    return described(job).get("Comment") == PERMANENT_FAILURE_COMMENT
+def fails_permanently(said):
+    """Whether a job that has ended said that it would fail again. said: Slurm's facts of it."""
+    return said.get("Comment") == PERMANENT_FAILURE_COMMENT
 
 
 def waiting_or_running(name, noted):

@@ -49,8 +49,16 @@ def jobs_of_runs(lines, kind="run", latest=False):
 def stopped_with_progress(work, job_id):
     """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
     under way. What cannot be read shows no progress."""
-    with suppress(OSError, TypeError, KeyError):
-        last = (read_json_lines(RunFolder(work).attempts, readable=True) or [{}])[-1]
+    with suppress(TypeError, KeyError):
+        last = last_attempt(work)
         moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
         return (last["job_id"], last["outcome"]) == (job_id, "stopped") and moved
     return False
+
+
+def last_attempt(work):
+    """What is recorded of the last attempt of the run under way in a folder; {} where nothing is, or it cannot be read."""
+    with suppress(OSError, IndexError):
+        last = read_json_lines(RunFolder(work).attempts, readable=True)[-1]
+        return last if isinstance(last, dict) else {}
+    return {}

@@ -19,6 +19,7 @@ from parascale.lease import RENEW_SECONDS, Lease
 from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
+from parascale_slurm_executor.endings import NOTHING, ending, lacking
 from parascale_slurm_executor.jobs import at_work, comment_of, noted_as, training_of
 from parascale_slurm_executor.waiting import why, why_later
 
@@ -282,10 +283,21 @@ class RootExecutor(Executor):
             )
             self._submit_again(job)
         else:
-            if identity and slurm.failed_permanently(identity):
+            said = slurm.described(identity)
+            logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
+            missed = lacking(said, logs)
+            self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
+            if said:
+                msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, self._has_begun(job, identity))
+            if not missed and slurm.fails_permanently(said):
                 self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
                 job.attempt = 1 + job.restart_times
             super().report_job_error(job_info, msg, **more)
+
+    def _has_begun(self, job, identity):
+        """Whether the training of a Slurm job had begun; of a job that trains nothing, True."""
+        training = training_of(job)
+        return training is None or submissions.last_attempt(self._work_of(training)).get("job_id") == identity
 
     def _has_stopped_on_its_way(self, job, identity):
         """Whether a training made steps and saved its state, or Slurm took it away for others, as where it requeues. A plain `scancel`

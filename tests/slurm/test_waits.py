@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 
 import daemons
@@ -118,6 +119,22 @@ def test_a_job_of_which_nobody_has_written_is_taken_up(cluster, workflow, answer
     workflow.start(target).wait(timeout=300)
     assert "is taken up" in workflow.log and len(submitted(workflow)) == 1
     assert [attempt["job_id"] for attempt in workflow.run("single").attempts()] == submitted(workflow)
+    workflow.assert_all_is_charged()
+
+
+def test_a_node_that_lacks_the_projects_folder_gets_no_other_job(cluster, workflow):
+    """What only the node's own log says, and a retry on it would meet again."""
+    node = next(iter(cluster.nodes))
+
+    def on_node(*command):
+        subprocess.run(cluster.on_node(node, [*command, str(workflow.folder)], cwd="/"), check=True)
+
+    on_node("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs")
+    try:
+        workflow.start(workflow.run("single").target, options=["--retries", "1"]).wait(timeout=300)
+    finally:
+        on_node("umount")
+    assert f"node {node} has no {workflow.folder}" in workflow.log and len(submitted(workflow)) == 2
     workflow.assert_all_is_charged()
 
 

@@ -51,15 +51,21 @@ def executor_in(root, monkeypatch):
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
     made.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=1))
     made.next_seconds_between_status_checks = 1
+    made._failed_nodes = set()
     made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: made.queue)
     monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
     monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
+
+    def fails(self, info, msg, **more):
+        made.did.append("failed")
+        made.told = msg
+
     reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", reported)
     monkeypatch.setattr(Executor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
     monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
-    monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
+    monkeypatch.setattr(Executor, "report_job_error", fails)
     return made

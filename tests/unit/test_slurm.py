@@ -77,4 +77,4 @@ def test_one_process_of_a_job_says_that_it_would_fail_again(command, monkeypatch
     assert not (tmp_path / "said").exists()
     slurm.note_permanent_failure()
     assert (tmp_path / "said").read_text() == f"update jobid=7 comment={slurm.PERMANENT_FAILURE_COMMENT}\n"
-    assert slurm.failed_permanently("7")
+    assert slurm.fails_permanently(slurm.described("7"))

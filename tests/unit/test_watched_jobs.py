@@ -14,6 +14,7 @@ from parascale import slurm
 from parascale.errors import RequirementError
 from parascale.files import write_json
 from parascale_slurm_executor import executor as executor_module
+from parascale_slurm_executor.endings import NOTHING
 from parascale_slurm_executor.waiting import TURN
 from tests.unit.slurm_executor import data_job, job_of
 
@@ -152,6 +153,61 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
     executor.report_job_error(SimpleNamespace(job=job, external_jobid="7", aux={"ours": ours}))
     assert executor.did == [expected]
     assert (job.attempt <= job.restart_times) == attempts_left
+
+
+FACTS = {
+    "JobState": "FAILED",
+    "RunTime": "00:00:20",
+    "TimeLimit": "01:00:00",
+    "NodeList": "jrc[0001-0002]",
+    "BatchHost": "jrc0001",
+}
+FACTS |= {"ExitCode": "1:0", "NumNodes": "1"}
+TOO_SHORT = "shorter than its start: `--set-resources train_ddp:runtime=MINUTES`"
+
+
+@pytest.mark.parametrize(
+    ("facts", "log", "expected", "excluded"),
+    [
+        ({}, "", "status is: 'X'. It ran 00:00:20 of 01:00:00 on jrc[0001-0002], exit code 1:0.", []),
+        ({"JobState": "TIMEOUT", "TimeLimit": "00:00:00"}, "", TOO_SHORT, []),
+        ({"TimeLimit": "00:02:00"}, "", TOO_SHORT, []),  # it got the warning, and died of that
+        ({"ExitCode": "0:53", "StdOut": "{here}/7.log"}, None, "node jrc0001 has no {here}: later jobs", ["jrc0001"]),
+        ({"ExitCode": "0:53", "StdOut": "/none/7.log"}, None, "exit code 0:53", []),  # it is nowhere
+        (
+            {},
+            "slurmstepd-jrc0002: error: couldn't chdir to `{here}': No such file or directory: going to",
+            "jrc0002 has no {here}:",
+            ["jrc0002"],
+        ),
+        (
+            {},
+            "slurmstepd-jrc0002: error: execve(): {here}/7.log: No such file or directory",
+            "jrc0002 has no {here}/7",
+            ["jrc0002"],
+        ),
+        ({}, "    affected files:\n        {here}/7.log\n", "node jrc0001 has no {here}/7.log", ["jrc0001"]),
+        ({}, "    affected files:\n        {here}/8.log\n", "exit code 1:0", []),  # nor is it here
+        (
+            {"NumNodes": "2"},
+            "error: {here}/7.log: no such file (a YAML file)\nsrun: error: jrc0002: task 1: Exited with exit code 78",
+            "node jrc0002 has no {here}/7.log",
+            ["jrc0002"],
+        ),
+        ({"NumNodes": "2"}, "    affected files:\n        {here}/7.log\n", "exit code 1:0", []),  # on which node?
+    ],
+)
+def test_why_a_job_ended_is_said_and_a_node_that_lacks_what_it_needs_gets_no_other(
+    executor, facts, log, expected, excluded, tmp_path
+):
+    """The plugin has no reason, and Snakemake would submit the job to the same node."""
+    (tmp_path / "7.log").write_text((log or "").replace("{here}", str(tmp_path)))
+    said = {name: value.replace("{here}", str(tmp_path)) for name, value in (FACTS | facts).items()}
+    executor.queue, job = {"7": said | {"Comment": slurm.PERMANENT_FAILURE_COMMENT * bool(excluded)}}, job_of("ddp")
+    message = f"SLURM-job '7' failed, SLURM status is: 'X'. {NOTHING}"
+    executor.report_job_error(SubmittedJobInfo(job, "7", {"slurm_logfile": tmp_path / "7.log"}), message)
+    assert executor.did == ["failed"] and expected.replace("{here}", str(tmp_path)) in executor.told
+    assert executor._failed_nodes == set(excluded) and job.attempt == 1
 
 
 @pytest.mark.parametrize(
