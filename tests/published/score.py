@@ -70,7 +70,8 @@ def score(table=RUNS, machines=MACHINES):
 
 def sites_of(machines):
     """{name: Site} of a CSV file of machines."""
-    return {row["machine"]: site_of(row) for row in read(machines)}
+    known = {row["machine"]: row for row in read(MACHINES)}  # what other tables do not tell of a machine
+    return {row["machine"]: site_of(known.get(row["machine"], {}) | row) for row in read(machines)}
 
 
 def read(path):
@@ -93,6 +94,9 @@ def site_of(row):
         "gpu_memory_gb": float(row["gpu_memory_gb"]),
         "peak_tflops": {"bf16": float(row["bf16_tflops"])},
         "memory_gigabytes_per_second": float(row["memory_gigabytes_per_second"]),
+        "gpu_watts": _number(row.get("gpu_watts")),
+        "cpu_watts": float(row.get("cpu_watts", 0)),
+        "node_pairs": row.get("node_pairs") == "true",
         "node_link": link("node_link_gigabytes_per_second"),
         "network_link": link("network_link_gigabytes_per_second_per_gpu"),
     }

@@ -6,7 +6,9 @@ Paths at Aleph Alpha are those of Aleph-Alpha/scaling, `src/scaling`, which was 
 import re
 from dataclasses import replace
 
+from parascale.families.language.sizes import kv_width, mixed_width
 from parascale.plan.memory import RankMemory, Stage, rank_stages
+from parascale.plan.time import gpu_kind
 from parascale.plan.work import all_reduce, half_ring, parameter_bytes
 
 # Whose code a source ran. A plan is for ours, which is torch's; what others reach with kernels of their own is shown beside it.
@@ -29,7 +31,7 @@ DEEPSPEED = {"sequence_parallel": "false", "compile": "true"}
 # KempnerForge makes its loss of all logits, which ranks of `tp` gather (training/loss.py, distributed/tensor_parallel.py), Aleph Alpha too
 # (transformer/model/losses/cross_entropy.py, layers/lm_head.py); there one kernel a norm, if any, is all that is joined. torchtitan's loss
 # of 2024 took all logits. DeepSpeed shares its states with bf16 at any stage (bf16_optimizer.py), NeMo by its `mcore_distributed_optim`.
-# fms-fsdp sums in bf16 (policies/mixed_precision.py).
+# fms-fsdp sums in bf16 (policies/mixed_precision.py), torchtitan in fp32 (`mixed_precision_reduce` in config/job_config.py) where FSDP does.
 USUAL = {
     "megatron": {"dropout": "0.1"},
     "bigscience": DEEPSPEED,
@@ -39,6 +41,7 @@ USUAL = {
     "kempner": {"chunked": "false", "loss_parallel": "false"},
     "torchtitan": {"chunked": "false"},
     "fms-fsdp": {"sums": "bf16"},
+    "oellm-titan": {"sums": "fp32"},
 }
 # What rows say in words, as the cells of a layout. ZeRO-1 is FSDP that keeps parameters gathered and reduces once a step.
 SAID = {
@@ -47,6 +50,7 @@ SAID = {
     "ZeRO-1|[Dd]istributed optimizer": {"zero": "1"},
     "not in chunks": {"chunked": "false"},
     "reduced in bf16": {"sums": "bf16"},
+    "all states in bf16": {"states": "bf16"},
 }
 # Prices of a source's code over those of ours. FlashAttention 2 is 1.3 to 1.5 times as fast as the Triton kernel of MPT's attention in
 # its forward pass, and twice in its backward pass (Dao 2023, arXiv:2307.08691, section 4.1), which has 2.5 times the operations.
@@ -65,6 +69,10 @@ SUMMED, SUMMED_IN_PRODUCT = 6, 8
 # An RMSNorm of single operations, in fp32 as in Llama's own code, reads and writes 36 bytes an element in its forward pass and twice that
 # backward, where one kernel takes 4; it keeps its input in fp32, and its result before the weights.
 NORM_MOVED, NORM_KEPT = 32, 4
+NORM = 4  # bytes that one kernel moves for each of its elements
+# torchtitan's DDP computes under autocast (`maybe_enable_amp` in distributed/utils.py), which makes norms in fp32 (ATen/autocast_mode.h): their
+# input is widened, and each product or attention behind them narrows it again, rotated in fp32. `torch.compile` joins that.
+AUTOCAST_SOURCES, CAST, WIDE, ROTATED = ("torchtitan", "oellm-titan"), 6, 4, 16
 
 
 class Whole(RankMemory):
@@ -125,6 +133,13 @@ def changed(row, sizes):
     """`sizes`, changed to what a Row's code keeps, moves and makes again."""
     block_bytes, block, ends = sizes.block_bytes, sizes.block_operations, sizes.ends_operations
     norms = 2 * (row.source == "aleph-alpha" and row.cells.get("tuned") != "true")  # of single operations
+    fused, model = row.run.layout.compile, sizes.model
+    casts = row.source in AUTOCAST_SOURCES and row.run.layout.fsdp == 1 and not fused
+    # Of a residual stream: two norms, and products of queries, keys and values, of up and perhaps gate. Of queries and keys: theirs.
+    beside = casts * (2 * (CAST + WIDE) + CAST * (3 + 1 + (model.activation == "swiglu")))
+    query_key = (
+        row.said("query-key norm") * (NORM + casts * (2 * CAST + WIDE + ROTATED)) * (row.stack != "torch" or not fused)
+    )
 
     def kept(batch):
         size = block_bytes(batch) + norms * NORM_KEPT * sizes.stream(batch) * sizes.model.dim
@@ -135,7 +150,9 @@ def changed(row, sizes):
 
     def of_block(batch, fused):
         made = block(batch, fused)
-        return replace(made, moved=made.moved + norms * NORM_MOVED * sizes.stream(batch) * sizes.model.dim)
+        more = (norms * NORM_MOVED + beside) * sizes.stream(batch) * model.dim
+        more += query_key * sizes.tokens(batch) * (mixed_width(model) + kv_width(model)) / batch.tp
+        return replace(made, moved=made.moved + more)
 
     def of_ends(batch, fused):
         made, others = ends(batch, fused), sizes.tokens(batch) * sizes.vocabulary * (1 - 1 / batch.tp)
@@ -144,9 +161,10 @@ def changed(row, sizes):
     def again(batch, fused, selective):
         return type(sizes).recomputed_operations(sizes, batch, fused, True) if selective else of_block(batch, fused)
 
+    sizes.block_operations = of_block
     # Their own checkpoints make all of a block again, where torch's stop at what the backward pass asks for.
     if row.stack != "torch":
-        sizes.recomputed_operations, sizes.block_bytes, sizes.block_operations = again, kept, of_block
+        sizes.recomputed_operations, sizes.block_bytes = again, kept
     if not row.run.layout.loss_parallel:  # each rank makes the loss of all logits, which are gathered
         sizes.ends_operations = of_ends
     return sizes
@@ -161,7 +179,8 @@ def adjusted(row, work):
 def _rank(row, work, rank):
     layout, batch = row.run.layout, rank.batch
     if not layout.loss_parallel and rank.last:
-        logits = half_ring(layout, "tp", rank.sizes.tokens(batch) * rank.sizes.vocabulary * batch.compute)
+        size = rank.sizes.tokens(batch) * rank.sizes.vocabulary * batch.compute
+        logits = half_ring(layout, "tp", size, row.site.linked_gpus)
         work = replace(work, root_gather=work.root_gather.plus(logits))
     if row.told.get("sums") == "bf16":  # what FSDP scatters and sums
         names = ("reduce", "root_reduce", "end_reduce")
@@ -169,7 +188,15 @@ def _rank(row, work, rank):
     # The gradients of what products take, scattered or summed one by one: of queries, keys and values, gate and up
     # (kempnerforge/distributed/tensor_parallel.py), and of gate and up (core/nn/linear/column_parallel_linear.py).
     more = {"kempner": 0.75, "aleph-alpha": 0.0 if batch.sequence_parallel else 0.5}.get(row.source, 0.0)
+    if row.stack == "megatron" and row.source != "aleph-alpha":  # hidden, but for what computing is longer by
+        more = (0.5 if batch.sequence_parallel else 1.0) * (gpu_kind(row.site)["interference"] - 1)
     work = replace(work, split_backward=work.split_backward.plus(work.split.times(more)))
+    if row.told.get("states") == "bf16":  # nothing is copied to half precision, and DDP sums it
+        copied, _ = parameter_bytes(row.run, batch)
+        work = replace(work, update=work.update._replace(moved=work.update.moved / 2))
+        if not layout.uses_fsdp:
+            work = _moving(work, rank, -copied, -copied)
+            work = replace(work, gradients=work.gradients.times(0.5))
     if row.stack not in WHOLE:
         return work
     work = _with_sums(row, work, rank)
@@ -184,14 +211,19 @@ def _with_sums(row, work, rank):
     """Parameters stay in half precision; gradients of micro-batches are summed as they come."""
     copied, summed = parameter_bytes(row.run, rank.batch)
     theirs = (SUMMED if halved(row) else SUMMED_IN_PRODUCT) * (1 - 1 / row.run.micro_batches)
+    return _moving(work, rank, -copied, theirs - summed)
+
+
+def _moving(work, rank, forward, backward):
+    """The work of a rank that moves so many bytes more for each of its parameters in its passes."""
 
     def moving(load, more, elements):
         return load._replace(moved=load.moved + more * elements)
 
     return replace(
         work,
-        forward=moving(work.forward, -copied, rank.block_elements),
-        backward=moving(work.backward, theirs - summed, rank.block_elements),
-        ends_forward=moving(work.ends_forward, -copied, rank.root),
-        ends_backward=moving(work.ends_backward, theirs - summed, rank.root),
+        forward=moving(work.forward, forward, rank.block_elements),
+        backward=moving(work.backward, backward, rank.block_elements),
+        ends_forward=moving(work.ends_forward, forward, rank.root),
+        ends_backward=moving(work.ends_backward, backward, rank.root),
     )

@@ -114,6 +114,9 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
     more = communication(sync_batch_norm=True) - communication(sync_batch_norm=False)
     ring = 6 * jureca.site.node_link.microseconds / 1e6  # an all-reduce of four ranks
     assert norms > 50 and 2 * norms * ring < more < 4 * norms * ring
+    hybrid = {"nodes": 4, "gpus_per_node": 4, "dp": 4, "fsdp": 4}  # replicas tell each other too
+    over_all = communication(**hybrid, sync_batch_norm=True) - communication(**hybrid, sync_batch_norm=False)
+    assert over_all == pytest.approx(2 * norms * (ring + 4 * jureca.site.network_link.microseconds / 1e6), rel=0.1)
 
 
 def test_a_prediction_is_quick(jureca):

@@ -22,7 +22,9 @@ SITES = {row["machine"]: score.site_of(row) for row in score.read(score.MACHINES
 ALL_ROWS = score.read(score.RUNS)
 ROWS = [row for row in ALL_ROWS if score.has_run(row)]
 # Relative errors of shipped constants: in the median, of 95 of 100 rows, at worst; and where a source was not fitted to.
-SHIPPED, HELD_OUT = (0.05, 0.25, 0.45), (0.06, 0.25, 0.45)
+SHIPPED, HELD_OUT = (0.046, 0.22, 0.42), (0.06, 0.24, 0.42)
+# Trainings on GH200, beside the checkout. Nothing was fitted to them.
+GH200 = score.RUNS.parents[3] / "shared/data/published/gh200.csv"
 # What a fit may move, and how far its source leaves it open: the deviation of the logarithm.
 OPEN = {
     "a100 flops": 0.2,
@@ -68,7 +70,7 @@ def fitted(rows):
 
 @pytest.mark.slow
 def test_what_is_fitted_on_all_sources_but_one_holds_for_it():
-    told = exam.examined(scored())
+    told = exam.examined(scored() + (score.score(GH200) if GH200.is_file() else []))
     rows, off = [score.Row(each.cells, SITES, "table") for each in told], []
     for source in {row.source for row in rows}:
         factors = fitted([row for row in rows if row.source != source])
@@ -89,10 +91,44 @@ def test_shipped_constants_are_as_good():
     assert exam.by_rule_of_thumb(rows) > 4 * told["median"]
 
 
+@pytest.mark.skipif(not GH200.is_file(), reason="shared data is not there")
+def test_a_machine_that_nothing_was_fitted_to_is_predicted():
+    """Its power, its links and what its codes do: within 8 % in the median and 28 % at worst, pairs that differ in one thing within 8 points."""
+    rows = score.score(GH200)
+    told = exam.summary(exam.examined(rows))
+    assert told["rows"] == 14 and told["median"] <= 0.08 and told["worst"] <= 0.28 and 0.65 <= told["covered"] <= 0.9, (
+        told
+    )
+    for first, second in ((0, 1), (2, 3), (5, 6)):  # eager and compiled, DDP and HSDP, `tp` 1 and 2 on a pair
+        predicted, published = (
+            getattr(rows[second], rate) / getattr(rows[first], rate) - 1 for rate in ("predicted", "published")
+        )
+        assert predicted * published > 0 and abs(predicted - published) <= 0.08, (first, predicted, published)
+
+
+def test_less_power_and_links_in_pairs_take_longer():
+    """Power alone slows products and attention; a CPU's share counts; without a word on power nothing changes."""
+    site = SITES["h100-80"]
+    slow, shared, unknown = (
+        replace(site, **watts) for watts in ({"gpu_watts": 500.0}, {"cpu_watts": 200.0}, {"gpu_watts": None})
+    )
+    rates = [formula_rates(each, "bf16") for each in (site, slow, shared, unknown)]
+    assert rates[1].flops == pytest.approx(1.21 * rates[0].flops, rel=0.01) and rates[1].moved == rates[0].moved
+    assert rates[1] == rates[2] and rates[3] == rates[0]
+    pairs = replace(SITES["h200x4"], node_pairs=False), SITES["h200x4"]
+    for tp, times in ((2, 3), (4, 1)):
+        switch, linked = (
+            step_work(seven_billion(8, tp=tp), model_sizes(LLAMA_7B, 32_000, 2048), each) for each in pairs
+        )
+        assert linked.ranks[0].split.node_bytes == pytest.approx(times * switch.ranks[0].split.node_bytes)
+
+
 def test_ranges_hold_four_of_five_published_runs():
     """Of all, and of each machine with 20 rows or more at least seven of ten."""
     rows = exam.examined(scored())
-    assert 0.76 <= exam.summary(rows)["covered"] <= 0.86
+    assert 0.76 <= exam.summary(rows)["covered"] <= 0.88
+    many = [row for row in rows if int(row.cells["gpus"]) > 256]
+    assert exam.summary(many)["covered"] >= 0.76
     machines = Counter(row.groups["machine"] for row in rows)
     for machine in (name for name, count in machines.items() if count >= 20):
         assert exam.summary([row for row in rows if row.groups["machine"] == machine])["covered"] >= 0.7, machine

@@ -125,7 +125,7 @@ def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
     def work_of(stages: Any) -> Any:
         alike = tuple((stage.blocks, stage.first, stage.last) for stage in stages)
         if alike not in made:
-            made[alike] = _rank_work(run, sizes, kind, RankMemory(run, sizes, site.device, stages))
+            made[alike] = _rank_work(run, sizes, site, RankMemory(run, sizes, site.device, stages))
         return made[alike]
 
     work = tuple(map(work_of, stages or rank_stages(layout, sizes.layers)))
@@ -135,8 +135,8 @@ def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
     return Work(work, run.micro_batches, fill, kind["interference"], slower, overlaps, processes, turns, workers)
 
 
-def _rank_work(run: Run, sizes: Sizes, kind: dict[str, Any], rank: Any) -> RankWork:
-    layout, fused, batch = run.layout, run.layout.compile, rank.batch
+def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
+    layout, fused, batch, kind, linked = run.layout, run.layout.compile, rank.batch, gpu_kind(site), site.linked_gpus
     longer = 1 + kind["attention_start"] / max(run.workload.sizes)
     operations = sizes.block_operations(batch, fused)
     forward, backward = _loads(operations, kind["wave"], longer)
@@ -158,7 +158,7 @@ def _rank_work(run: Run, sizes: Sizes, kind: dict[str, Any], rank: Any) -> RankW
     ends = ends[0].plus(copied, rank.root), ends[1].plus(summed, rank.root)
     optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
     # It reduces twice and (with a split sequence) gathers twice.
-    collectives = half_ring(layout, "tp", sizes.split_bytes(batch)).times(4) if layout.tp > 1 else NOTHING
+    collectives = half_ring(layout, "tp", sizes.split_bytes(batch), linked).times(4) if layout.tp > 1 else NOTHING
     return RankWork(
         blocks=rank.blocks,
         forward=forward,
@@ -169,9 +169,9 @@ def _rank_work(run: Run, sizes: Sizes, kind: dict[str, Any], rank: Any) -> RankW
         samples=batch.samples * run.micro_batches,
         split=collectives,
         split_backward=collectives.times(1 + again),
-        sends=_sends(run, rank),
-        normalise=_batch_norm(run, sizes),
-        **_data_transfers(run, rank),
+        sends=_sends(run, rank, linked),
+        normalise=_batch_norm(run, sizes, linked),
+        **_data_transfers(run, rank, linked),
     )
 
 
@@ -179,12 +179,16 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
     """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
 
     The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
-    outside of pipelines in the same kernel. FSDP sums shards, which is not counted, unless it reduces once a step, as it does replicas.
+    outside of pipelines in the same kernel. FSDP lays out what it gathered, and gradients to be scattered (`_fsdp_collectives.py` in torch); it
+    sums shards, which is not counted, unless it reduces once a step, as it does replicas.
     """
     layout, first = run.layout, 1 / run.micro_batches
     whole = layout.pp > 1 or layout.reduce == "step" or (layout.fsdp == 1 and not run.workload.model.is_own)
     if layout.uses_fsdp:
-        return 0.0, whole * (batch.compute + 2 * REDUCE_BYTES) * (1 - first)
+        frees, laid = layout.reshard_after_forward and layout.pp == 1, batch.compute + REDUCE_BYTES
+        gathered = 2 * batch.compute * (1 if frees else first)
+        scattered = laid * first + (laid + REDUCE_BYTES) * (1 - first) if whole else laid
+        return gathered, gathered * frees + scattered
     copy = batch.parameter + batch.compute if batch.copies else 0
     if copy and layout.pp == 1:
         return copy * first, copy * first + (copy + batch.parameter) * (1 - first)
@@ -220,7 +224,7 @@ def _loads(operations: Operations, wave: float, longer: float = 1.0) -> tuple[Lo
     )
 
 
-def _data_transfers(run: Run, rank: Any) -> dict[str, Any]:
+def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
     """DDP: an all-reduce of all gradients. FSDP: gathers before use or, where it frees nothing, once a step; scatters after each
     part or, as replicas sum, once a step."""
     layout, batch = run.layout, rank.batch
@@ -228,17 +232,17 @@ def _data_transfers(run: Run, rank: Any) -> dict[str, Any]:
         size = rank.elements * batch.parameter
         # How much less or more PowerSGD, gossip or a parameter server send is not known here: they cost as much as sums over all.
         sent = rank.elements * 2 if run.compression == "fp16" else size
-        gradients = all_reduce(layout, "dp", sent).times(1 / (run.average_every or 1))
+        gradients = all_reduce(layout, "dp", sent, linked).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
 
     def gather(elements: float) -> Transfer:
-        return half_ring(layout, "fsdp", elements * batch.compute)
+        return half_ring(layout, "fsdp", elements * batch.compute, linked)
 
     def scatter(elements: float) -> Transfer:
-        return half_ring(layout, "fsdp", elements * REDUCE_BYTES)
+        return half_ring(layout, "fsdp", elements * REDUCE_BYTES, linked)
 
     def sums(elements: float) -> Transfer:
-        return all_reduce(layout, "dp", elements / layout.fsdp * REDUCE_BYTES)
+        return all_reduce(layout, "dp", elements / layout.fsdp * REDUCE_BYTES, linked)
 
     def reduce(elements: float) -> Transfer:
         return scatter(elements).plus(sums(elements))
@@ -262,26 +266,27 @@ def _data_transfers(run: Run, rank: Any) -> dict[str, Any]:
     return gathers | scattered | {"gradients": once, "buckets": max(1, round(rank.blocks))}
 
 
-def _batch_norm(run: Run, sizes: Sizes) -> Transfer:
-    """Statistics of all ranks' samples: two small collectives a norm, forward and backward."""
+def _batch_norm(run: Run, sizes: Sizes, linked: int | None) -> Transfer:
+    """Statistics of the samples of all data ranks, shards and replicas alike: two small collectives a norm, forward and backward."""
     layout = run.layout
     if layout.data_parallel == 1 or not (sizes.norms and layout.sync_batch_norm):
         return NOTHING
-    axis = "fsdp" if layout.fsdp > 1 else "dp"
-    return all_reduce(layout, axis, 4 * sizes.statistics / sizes.norms).times(2 * sizes.norms)
+    together = replace(layout, dp=1, fsdp=layout.data_parallel)
+    return all_reduce(together, "fsdp", 4 * sizes.statistics / sizes.norms, linked).times(2 * sizes.norms)
 
 
-def _sends(run: Run, rank: Any) -> Transfer:
+def _sends(run: Run, rank: Any, linked: int | None) -> Transfer:
     """The residual stream to the next stage and its gradient back, for a micro-batch."""
     layout = run.layout
     if layout.pp == 1:
         return NOTHING
     borders = sum((not stage.first) + (not stage.last) for stage in rank.stages)
-    return _on(link_of(layout, "pp"), borders * rank.boundary, borders)
+    link = link_of(layout, "pp")
+    return _on(link, borders * rank.boundary * (_link_share(2, linked) if link == "node" else 1), borders)
 
 
-def half_ring(layout: Layout, axis: str, size: float) -> Transfer:
-    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis.
+def half_ring(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
+    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis. linked: see `Site.linked_gpus`.
 
     Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
     bytes, as NCCL has it where each GPU has such a link. Where ranks are placed cell by cell, they pass between two cells of a Dragonfly,
@@ -293,13 +298,18 @@ def half_ring(layout: Layout, axis: str, size: float) -> Transfer:
     sent, within = size * (ranks - 1) / ranks, _within_node(layout, axis)
     nodes = ranks // within
     if nodes == 1:
-        return _on("node", sent, ranks - 1)
+        return _on("node", sent * _link_share(ranks, linked), ranks - 1)
     return Transfer(0.0, float(ranks - nodes), sent / within, float(nodes - 1))
 
 
-def all_reduce(layout: Layout, axis: str, size: float) -> Transfer:
+def _link_share(ranks: int, linked: int | None) -> float:
+    """All links of a GPU over those to the other `ranks` of a group: bytes within it count so many times."""
+    return max(1.0, (linked - 1) / (ranks - 1)) if linked else 1.0
+
+
+def all_reduce(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
     """An all-reduce of `size` bytes over an axis: in rings, with as few messages between nodes as a tree takes."""
-    ring, nodes = half_ring(layout, axis, size).times(2), getattr(layout, axis) // _within_node(layout, axis)
+    ring, nodes = half_ring(layout, axis, size, linked).times(2), getattr(layout, axis) // _within_node(layout, axis)
     if nodes == 1:
         return ring
     steps = 2 * math.ceil(math.log2(nodes))

@@ -7,6 +7,9 @@ from parascale.errors import ConfigError
 from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
 from parascale.settings.run import Precision
 
+# Published of one environment, on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` of 30 on 80 nodes more double: 75 and 920 s.
+STARTUP_POWER = 1.85
+
 
 @settings(SITE)
 class Link:
@@ -64,18 +67,24 @@ class Assumed:
     contention: Number = option("slowdown of a core while all cores of its CPU node compute", default=0.1, above=0.0)
     sample_microseconds: Number = option("time to read and hand over a sample", default=20.0, above=0.0)
     decode_megabytes_per_second: Number = option(
-        "rate at which a core decodes and resizes JPEGs", default=32.0, above=0.0
+        "rate at which a core decodes and resizes JPEGs, or converts them and checks each", default=32.0, above=0.0
     )
-    data_megabytes_per_second: Number = option(
-        "rate of preparing texts, and of preparing, converting or checking images", default=5.0, above=0.0
-    )
+    data_megabytes_per_second: Number = option("rate of preparing texts", default=5.0, above=0.0)
     failures_per_node_day: Number = option(
         "failures of a node in a day, for a plan's worst case", default=0.01, low=0.0
     )
     step_milliseconds: Number = option("time of a step beside its phases, in runs on CPUs", default=3.0, above=0.0)
     startup_seconds: Number = option("time from the start of a job to its first step", default=30.0, above=0.0)
+    startup_nodes: Number = option(
+        "nodes on which a job takes about twice as long to start, as all read the same files", default=80.0, above=0.0
+    )
     save_gigabytes_per_second: Number = option(
-        "rate of saving and of checking a checkpoint, and of copying tokens", default=0.5, above=0.0
+        "rate at which a node saves or checks a checkpoint, indexes or compares images, or copies tokens",
+        default=0.5,
+        above=0.0,
+    )
+    most_save_gigabytes_per_second: Number = option(
+        "rate at which all nodes of a job save together, at most", default=50.0, above=0.0
     )
     library_gigabytes: Number = option(
         "memory of a process's libraries; probes measure it on CPUs", default=0.5, above=0.0
@@ -109,7 +118,12 @@ class Site:
     gpus_per_node: int | None = option("GPUs per node; default: no limit (processes on CPUs)", default=None, low=1)
     gpu: str = option("name of the GPU", default="")
     gpu_memory_gb: Number | None = option("memory of one GPU, in 10⁹ bytes", default=None, above=0.0)
-    gpu_watts: Number | None = option("power of one GPU at work, for the energy of a plan", default=None, above=0.0)
+    gpu_watts: Number | None = option(
+        "power of one GPU at work: of a plan's energy, and of how fast a GPU computes that may draw less than others of its kind",
+        default=None,
+        above=0.0,
+    )
+    cpu_watts: Number = option("of `gpu_watts`, what a CPU on the same module takes", default=0.0, low=0.0)
     co2_grams_per_kwh: Number | None = option(
         "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", default=None, low=0.0
     )
@@ -121,6 +135,10 @@ class Site:
     )
     memory_gigabytes_per_second: Number | None = option("memory bandwidth of one GPU", default=None, above=0.0)
     node_link: Link = section("between the GPUs of a node", default_factory=Link)
+    node_pairs: bool = option(
+        "the GPUs of a node are linked in pairs, without a switch: two of them have an equal part of `node_link`",
+        default=False,
+    )
     network_link: Link = section("between nodes", default_factory=Link)
     network: Network = section("how processes find each other", default_factory=Network)
     environment: dict[str, object] = option(
@@ -146,6 +164,11 @@ class Site:
     inode_limit: int | None = option(
         "files and folders that a project may have; the workflow warns before", default=None, low=1
     )
+
+    @property
+    def linked_gpus(self):
+        """GPUs of a node where each has a link of its own to each other one; None where a switch is between them."""
+        return self.gpus_per_node if self.node_pairs else None
 
     @property
     def gpus_charged_whole(self):
@@ -189,6 +212,18 @@ class Site:
         if self.device != "cpu":
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
+
+    def startup_factor(self, layout):
+        """How many times as long as one process a run takes to start."""
+        shared = self.effective_layout(layout)
+        return self.crowding(shared.processes_per_node) * (
+            1 + ((shared.nodes - 1) / self.assumed.startup_nodes) ** STARTUP_POWER
+        )
+
+    def save_bytes_per_second(self, layout):
+        """At which a run saves: each rank writes files of its own."""
+        together = self.effective_layout(layout).nodes * self.assumed.save_gigabytes_per_second
+        return 1e9 * min(together, self.assumed.most_save_gigabytes_per_second)
 
     def check_run(self, run):
         """Raise ConfigError where a run asks for more than this machine has."""
