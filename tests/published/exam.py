@@ -8,7 +8,7 @@ import yaml
 
 from parascale.plan import time
 from parascale.plan.hours import RANGE
-from parascale.plan.predict import FORMULA_ERROR, predict
+from parascale.plan.predict import formula_error, predict
 from parascale.settings import load_project_file
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
@@ -41,7 +41,7 @@ def error(row):
 def summary(rows):
     """{rows, median, kept, worst, covered}: relative errors, the one that 95 of 100 stay below, and the part within the range of 80 %."""
     off = sorted(map(error, rows))
-    inside = sum(abs(row.off) <= RANGE * FORMULA_ERROR["cuda"] for row in rows)
+    inside = sum(abs(row.off) <= RANGE * formula_error("cuda", int(row.cells["gpus"])) for row in rows)
     return {
         "rows": len(off),
         "median": statistics.median(off),

@@ -20,12 +20,12 @@ from parascale.files import read_json, write_json
 from parascale.paths import Paths, RunFolder
 from parascale.plan.memory import peak_memory, saved_bytes, total
 from parascale.plan.predict import (
-    FORMULA_ERROR,
     DataFacts,
     Known,
     Prediction,
     beside_seconds,
     expected_facts,
+    formula_error,
     predict,
     run_steps,
 )
@@ -158,10 +158,10 @@ class Calibration:
         for observation in self._ours:
             run, vocabulary = observation.resolved, observation.vocabulary
             if observation.startup_seconds is not None:
-                starts.append(observation.startup_seconds / site.crowding(site.processes_together(run.layout)))
+                starts.append(observation.startup_seconds / site.startup_factor(run.layout))
             size = saved_bytes(run, vocabulary)
             if observation.save_seconds and size is not None:
-                saves.append(size / observation.save_seconds / 1e9)
+                saves.append(size / observation.save_seconds / 1e9 / site.effective_layout(run.layout).nodes)
             # Of a GPU the record knows what torch allocated. NVML's figure has what torch keeps in reserve in it as well, so
             # that what libraries and communicators take stays assumed.
             tensors = peak_memory(run, vocabulary, site.device) if site.device == "cpu" else None
@@ -214,7 +214,7 @@ class Calibration:
             return Known(basis, rates, HISTORY_ERROR, seen=seen)
         beside = 1.0 if rates is None else self._beside(run, site, facts)
         if fitted is None:
-            return Known(basis, rates, shared=FORMULA_ERROR[site.device], beside=beside)
+            return Known(basis, rates, shared=formula_error(site.device, run.layout.world_size), beside=beside)
         off = fitted.misfit * (OWN if basis == "probe" else OTHERS)
         return Known(basis, rates, off, fitted=fitted, beside=beside)
 

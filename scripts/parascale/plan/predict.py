@@ -17,8 +17,9 @@ from parascale.plan.work import Work, step_work
 from parascale.settings import Run, Site
 
 # Deviation of the logarithm of a step's seconds by constants to which nothing was fitted. Of GPUs, from the residuals of published trainings
-# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
-FORMULA_ERROR = {"cuda": 0.085, "cpu": 0.5}
+# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines. Of more than 64
+# GPUs, whose network and neighbours matter, each doubling adds to the variance: of 30 published rows on more than 256, ranges held 23 without.
+FORMULA_ERROR, DOUBLING_ERROR, FEW_GPUS = {"cuda": 0.078, "cpu": 0.5}, 0.03, 64
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5
 IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
@@ -152,7 +153,7 @@ def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
     longest = training.checkpoint_minutes * 60 if training.checkpoint_minutes else math.inf
     if training.checkpoint_every:
         longest = min(longest, training.checkpoint_every * prediction.step_seconds)
-    lost = min(longest, prediction.seconds) / 2 + site.assumed.startup_seconds
+    lost = min(longest, prediction.seconds) / 2 + site.assumed.startup_seconds * site.startup_factor(run.layout)
     mean = site.assumed.failures_per_node_day * run.layout.nodes * prediction.limit_seconds / 86400
     return prediction.limit_seconds + lost * _poisson_quantile(mean, 0.95)
 
@@ -244,8 +245,7 @@ def beside_seconds(
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.
     """
-    training, crowding = run.workload.training, site.crowding(site.processes_together(run.layout))
-    rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
+    training, state = run.workload.training, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
     batches = math.ceil((facts.validation_samples or 0) / run.global_batch)
     saves = math.ceil(steps / (training.checkpoint_every or steps))
@@ -253,9 +253,9 @@ def beside_seconds(
         saves = max(saves, 1 + math.floor(seconds / 60 / training.checkpoint_minutes))
     weights = state / (1 + OPTIMIZER_COPIES[run.workload.optim.name])
     return {
-        "start-up": site.assumed.startup_seconds * crowding,
+        "start-up": site.assumed.startup_seconds * site.startup_factor(run.layout),
         "evaluation": evaluations * batches * forward,
-        "saving": (saves * state + max(0, evaluations - 1) * weights) / rate,
+        "saving": (saves * state + max(0, evaluations - 1) * weights) / site.save_bytes_per_second(run.layout),
     }
 
 
@@ -271,3 +271,9 @@ def expected_facts(run: Run) -> DataFacts:
         evaluated = (data.expected.validation_tokens or VALIDATION_PART * tokens) / workload.training.window
     validation = None if evaluated is None else math.ceil(evaluated)
     return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)
+
+
+def formula_error(device: str, processes: int) -> float:
+    """Deviation of the logarithm of a step's seconds of so many processes, by formula alone."""
+    doublings = max(0.0, math.log2(processes / FEW_GPUS)) if device == "cuda" else 0.0
+    return math.hypot(FORMULA_ERROR[device], DOUBLING_ERROR * doublings)
