@@ -14,7 +14,7 @@ from parascale.plan.hours import Job, chance_above, charges, grouped, total, wal
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
 from parascale.plan.planner import Planner
 from parascale.plan.predict import Prediction
-from parascale.plan.price import KEPT, price
+from parascale.plan.price import ASSUMPTIONS, KEPT, price
 from parascale.plan.quota import Quota, quota_of
 from parascale.settings import Site
 from parascale.settings.project import ALONE
@@ -30,6 +30,7 @@ class Plan:
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
     changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
+    assumptions: the largest that the price rests on, in words.
     alone: those of them on several processes without a row to compare with. needed_by: {run: those that name it as `baseline` or `init_from`}.
     """
 
@@ -50,6 +51,7 @@ class Plan:
     calibrating: str = ""
     alone: tuple = ()
     needed_by: dict = field(default_factory=dict)
+    assumptions: tuple = ()
 
     @property
     def exceeds_cap(self) -> bool:
@@ -120,8 +122,19 @@ def make_plan(
         targets=tuple(targets),
         calibrating=_calibrating(planner, priced, totals),
         needed_by=dict(needed_by),
+        assumptions=_assumptions(priced, planner, totals["core_hours_expected"]),
         alone=tuple(name for name, reason in planner.project.incomparable.items() if reason == ALONE and name in names),
     )
+
+
+def _assumptions(jobs: Sequence[Job], planner: Planner, expected: float) -> tuple[str, ...]:
+    """The NAMED assumptions with the largest shares of the `expected` core-hours of jobs, from one in a hundred."""
+    shares: dict[str, float] = defaultdict(float)
+    for job in jobs:
+        for name, hours in job.assumed.items():
+            shares[name] += hours * job.charged / expected
+    largest = sorted((name for name in shares if shares[name] >= 0.01), key=lambda name: -shares[name])[:NAMED]
+    return tuple(f"{shares[name]:.0%} {ASSUMPTIONS[name].format(**vars(planner.site.assumed))}" for name in largest)
 
 
 def _calibrating(planner: Planner, jobs: Sequence[Job], totals: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import graphlib
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple, Self
 
@@ -65,6 +65,7 @@ class Job:
 
     charged: cores that it is charged for. parts: Parts of its hours of wall time; None: unknown, and `note` says why. worst: hours at
     worst, or None. why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
+    assumed: {key of `price.ASSUMPTIONS`: hours that rest on it alone}.
     """
 
     id: int
@@ -91,6 +92,7 @@ class Job:
     remedy: str | None = None
     why: str | None = None
     repeats: float = 0.0
+    assumed: dict = field(default_factory=dict)
 
     @property
     def run(self) -> str | None:

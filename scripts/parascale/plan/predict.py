@@ -130,7 +130,10 @@ def predict(
 def by_formula(run: Run, site: Site, facts: DataFacts) -> Known:
     """What constants of a kind of device say of a run's prices. Nobody knows which part of their error is a run's own: all of it is
     shared, which is the careful side."""
-    return Known(rates=formula_rates(site, run.precision, facts.sample_bytes), shared=FORMULA_ERROR[site.device])
+    return Known(
+        rates=formula_rates(site, run.precision, facts.sample_bytes),
+        shared=formula_error(site.device, run.layout.world_size),
+    )
 
 
 def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: str | None = None) -> int:

@@ -26,6 +26,13 @@ CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes 
 DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
 COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
 SUMMARISE = "summarise"
+# What a price may rest on that was never measured, and what would measure it.
+ASSUMPTIONS = {
+    "steps": "steps as fast as data sheets and published trainings say (`calibrate` measures them)",
+    "saving": "saving at {save_gigabytes_per_second:g} GB/s a node (`calibrate` measures it)",
+    "start-up": "starts in {startup_seconds:g} s (`calibrate` measures them)",
+    "data": "texts at {data_megabytes_per_second:g} MB/s, images at {decode_megabytes_per_second:g} (a first dataset shows it)",
+}
 
 
 class Unknown(Exception):
@@ -47,7 +54,8 @@ def price(job: Job, planner: Planner, history: dict[str, float], ready: bool = T
         seconds = _other_seconds(stage, job.wildcards, planner, max(1, job.gpus_per_node))
     except Unknown as missing:
         return replace(job, note=str(missing))
-    return replace(job, basis="formula", parts=(Part(seconds / 3600, shared=BESIDE_ERROR),))
+    assumed = {"data": seconds / 3600} if stage in DATA else {}
+    return replace(job, basis="formula", parts=(Part(seconds / 3600, shared=BESIDE_ERROR),), assumed=assumed)
 
 
 def _training(job: Job, planner: Planner, ready: bool) -> Job:
@@ -55,13 +63,28 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
     job = replace(job, fits=prediction.fits, remedy=prediction.remedy, why=reason.words, repeats=reason.repeats)
     if reason.kept:
         return replace(job, basis=KEPT, parts=(), worst=0.0)
-    job = replace(job, basis=prediction.basis, note=prediction.unknown)
+    job = replace(job, basis=prediction.basis, note=prediction.unknown, assumed=_assumed(prediction, planner))
     if prediction.wall_seconds is None:
         return job
     parts = tuple(part.times(1 / 3600) for part in left_of(prediction, reason.step))
     worst = worst_seconds(prediction, planner.run(job.run, job.kind), planner.site)
     done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # fails no more
     return replace(job, parts=parts, worst=worst / 3600 - done)
+
+
+def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
+    """`Job.assumed` of a training."""
+    if prediction.basis == "history" or not prediction.beside:
+        return {}
+    ours, known = planner.site.assumed, planner.calibration.measured(planner.site).assumed
+    found = {name: prediction.beside[name] for name in ("start-up", "saving")}
+    if ours.startup_seconds != known.startup_seconds:
+        del found["start-up"]
+    if ours.save_gigabytes_per_second != known.save_gigabytes_per_second:
+        del found["saving"]
+    if prediction.basis == "formula":
+        found["steps"] = prediction.seconds + prediction.beside["evaluation"]
+    return {name: seconds / 3600 for name, seconds in found.items()}
 
 
 def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:
@@ -108,15 +131,22 @@ def _of_data(stage: str, name: str, planner: Planner) -> float:
     if size is None:
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         raise Unknown(f"size of the data: download it, or give data.expected.{wanted} in the workload")
-    assumed, shards = planner.site.assumed, getattr(project.datasets[name], "shards", 1)
-    # Tokens are copied, as are shards that are joined.
-    copied = stage in ("convert", "verify") or (
-        stage == "prepare" and (shards > 1 or _has_flat_tokens(project.datasets[name]))
+    assumed, formats, shards = (
+        planner.site.assumed,
+        project.config.formats,
+        getattr(project.datasets[name], "shards", 1),
     )
-    if copied and not of_images:
-        return size / (assumed.save_gigabytes_per_second * 1e9)
-    jobs = {"encode": shards, "convert": project.config.formats.shards if of_images else 1}
-    return size / (assumed.data_megabytes_per_second * 1e6) / jobs.get(stage, 1)
+    rate, jobs = assumed.save_gigabytes_per_second * 1e9, 1
+    if of_images and stage == "convert":
+        rate, jobs = (
+            min(rate, assumed.decode_megabytes_per_second * 1e6) if formats.check == "decode" else rate,
+            formats.shards,
+        )
+    elif stage == "encode" or (
+        stage == "prepare" and not of_images and shards == 1 and not _has_flat_tokens(project.datasets[name])
+    ):
+        rate, jobs = assumed.data_megabytes_per_second * 1e6, shards
+    return size / rate / jobs
 
 
 def _has_flat_tokens(data: Any) -> bool:

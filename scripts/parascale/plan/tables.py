@@ -62,6 +62,8 @@ def remarks(plan: Plan) -> list[str]:
     if totals["gpu_kwh_expected"]:
         co2 = f", {kg:,.1f} kg of CO₂" if (kg := totals["co2_kg_expected"]) else ""
         said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh{co2}, if at full power throughout")
+    if plan.assumptions:
+        said.append(f"Largest assumptions, by their share of the price: {'; '.join(plan.assumptions)}")
     bases = sorted({job.basis for job in plan.jobs if job.basis})
     if bases:
         said.append(f"Rests on: {', '.join(bases)}{plan.calibrating and f'; {plan.calibrating}'}")
