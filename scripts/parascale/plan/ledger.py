@@ -170,21 +170,9 @@ def _job(rule: str, wildcards: dict[str, Any]) -> tuple[str, ...]:
 # Columns of `plan-against-actual.csv`: a run, or the parity run or probe of that name. Empty is unknown. Hours of wall time and the ratio
 # are of jobs with the last settings; core_hours_charged is of every job that was submitted, also one that died before its record began.
 COMPARED = (
-    "run",
-    "basis",
-    "seconds_predicted",
-    "seconds_actual",
-    "hours_predicted",
-    "hours_actual",
-    "core_hours_predicted",
+    *("run", "basis", "seconds_predicted", "seconds_actual", "hours_predicted", "hours_actual", "core_hours_predicted"),
+    *("core_hours_charged", "ratio", "memory_bytes_predicted", "memory_bytes_actual", "source"),  # sacct or record
 )
-COMPARED += (
-    "core_hours_charged",
-    "ratio",
-    "memory_bytes_predicted",
-    "memory_bytes_actual",
-    "source",
-)  # sacct or record
 
 
 def compare(

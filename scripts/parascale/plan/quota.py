@@ -50,11 +50,12 @@ def _left(asked: Any, account: str | None) -> float:
     try:
         words = shlex.split(command) or [command]
         run = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS)
-        failed = run.returncode and (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        said = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
+        failed = said[-1] if run.returncode else ""
     except FileNotFoundError:
         raise RequirementError(f"`{command}` is not installed here") from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        failed = error
+        failed = str(error)
     if failed:
         raise RequirementError(f"`{command}` failed: {failed}; see `quota.command` of the site file")
     try:
