@@ -54,10 +54,12 @@ SAID = {
 }
 # Prices of a source's code over those of ours. FlashAttention 2 is 1.3 to 1.5 times as fast as the Triton kernel of MPT's attention in
 # its forward pass, and twice in its backward pass (Dao 2023, arXiv:2307.08691, section 4.1), which has 2.5 times the operations.
-PRICES = {"llm-foundry": {"attention": (1.4 + 2.5 * 2) / 3.5}}
+TRITON = {"attention": (1.4 + 2.5 * 2) / 3.5}
+PRICES = {"llm-foundry": TRITON}  # where a row does not say it
 # On Hopper torch's own attention was FlashAttention 2 before it was cuDNN: 286 TFLOP/s (its pull request 1791: 8,192 tokens, causal,
 # heads of 128, forward and backward on H100) to 335 (Dao 2023, arXiv:2307.08691, figure 7) of 989.
-FLASH2, FLASH2_SOURCES = 0.32, ("llm-foundry", "torchtitan", "kempner", "nanotron", "fms-fsdp")
+# Where nobody says which it was, it was that. NVIDIA's code has kernels of its own, and torch of 2026 cuDNN's.
+FLASH2, OTHER_ATTENTION = 0.32, ("megatron", "megatron-h100", "dgxc", "maxtext", "oellm-titan")
 # These hold parameters and gradients whole on each rank, in half precision, and the optimizer's fp32 states in shares (ZeRO-1).
 WHOLE = ("megatron", "nvidia", "deepspeed-2021")
 # Bytes of a gradient's element there. Half: where autograd sums it (core/optimizer/parameter_group.py; DeepSpeed's stage_1_and_2.py) or

@@ -123,6 +123,18 @@ def test_columns_that_others_read(tmp_path):
     assert (values["quota"], values["quota_words"]) == (5, "the quota of 5 core-h")
 
 
+def test_a_plan_names_its_largest_assumptions(tmp_path):
+    """Three at most, the largest first, with their shares of the price; what was measured is none."""
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan(jobs(), planner)
+    shares = [int(line.split("%")[0]) for line in plan.assumptions]
+    assert 1 <= len(shares) <= 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 100
+    assert any(line.split("% ")[1].startswith("steps") for line in plan.assumptions)
+    slow = dataclasses.replace(planner.site, assumed=dataclasses.replace(planner.site.assumed, startup_seconds=1e6))
+    planner = Planner(dataclasses.replace(planner.project, site=slow))
+    assert "starts" in budget.make_plan(jobs(), planner).assumptions[0]
+
+
 def test_the_cap_refuses_and_says_so(tmp_path):
     plan = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=0.5)))
     (refusal,) = budget.refusals(plan)

@@ -119,6 +119,23 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
     assert over_all == pytest.approx(2 * norms * (ring + 4 * jureca.site.network_link.microseconds / 1e6), rel=0.1)
 
 
+def test_nodes_save_side_by_side_and_start_more_slowly(jureca):
+    """Up to what the file system takes. A job of one node is no other than before."""
+    run, site = jureca.run("imagewoof-course-4"), jureca.site
+    layouts = (dataclasses.replace(run.layout, nodes=nodes, dp=4 * nodes) for nodes in (1, 10, 1000))
+    one, ten, many = (site.save_bytes_per_second(layout) for layout in layouts)
+    assert (ten, many) == (10 * one, 1e9 * site.assumed.most_save_gigabytes_per_second)
+    factors = [site.startup_factor(dataclasses.replace(run.layout, nodes=nodes)) for nodes in (1, 81, 500)]
+    assert factors[0] == 1.0 and factors[1] == pytest.approx(2.0) and 25 < factors[2] < 35
+
+
+@pytest.mark.parametrize("name", ["alps", "isambard-ai", "leonardo", "lumi", "marenostrum5", "perlmutter"])
+def test_a_machine_of_which_facts_alone_are_known_has_prices(jureca, name):
+    site, run = load_site(Config(sites="config/sites"), name), jureca.run("ddp-4")
+    predicted = predict(run, site, facts=jureca.facts(run))
+    assert predicted.core_hours and predicted.fits == "fits"
+
+
 def test_a_prediction_is_quick(jureca):
     """About a millisecond of the processor at most, in the mean over the shipped run table."""
     facts = {name: jureca.facts(run) for name, run in jureca.project.runs.items()}

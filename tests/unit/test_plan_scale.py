@@ -71,7 +71,7 @@ def test_fsdp_over_all_gpus_stops_paying_at_hundreds(name, last):
     """Beside hybrid shards of a node, which the number of nodes hardly matters to. MosaicML's rows on 512 H100 had not lost by it yet."""
     found = dict(zip(GPUS, both(SITES[name]), strict=True))
     assert [gpus for gpus, (over_all, of_node) in found.items() if over_all > of_node] == [n for n in GPUS if n <= last]
-    assert found[1024][0] < 0.97 * found[1024][1]
+    assert found[1024][0] < 0.98 * found[1024][1]
     assert found[2048][0] < 0.8 * found[2048][1] and found[2048][1] > 0.97 * found[256][1]
 
 
@@ -116,7 +116,7 @@ def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
     assert ranked[0].layout.strategy() in first and ranked[0].prediction.fits == "fits"
     assert gpus != 1024 or ranked[0].layout.fsdp == 16
     over_all = next(each for each in ranked if each.layout.fsdp == gpus)
-    assert (over_all.prediction.step_seconds > 1.1 * ranked[0].prediction.step_seconds) == (gpus > 512)
+    assert (over_all.prediction.step_seconds > 1.08 * ranked[0].prediction.step_seconds) == (gpus > 512)
     layouts = [each.layout for each in ranked]
     assert any(layout.zero_1 for layout in layouts) and any(layout.dp > 1 and layout.fsdp > 1 for layout in layouts)
     assert any(layout.stages > layout.pp for layout in layouts)
