@@ -1,6 +1,11 @@
 """Tiny causal language models of `transformers` with random weights, in folders as its `save_pretrained` writes them."""
 
+import pytest
 import torch
+
+from parascale.families.build import initialise
+from parascale.parallel import tying
+from parascale.settings import Workload, make
 
 VOCABULARY, PLACES = 101, 32
 LLAMA = {
@@ -26,20 +31,11 @@ FAMILIES = {
     "SmolLM3": ("SmolLM3Config", LLAMA),
 }
 BERT = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"} | {"pad_token_id": 0}
+GLM = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
 OTHERS = {
     "Mixtral": ("MixtralConfig", LLAMA | {"num_local_experts": 4}),
     "Qwen3-MoE": ("Qwen3MoeConfig", LLAMA | {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}),
-    "GLM-4-MoE": (
-        "Glm4MoeConfig",
-        LLAMA
-        | {
-            "head_dim": 8,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "first_k_dense_replace": 1,
-        },
-    ),
+    "GLM-4-MoE": ("Glm4MoeConfig", LLAMA | {"head_dim": 8, "moe_intermediate_size": 16, **GLM}),
     "Apertus": ("ApertusConfig", LLAMA),
     "BERT": ("BertConfig", BERT),
     "RoBERTa": ("RobertaConfig", BERT),
@@ -62,3 +58,20 @@ def make_folder(folder, family, **more):
                 parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return folder
+
+
+def workload_of(folder, **model):
+    """A workload of two steps that trains the model in `folder`."""
+    settings = {"kind": "transformers", "folder": str(folder), **model}
+    return make(Workload, name="x", model=settings, training={"window": PLACES, "steps": 2})
+
+
+def filled(build, whole=lambda: pytest.fail("the whole model was made"), seed=1):
+    """A model as a training begins with it: built without memory by `build`, then filled a tensor at a time."""
+    with torch.device("meta"):
+        model = build()
+    tied = tying.tied_names(model)
+    model.to_empty(device="cpu")
+    tying.tie(model, tied)
+    initialise(model, whole, seed, tied)
+    return model

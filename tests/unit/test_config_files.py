@@ -35,14 +35,17 @@ def project(tmp_path):
             (tmp_path / "workloads" / f"{name}.yaml").write_text(yaml.safe_dump(values))
         (tmp_path / "sites/here.yaml").write_text(yaml.safe_dump(site or {}))
         (tmp_path / "runs.tsv").write_text(table.replace(" ", "\t") if isinstance(table, str) else "\n".join(table))
-        places = {
-            "workloads": str(tmp_path / "workloads"),
-            "sites": str(tmp_path / "sites"),
-            "runs": str(tmp_path / "runs.tsv"),
-        }
-        return load_project({"site": "here", **places, **config})
+        return found_in(tmp_path, whole=True, **config)
 
     return make
+
+
+def found_in(folder, whole=False, **config):
+    """The project in a folder; whole: without any wrong row."""
+    places = {
+        key: str(folder / file) for key, file in (("workloads", "workloads"), ("sites", "sites"), ("runs", "runs.tsv"))
+    }
+    return load_project({"site": "here", **places, **config}, whole=whole)
 
 
 HEADER = "run workload gpus_per_node dp baseline init_from\n"
@@ -107,8 +110,7 @@ def test_a_table_as_a_spreadsheet_saves_it_is_read(project, tmp_path, encoding):
     (tmp_path / "runs.tsv").write_text(
         'run\t"workload"\tdp\t\t\r\n"a"\tsmall\t1\t\t\r\n', encoding=encoding, newline=""
     )
-    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
-    runs = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}).runs
+    runs = found_in(tmp_path).runs
     assert [(run.run, run.workload.name, run.layout.dp) for run in runs.values()] == [("a", "small", 1)]
 
 
@@ -380,8 +382,7 @@ def test_a_wrong_row_is_an_error_for_those_who_ask_for_it_or_for_all(project, tm
         project(HEADER + rows.replace(",", "\n") + "\n", workloads)
     said = str(all_of_them.value).splitlines()
     assert len(said) == 7 and all(f"line {number}" in "".join(said) for number in (5, 8, 12, 13)), said
-    config = {"site": "here", **{name: str(tmp_path / name) for name in ("workloads", "sites", "runs.tsv")}}
-    found = load_project({"runs": config.pop("runs.tsv"), **config}, whole=False)
+    found = found_in(tmp_path)
     assert [*found.right] == ["a", "single", "same", "e"] and set(found.runs) > {*wrong, *found.right}
     assert [found.runs[name].repeat for name in found.right] == [1, 2, 3, 1]
     assert found.compared("single") == ("single", "a") and "e" not in found.incomparable
@@ -418,8 +419,7 @@ def test_no_wrong_row_renumbers_its_repeats_unsaid(project, tmp_path, wrong, num
     with pytest.raises(ConfigError):
         other = {**WORKLOAD, "data": {"dataset": "other"}}
         project("\n".join(table), {"small": WORKLOAD, "other": other, "broken": {"none": 1}})
-    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
-    found = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}, whole=False)
+    found = found_in(tmp_path)
     assert [found.right[name].repeat if name in found.right else None for name in names] == numbers
     for name in (name for name in names if name not in found.right):
         with pytest.raises(ConfigError, match=f"run `{name}`: .* repeat .*line [23]"):
@@ -431,9 +431,8 @@ def test_a_workload_whose_only_row_is_wrong_is_still_one_whose_data_is_measured(
     with pytest.raises(ConfigError):
         files = {"small": WORKLOAD, "other": WORKLOAD, "broken": {"none": 1}}
         project(HEADER + "a other x 1 - -\nb small 1 1 - -\nc broken 1 1 - -\nd other 1 1 - -\n", files)
-    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
-    asked = {"site": "here", "runs": str(tmp_path / "runs.tsv"), "loaders": {"workloads": ["small", "other", "broken"]}}
-    assert [*load_project({**asked, **places}, whole=False).workloads] == ["small", "other"]
+    found = found_in(tmp_path, loaders={"workloads": ["small", "other", "broken"]})
+    assert [*found.workloads] == ["small", "other"]
 
 
 def test_a_wrong_row_may_be_the_baseline_that_others_get_by_default(project, tmp_path):
@@ -441,8 +440,7 @@ def test_a_wrong_row_may_be_the_baseline_that_others_get_by_default(project, tmp
     table = "run workload gpus_per_node dp seed\nfirst small 1 1 x\nsecond small 1 1 1\nwide small 2 2 1\n"
     with pytest.raises(ConfigError):
         project(table)
-    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
-    found = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}, whole=False)
+    found = found_in(tmp_path)
     assert {run.baseline for run in found.right.values()} == {"first"}
     with pytest.raises(ConfigError, match="line 2"):
         found.baseline("wide")

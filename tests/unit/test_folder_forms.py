@@ -8,14 +8,13 @@ import transformers
 
 from parascale.errors import ParascaleError
 from parascale.evaluation.evaluate import summed_loss
-from parascale.families.build import build_model, initialise
-from parascale.parallel import tying
+from parascale.families.build import build_model
 from parascale.pretrained import Pretrained
 from parascale.settings import Layout, Run, Workload, make
 from parascale.train.loss import refuse_foresight
 
 from .checkpoints import ALONE
-from .folder_models import PLACES, VOCABULARY, make_folder
+from .folder_models import PLACES, VOCABULARY, filled, make_folder
 from .pretrained_folders import edit_config, edit_weights, make_bart, make_t5
 
 NUMBERS = torch.randint(7, 31, (3, PLACES), generator=torch.Generator().manual_seed(2))
@@ -138,12 +137,7 @@ def ours(folder, seq2seq):
     run = Run("x", workload, Layout())
     run.check()
     order = torch.tensor(Pretrained(str(folder)).order) if seq2seq else torch.arange(VOCABULARY)
-    with torch.device("meta"):
-        model = build_model(workload.model, len(order), *workload.sizes)
-    tied = tying.tied_names(model)
-    model.to_empty(device="cpu")
-    tying.tie(model, tied)
-    initialise(model, lambda: pytest.fail("the whole model was made"), 1, tied)
+    model = filled(lambda: build_model(workload.model, len(order), *workload.sizes))
     mesh = SimpleNamespace(**vars(ALONE), device=torch.device("cpu"))
     refuse_foresight(run, SimpleNamespace(mesh=mesh, copies=None, outputs=model, train=model.train), len(order))
     numbers = order.argsort()[NUMBERS]

@@ -14,12 +14,13 @@ from safetensors import safe_open
 from parascale.checkpoint.convert import convert
 from parascale.commands.project import check
 from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.families.build import build_model, initialise
+from parascale.families.build import build_model
 from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
 from parascale.families.kind import offer_of
-from parascale.parallel import check_plans, tying
+from parascale.files import read_json
+from parascale.parallel import check_plans
 from parascale.pretrained import Pretrained
-from parascale.settings import Layout, Model, Run, Workload, make
+from parascale.settings import Layout, Model, Run, make
 from parascale.settings.config import Checkpoints
 from parascale.settings.layout import DEGREES
 from parascale.store.keys import modules_of_run
@@ -28,7 +29,7 @@ from parascale.train.graph import narrowest_type
 
 from ..distributed.cases import but_slow
 from .checkpoints import save_run
-from .folder_models import FAMILIES, LLAMA, OTHERS, PLACES, VOCABULARY, make_folder
+from .folder_models import FAMILIES, LLAMA, OTHERS, PLACES, VOCABULARY, filled, make_folder, workload_of
 from .own_classes import VIT, VIT_WORKLOAD
 from .pretrained_folders import edit_config, make_bart
 
@@ -59,13 +60,7 @@ def theirs(folder):
 
 def begun(folder):
     """The model that a training begins with, with the folder's weights."""
-    with torch.device("meta"):
-        model = build(folder, weights=True)
-    tied = tying.tied_names(model)
-    model.to_empty(device="cpu")
-    tying.tie(model, tied)
-    initialise(model, lambda: pytest.fail("the whole model was made"), 1, tied)
-    return model
+    return filled(lambda: build(folder, weights=True))
 
 
 def test_a_training_begins_with_the_folder_s_weights_if_it_is_told_to(folder):
@@ -78,10 +73,8 @@ def test_a_checkpoint_goes_back_to_the_folder_s_form(folder, tmp_path):
     model = {"kind": "transformers", "folder": str(folder)}
     _, ours, checkpoint = save_run(tmp_path, model)
     convert(checkpoint, tmp_path / "out", Checkpoints(), ["transformers"])
-    written, before = (
-        json.loads((place / "config.json").read_text()) for place in (tmp_path / "out/transformers", folder)
-    )
-    assert written == before | {"dtype": "float32"}
+    written = read_json(tmp_path / "out/transformers/config.json")
+    assert written == read_json(folder / "config.json") | {"dtype": "float32"}
     with torch.no_grad():
         assert torch.equal(theirs(tmp_path / "out/transformers"), ours.eval()(TOKENS))
 
@@ -93,9 +86,7 @@ def test_the_documents_say_what_a_family_offers(family, tmp_path):
     folder = str(make_folder(tmp_path, family))
     with torch.device("meta"):
         layouts = ", ".join(f"`{name}`" for name in offer_of(build(folder))["layouts"])
-    training = {"window": PLACES, "steps": 2}
-    workload = make(Workload, name="x", model={"kind": "transformers", "folder": folder}, training=training)
-    narrowest = narrowest_type(workload, VOCABULARY)
+    narrowest = narrowest_type(workload_of(folder), VOCABULARY)
     row = f"| {family} | {layouts} | {narrowest} |"
     assert row in (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
 
@@ -112,8 +103,7 @@ def refusal(check, *arguments):
 def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
     """Before the model is counted, what the library's file says; then all of it, without its modules."""
     folder = str(make_folder(tmp_path, family))
-    training = {"window": PLACES, "steps": 2}
-    workload = make(Workload, name="x", model={"kind": "transformers", "folder": folder}, training=training)
+    workload = workload_of(folder)
     with torch.device("meta"):
         model = build(folder)
     layouts = [Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp")) for axis in DEGREES]
@@ -144,8 +134,7 @@ def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
 def test_plans_offer_an_uncounted_model_no_more_than_its_own_class_declares(kind, refused, tmp_path):
     if kind:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    training = {"window": PLACES, "steps": 2}
-    workload = make(Workload, name="x", model={"kind": "transformers", "folder": str(tmp_path)}, training=training)
+    workload = workload_of(tmp_path)
     for axis in ("fsdp", "tp", "pp"):
         layout = Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp"))
         assert refused.get(axis, "None") in str(refusal(Run("x", workload, layout).check))
@@ -194,9 +183,7 @@ def test_a_pipeline_has_the_order_that_the_library_declares_and_something_at_bot
 
 def test_degrees_must_fit_what_the_folder_says(folder):
     def check(weights=False, **layout):
-        model = {"kind": "transformers", "folder": str(folder), "weights": weights}
-        workload = make(Workload, name="x", model=model, training={"window": 8, "steps": 2})
-        Run("x", workload, make(Layout, **layout)).check()
+        Run("x", workload_of(folder, weights=weights), make(Layout, **layout)).check()
 
     if "llama" in (folder / "config.json").read_text():
         with pytest.raises(ConfigError, match=r"tp = 4 does not divide `num_key_value_heads` = 2"):
@@ -215,8 +202,7 @@ def test_another_folder_is_another_training(folder, tmp_path):
     shutil.copytree(folder, copy)
 
     def key():
-        model = {"kind": "transformers", "folder": str(copy), "weights": True}
-        return modules_of_run(Run("x", make(Workload, name="x", model=model), Layout()))
+        return modules_of_run(Run("x", workload_of(copy, weights=True), Layout()))
 
     before = key()
     assert {name for name in before if name.startswith("model/")} == {"model/config.json", "model/model.safetensors"}
@@ -254,9 +240,7 @@ def test_bad_folders_are_named(folder, tmp_path):
 def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     edit_config(tmp_path / "copy", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(
-        DataError, match=r"config\.json: its weights are quantized; take the folder of the model before"
-    ):
+    with pytest.raises(DataError, match=r"config\.json: its weights are quantized; take the folder of the model befo"):
         build(tmp_path / "copy", weights=weights)
 
 
@@ -280,9 +264,8 @@ def test_a_quantized_tensor_is_named(kind, folder):
 
 
 def test_a_model_of_images_and_text_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma3", "text_config": LLAMA | {"vocab_size": VOCABULARY}})
-    )
+    sizes = LLAMA | {"vocab_size": VOCABULARY}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": sizes}))
     with torch.device("meta"), pytest.raises(DataError, match=r"gemma3 is no causal language model"):
         build(tmp_path)
 
@@ -325,10 +308,8 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
             looked_at(target, "--window", "16")
     other = make_folder(tmp_path / "bin", "Llama")
     (other / "model.safetensors").rename(other / "pytorch_model.bin")
-    assert any(
-        line.startswith("not weights: true: ") and "save_pretrained" in line
-        for line in looked_at(other, "--window", "16")
-    )
+    (said,) = (line for line in looked_at(other, "--window", "16") if line.startswith("not weights: true: "))
+    assert "save_pretrained" in said
     printed = "\n".join(looked_at(folder, "--window", "16"))
     assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("computes some of its results in fp32" in printed)
     assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in printed
@@ -339,28 +320,21 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     grows = make_folder(tmp_path / "grows", "Llama", rope_parameters=rope)
     *_, offers, narrowest = looked_at(grows, "--window", PLACES)
-    assert offers.startswith("offers single, ddp, fsdp, tp, pp;") and narrowest.startswith(
-        "computes some of its results in fp32"
-    )
+    assert offers.startswith("offers single, ddp, fsdp, tp, pp;")
+    assert narrowest.startswith("computes some of its results in fp32")
     with torch.no_grad():
         assert torch.equal(begun(grows).eval()(TOKENS), theirs(grows))
     mixture = make_folder(tmp_path / "mixture", "Mixtral", num_local_experts=4)
     *_, offers, refused, gradients = looked_at(mixture, "--window", PLACES)
-    assert offers.startswith("offers single, ddp, fsdp, pp;") and refused.startswith(
-        "not tp: transformers splits it by"
-    )
+    assert offers.startswith("offers single, ddp, fsdp, pp;")
+    assert refused.startswith("not tp: transformers splits it by")
     assert gradients.startswith("its gradients are unknown: a pass in fp64 without data fails (Expected inputs of BF16")
-    training = {"window": PLACES, "steps": 2}
-    workload = make(Workload, name="x", model={"kind": "transformers", "folder": str(mixture)}, training=training)
+    workload = workload_of(mixture)
     Run("x", workload, Layout()).check()
-    for refused in (
-        Run("x", workload, Layout(), "fp64"),
-        Run("x", replace(workload, parity_precision="fp64"), Layout()),
-    ):
-        with pytest.raises(
-            ConfigError, match=r"a mixture of experts \(`num_experts_per_tok` = 2\).* fp64: choose fp32"
-        ):
-            refused.check()
+    error = r"a mixture of experts \(`num_experts_per_tok` = 2\).* fp64: choose fp32"
+    for precision, other in (("fp64", workload), ("fp32", replace(workload, parity_precision="fp64"))):
+        with pytest.raises(ConfigError, match=error):
+            Run("x", other, Layout(), precision).check()
 
 
 def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
@@ -376,10 +350,7 @@ def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
     ]
     assert looked_at(tmp_path / "vit.yaml", "--window", "8")[-1].startswith("Error: leave out --window")
     (tmp_path / "vit.yaml").write_text(VIT_WORKLOAD.replace("dropout: 0.0", "dropout: 0.1"))
-    assert looked_at(tmp_path / "vit.yaml")[-2].startswith(
-        "its layouts will be `not comparable`: the model draws random"
-    )
-    with pytest.raises(
-        ConfigError, match=r"cannot be made as a language model with default settings \(KeyError: 'dim'\)"
-    ):
+    said = looked_at(tmp_path / "vit.yaml")[-2]
+    assert said.startswith("its layouts will be `not comparable`: the model draws random")
+    with pytest.raises(ConfigError, match=r"made as a language model with default settings \(KeyError: 'dim'\)"):
         looked_at(f"{tmp_path}/vit.py:ViT")

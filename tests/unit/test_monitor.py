@@ -48,12 +48,8 @@ def test_recorded_answers_of_nvml_arrive_in_the_file(name, tmp_path):
 def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
     """Answers written by hand, no GPU seen: three of four GPUs idle."""
     found = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml(GPUS), None, 4, range(1))])
-    assert [(gpu.kind, gpu.index, gpu.rank) for gpu in found] == [
-        ("gpu", 0, 0),
-        ("gpu", 1, None),
-        ("gpu", 2, None),
-        ("gpu", 3, None),
-    ]
+    ranks = enumerate((0, None, None, None))
+    assert [(gpu.kind, gpu.index, gpu.rank) for gpu in found] == [("gpu", index, rank) for index, rank in ranks]
     busy, idle = found[0], found[3]
     assert (busy.mean("utilisation"), idle.mean("utilisation")) == (0.96, 0)
     assert busy.mean("memory_bytes") == pytest.approx(29 * GIB, rel=1e-5)
@@ -155,12 +151,8 @@ def test_the_answer_of_slurm_about_a_job():
     told = parse_job(fields(line))
     assert told["limit_seconds"] == 26 * 3600 + 3 * 60 + 4 and told["partition"] == "dc-gpu"
     assert told["allocated"] - told["submitted"] == 60
-    assert parse_job(fields("TimeLimit=UNLIMITED StartTime=Unknown")) == {
-        "submitted": None,
-        "allocated": None,
-        "limit_seconds": None,
-        "partition": None,
-    }
+    unknown = dict.fromkeys(("submitted", "allocated", "limit_seconds", "partition"))
+    assert parse_job(fields("TimeLimit=UNLIMITED StartTime=Unknown")) == unknown
 
 
 def has_driver():
@@ -185,8 +177,7 @@ def job(folder, site=SITE, seconds=0.05):
 
 
 @pytest.mark.parametrize(
-    ("rank", "local_rank", "file"),
-    [(0, 0, "device-00000.csv"), (1, 1, None), (2, 0, "device-00001.csv"), (3, 1, None)],
+    ("rank", "local_rank", "file"), [(0, 0, "device-00000.csv"), (1, 1, None), (2, 0, "device-00001.csv"), (3, 1, None)]
 )
 def test_the_first_process_of_each_node_samples_the_processes_of_its_node(
     tmp_path, monkeypatch, rank, local_rank, file

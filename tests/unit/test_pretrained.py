@@ -12,10 +12,10 @@ from parascale.data import tokenize
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens
 from parascale.evaluation.summaries import beam_search
-from parascale.families.build import build_model, initialise
-from parascale.parallel import tying
+from parascale.families.build import build_model
 from parascale.pretrained import Pretrained
 from parascale.settings import Model, Text, make
+from tests.unit import folder_models
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
 
@@ -46,20 +46,13 @@ def tokenizer_of(folder):
 
 def build(folder, vocabulary=None, window=PLACES, **settings):
     vocabulary = vocabulary or len(Pretrained(str(folder)).order)
-    return build_model(
-        make(Model, kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES
-    )
+    model = make(Model, kind="pretrained", pretrained=str(folder), **settings)
+    return build_model(model, vocabulary, window, SUMMARY_PLACES)
 
 
 def filled(folder, seed=1, **settings):
     """The model as a training begins with it: built without memory, then filled a tensor at a time."""
-    with torch.device("meta"):
-        model = build(folder, **settings)
-    tied = tying.tied_names(model)
-    model.to_empty(device="cpu")
-    tying.tie(model, tied)
-    initialise(model, lambda: build(folder), seed, tied)
-    return model.eval()
+    return folder_models.filled(lambda: build(folder, **settings), lambda: build(folder), seed).eval()
 
 
 def transformers_own(folder, **more):
@@ -89,9 +82,8 @@ def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(dropout
     texts = [(DOCUMENT, SUMMARY), ("w5", "w6 w7 w8 unheard of")]
     rows = [{"document": document, "summary": summary} for document, summary in texts]
     tokens = Tokens(prepare(tmp_path, rows, text=Text(tokenizer="pretrained", pretrained=str(folder))))
-    documents, mask, summaries, labels = map(
-        torch.from_numpy, Pairs(tokens, "test", PLACES, SUMMARY_PLACES).batch([0, 1])
-    )
+    batch = Pairs(tokens, "test", PLACES, SUMMARY_PLACES).batch([0, 1])
+    documents, mask, summaries, labels = map(torch.from_numpy, batch)
     theirs, ours = (model.train() for model in (transformers_own(folder, **rates), filled(folder, dropout=dropout)))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -144,9 +136,8 @@ def test_unknown_and_end_have_their_places_and_the_text_comes_back(folder, tmp_p
     again = tokenize.load(tmp_path, {"tokenizer": "pretrained"})
     assert again.vocabulary == tokenizer.vocabulary
     numbers, lengths = again.encode_documents([DOCUMENT, "", "a </s> within a text"])
-    assert (np.flatnonzero(numbers == tokenize.END_ID) + 1).tolist() == np.cumsum(lengths).tolist() and len(
-        lengths
-    ) == 3
+    assert (np.flatnonzero(numbers == tokenize.END_ID) + 1).tolist() == np.cumsum(lengths).tolist()
+    assert len(lengths) == 3
     assert again.encode(DOCUMENT).tolist() == numbers[: len(again.encode(DOCUMENT))].tolist()
     assert again.decode(numbers).split("\n")[0] == DOCUMENT
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from parascale import recording
+from parascale.files import read_json_lines
 from parascale.launch import STOPPED, TERMINATED
 from parascale.report.live import Live
 from parascale.settings import load_project_file
@@ -48,10 +49,6 @@ def start(tmp_path, monkeypatch):
     return run
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-
-
 def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
     steps = [
         (1, {"loss": 3.0, "samples": 4, "skipped": 0}),  # of its own, whatever ours mean by it
@@ -59,7 +56,7 @@ def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
         (1, {"validation_loss": 2.0}),
         (2, {"lr": 1}),
     ]
-    lines = lines_of(start(steps).output)
+    lines = read_json_lines(start(steps).output / "steps.jsonl")
     assert [line.keys() - {"seconds", "first"} for line in lines] == [
         {"step", "loss", "samples", "skipped", "validation_loss"},
         {"step", "lr"},
@@ -85,12 +82,8 @@ def test_a_script_has_moved_on_if_it_made_steps_and_saved(start, monkeypatch, st
     text = (work / "steps.jsonl").read_text()
     (work / "steps.jsonl").write_text(text.replace('"first": ', '"first": 1e-9, "was": '))  # of an earlier process
     start(steps, saved, code)
-    last = lines_of_attempts(work)[-1]
+    last = read_json_lines(work / "attempts.jsonl")[-1]
     assert stopped_with_progress(work, "7") == progress and (last["first_step"], last["last_step"]) == numbers
-
-
-def lines_of_attempts(work):
-    return [json.loads(line) for line in (work / "attempts.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(("code", "progress"), [(STOPPED, True), (TERMINATED, False)])
@@ -104,7 +97,7 @@ def test_a_script_that_is_stopped_while_its_nodes_meet_has_not_failed(start):
     with pytest.raises(SystemExit):
         start(code=SystemExit(TERMINATED))
     (attempts,) = Path().rglob("attempts.jsonl")
-    assert [each["outcome"] for each in lines_of_attempts(attempts.parent)] == ["stopped"]
+    assert [each["outcome"] for each in read_json_lines(attempts)] == ["stopped"]
 
 
 def test_links_within_its_folder_are_kept(start, tmp_path):
