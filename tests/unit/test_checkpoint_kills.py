@@ -17,6 +17,7 @@ from parascale.checkpoint.inspect import inspect
 from parascale.errors import TrainingError
 from parascale.settings.config import Checkpoints
 
+from ..pace import wait_for
 from .checkpoints import save_run
 
 
@@ -44,22 +45,6 @@ def ended(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def wait_for(found, seconds=60):
-    """Poll until `found()` is true; what it said."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return value
-
-
-def seconds_of(work):
-    """Seconds that a function takes."""
-    started = time.monotonic()
-    work()
-    return time.monotonic() - started
-
-
 def begun_in(folder):
     """The folders in which a conversion of `target` writes; pathlib's own glob fails where one goes while it looks."""
     return {os.path.dirname(path) for path in glob.glob(".target.*.partial/target/*", root_dir=folder)}
@@ -74,7 +59,11 @@ def test_a_conversion_killed_at_any_moment_leaves_no_half_target(kills, tmp_path
     target, forms = folder / "target", ["safetensors", "pt"]
     convert(checkpoint, older, Checkpoints(dtype="bfloat16"), forms)
     settings = Checkpoints(dtype="float32", memory_mb=1)
-    usual = min(seconds_of(lambda: convert(checkpoint, target, settings, forms)) for _ in range(3))  # a disk may stall
+    usual = []
+    for _ in range(3):  # a disk may stall
+        started = time.monotonic()
+        convert(checkpoint, target, settings, forms)
+        usual.append(time.monotonic() - started)
     moments, met = random.Random(5), 0
     for number in range(kills):
         shutil.rmtree(target, ignore_errors=True)
@@ -83,7 +72,7 @@ def test_a_conversion_killed_at_any_moment_leaves_no_half_target(kills, tmp_path
         before = begun_in(folder)
         child = in_a_child(lambda: convert(checkpoint, target, settings, forms))
         wait_for(lambda: begun_in(folder) - before or has_ended(child))  # noqa: B023
-        time.sleep(moments.uniform(number, number + 1) / kills * usual)
+        time.sleep(moments.uniform(number, number + 1) / kills * min(usual))
         os.kill(child, signal.SIGKILL)
         assert ended(child) in (0, -signal.SIGKILL)
         left = begun_in(folder)
