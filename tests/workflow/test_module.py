@@ -5,69 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from .small_project import SmallProject
 
 # As `snakedeploy deploy-workflow` writes it, beside a copy of our config/; of a path where it writes `github(...)`.
-DEPLOYED = """
-from snakemake.utils import min_version
-
-
-min_version("6.10.0")
-
-
-configfile: "config/config.yaml"
-
-
-module parascale:
-    snakefile:
-        "{snakefile}"
-    config:
-        config
-
-
-use rule * from parascale
-"""
+DEPLOYED = Path(__file__).with_name("deployed.smk").read_text()
 # A workflow with a configuration, a prefix of its commands and rules of its own.
-OTHER = """
-configfile: "config/config.yaml"
-
-
-report: "other.rst"
-
-
-shell.prefix("set -euo pipefail; export COLOUR={{config[colour]}}; ")
-
-
-onstart:
-    parascale.before_the_first_job()
-
-
-onerror:
-    parascale.report_what_there_is()
-
-
-module parascale:
-    snakefile:
-        "{snakefile}"
-    config:
-        config["parascale"]
-
-
-use rule * from parascale as parascale_*
-
-
-rule verdict:
-    default_target: True
-    input:
-        rules.parascale_single_gpu.input,
-    output:
-        "verdict.txt",
-    shell:
-        "echo $COLOUR > {{output}}"
-"""
+OTHER = Path(__file__).with_name("other.smk").read_text()
 OTHER_CONFIG = """
 colour: blue
 runs: samples.tsv
@@ -121,7 +68,7 @@ def written(folder):
 
 def other_workflow(folder, checkout, text):
     (folder / "workflow").mkdir(parents=True)
-    (folder / "workflow/Snakefile").write_text(text.format(snakefile=checkout.folder / "Snakefile"))
+    (folder / "workflow/Snakefile").write_text(text.replace("SNAKEFILE", str(checkout.folder / "Snakefile")))
     (folder / "workflow/other.rst").write_text("Theirs.")
     return "--snakefile", folder / "workflow/Snakefile", "--directory", folder, "--cores", 2, "--logger", "parascale"
 

@@ -26,52 +26,8 @@ ATTEMPTS = 4  # a job and its three retries
 # apart are 2,088,627, in batches of 128, 512 and 1,024. XSum: 5 epochs of 1,500 documents, 4 a GPU, or 10 of 204,045 in batches
 # of 128. Imagewoof: 7 epochs of 9,025 images, 64 a GPU, or 5 in batches of 128. Other workloads name their steps. Limits:
 # 1.3 × (steps / 10 + 100) s in steps of 5 minutes.
-RUNS = {
-    "single": (1, 1, 5_100, 15),
-    "waste": (1, 4, 5_100, 15),
-    "ddp-4": (1, 4, 5_100, 15),
-    "ddp-8": (2, 8, 5_100, 15),
-    "fsdp-4": (1, 4, 5_100, 15),
-    "tp-4": (1, 4, 5_100, 15),
-    "pp-2": (1, 2, 5_100, 15),
-    "naive-2": (1, 2, 5_100, 15),
-    "three-d-8": (2, 8, 5_100, 15),
-    "lightning-1": (1, 1, 5_100, 15),
-    "lightning-4": (1, 4, 5_100, 15),
-    "lightning-8": (2, 8, 5_100, 15),
-    "local-sgd-4": (1, 4, 5_100, 15),
-    "local-sgd-8": (2, 8, 5_100, 15),
-    "gossip-4": (1, 4, 5_100, 15),
-    "server-4": (1, 4, 5_100, 15),
-    "ddp-8-fp16": (2, 8, 5_100, 15),
-    "ddp-8-powersgd": (2, 8, 5_100, 15),
-    "course-1": (1, 1, 163_174, 360),
-    "course-4": (1, 4, 40_794, 95),
-    "course-8": (2, 8, 20_397, 50),
-    "xsum-course-1": (1, 1, 1_875, 10),
-    "xsum-course-4": (1, 4, 469, 5),
-    "xsum-course-8": (2, 8, 235, 5),
-    "xsum-single": (1, 1, 15_942, 40),
-    "xsum-ddp-4": (1, 4, 15_942, 40),
-    "xsum-ddp-8": (2, 8, 15_942, 40),
-    "xsum-fsdp-4": (1, 4, 15_942, 40),
-    "xsum-tp-4": (1, 4, 15_942, 40),
-    "imagewoof-course-1": (1, 1, 988, 5),
-    "imagewoof-course-4": (1, 4, 247, 5),
-    "imagewoof-course-8": (2, 8, 124, 5),
-    "imagewoof-single": (1, 1, 353, 5),
-    "imagewoof-ddp-4": (1, 4, 353, 5),
-    "imagewoof-ddp-8": (2, 8, 353, 5),
-    "imagewoof-fsdp-4": (1, 4, 353, 5),
-    "gpt2-1": (1, 1, 1_000, 5),
-    "gpt2-ddp-4": (1, 4, 1_000, 5),
-    "gpt2-fsdp-4": (1, 4, 1_000, 5),
-    "llama-1b-fsdp-4": (1, 4, 100, 5),
-    "llama-1b-tp-4": (1, 4, 100, 5),
-    "llama-1b-pp-4": (1, 4, 100, 5),
-    "llama-7b-fsdp-8": (2, 8, 50, 5),
-    "llama-7b-three-d-8": (2, 8, 50, 5),
-}
+ROWS = [line.split("\t") for line in Path(__file__).with_name("by_hand.tsv").read_text().splitlines()[1:]]
+RUNS = {name: tuple(map(int, numbers)) for name, *numbers in ROWS}
 PARITY = (20, 5)  # steps and minutes
 # Rows that are another experiment than their baseline: other methods, weak scaling, and batch norm on each rank; and the courses' rows on
 # one process, which have no other to be compared with.
