@@ -56,11 +56,7 @@ class Own(nn.Module):
             hidden_BTD = block(hidden_BTD)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 """
-LAYOUTS = {
-    "ddp": {"dp": 2},
-    "fsdp": {"fsdp": 2, "activation_checkpointing": True},
-    "pp": pp(2, 4, "1F1B"),
-}
+LAYOUTS = {"ddp": {"dp": 2}, "fsdp": {"fsdp": 2, "activation_checkpointing": True}, "pp": pp(2, 4, "1F1B")}
 
 
 @pytest.fixture(scope="session")

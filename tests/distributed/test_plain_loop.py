@@ -83,14 +83,8 @@ def rate(step):
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        (
-            {"evaluate": False},
-            r"step 2: loss nan, gradient norm nan\. What was saved until then is kept",
-        ),
-        (
-            {"evaluate_every": 1},
-            r"validation after step 1: loss nan\. What was saved until then is kept",
-        ),
+        ({"evaluate": False}, r"step 2: loss nan, gradient norm nan\. What was saved until then is kept"),
+        ({"evaluate_every": 1}, r"validation after step 1: loss nan\. What was saved until then is kept"),
     ],
     ids=["training", "validation"],
 )

@@ -16,12 +16,7 @@ from parascale.train.parity import TOLERANCES, compare_folders
 
 from .cases import LAYOUTS, but_slow, ranks_of
 from .conftest import TOKENS
-from .examine import (
-    evaluate_checkpoint,
-    train_and_fail_in_evaluation,
-    train_settings,
-    train_until_told_to_stop,
-)
+from .examine import evaluate_checkpoint, train_and_fail_in_evaluation, train_settings, train_until_told_to_stop
 from .harness import run_on_ranks
 
 SUMMARISED = (

@@ -66,11 +66,7 @@ class Waits(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-READS = {
-    "item": lambda loss: loss.item(),
-    "condition": lambda loss: not loss,
-    "copy": lambda loss: loss.to("cpu"),
-}
+READS = {"item": lambda loss: loss.item(), "condition": lambda loss: not loss, "copy": lambda loss: loss.to("cpu")}
 
 
 def train_and_count_waits(settings, planted=None):

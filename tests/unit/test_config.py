@@ -136,38 +136,26 @@ def test_numbers_are_taken_as_people_write_them(given_, taken):
     assert loaded == taken and isinstance(loaded, float)
 
 
+LM = LanguageModelling
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "value", "message"),
     [
-        (LanguageModelling, "task", "language_modell", "did you mean `language_model`"),
-        (
-            LanguageModelling,
-            "data.source.files",
-            {"valid": "a.txt"},
-            "unknown key `data.source.files.valid`.*Allowed: train, validation, test$",
-        ),
-        (
-            LanguageModelling,
-            "data.source.columns",
-            {"txt": "content"},
-            "unknown key .*columns.txt`; did you mean `text`",
-        ),
-        (LanguageModelling, "data.source.columns", {"text": 3}, "`data.source.columns.text` must be text, not 3"),
-        (
-            LanguageModelling,
-            "data.source.kind",
-            3,
-            "`data.source.kind` = 3 is not known. Allowed: builtin, hub, files, url",
-        ),
-        (LanguageModelling, "data.format", 3, "`data.format` = 3 is not known. Allowed: flat"),
-        (LanguageModelling, "model.options", {3: 4}, "`model.options`: its keys must be text, not 3"),
-        (LanguageModelling, "data", {3: 4}, "`data`: its keys must be text, not 3"),
-        (LanguageModelling, "optim.betas", [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
-        (LanguageModelling, "optim", None, "`optim` must be a mapping of keys, not None"),
-        (LanguageModelling, "training.steps", True, "must be a whole number, not True"),
-        (LanguageModelling, "optim.lr", True, "`optim.lr` must be a number, not True"),
-        (LanguageModelling, "training.steps", 1e3, "must be a whole number, not 1000.0"),
-        (LanguageModelling, "data.text.max_vocabulary", 2, "`data.text.max_vocabulary` = 2 must be at least 3"),
+        (LM, "task", "language_modell", "did you mean `language_model`"),
+        (LM, "data.source.files", {"valid": "a.txt"}, "unknown key .*files.valid`.*Allowed: train, validation, test$"),
+        (LM, "data.source.columns", {"txt": "content"}, "unknown key .*columns.txt`; did you mean `text`"),
+        (LM, "data.source.columns", {"text": 3}, "`data.source.columns.text` must be text, not 3"),
+        (LM, "data.source.kind", 3, "`data.source.kind` = 3 is not known. Allowed: builtin, hub, files, url"),
+        (LM, "data.format", 3, "`data.format` = 3 is not known. Allowed: flat"),
+        (LM, "model.options", {3: 4}, "`model.options`: its keys must be text, not 3"),
+        (LM, "data", {3: 4}, "`data`: its keys must be text, not 3"),
+        (LM, "optim.betas", [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
+        (LM, "optim", None, "`optim` must be a mapping of keys, not None"),
+        (LM, "training.steps", True, "must be a whole number, not True"),
+        (LM, "optim.lr", True, "`optim.lr` must be a number, not True"),
+        (LM, "training.steps", 1e3, "must be a whole number, not 1000.0"),
+        (LM, "data.text.max_vocabulary", 2, "`data.text.max_vocabulary` = 2 must be at least 3"),
         (Layout, "activation_checkpointing", "x", "is not known. Allowed: false, selective, true$"),
         (Config, "checkpoints.forms", [], "`checkpoints.forms` is empty"),
         (

@@ -76,20 +76,18 @@ def test_ranks_are_numbered_with_tp_fastest_then_fsdp_dp_and_pp():
     assert [layout.neighbour_distance(axis) for axis in ("tp", "fsdp", "dp", "pp")] == [1, 5, 15, 30]
 
 
+DDP, PP, TP = ({"gpus_per_node": 2, "dp": 2}, {"gpus_per_node": 2, "pp": 2}, {"gpus_per_node": 4, "tp": 4})
+NODES = {"nodes": 2, "gpus_per_node": 4}
 LAYOUTS = [
-    ({"nodes": 2, "gpus_per_node": 4, "dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
-    (
-        {"nodes": 2, "gpus_per_node": 4, "idle_gpus": 3, "dp": 4},
-        r"dp × fsdp × tp × pp = 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2",
-    ),
+    (NODES | {"dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
+    (NODES | {"idle_gpus": 3, "dp": 4}, r"= 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2"),
     ({"idle_gpus": 1}, "idle_gpus = 1 leaves no GPU of gpus_per_node = 1"),
-    ({"gpus_per_node": 2, "dp": 2, "micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
+    (DDP | {"micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
     ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
-    (
-        {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "Interleaved1F1B"},
-        r"at least as many micro_batches as stages \(4\), not 2",
-    ),
+    (PP | {"micro_batches": 2, "schedule": "Interleaved1F1B"}, r"as many micro_batches as stages \(4\), not 2"),
 ]
+ONE_CYCLE, SUMMARIES = {"schedule": "one_cycle"}, {"task": "summarisation", "model": {"kind": "encoder_decoder"}}
+SERVER = {"average_every": 4, "averaging": "server"}
 
 
 @pytest.mark.parametrize(
@@ -101,69 +99,33 @@ LAYOUTS = [
         ({"optim": {"warmup_steps": 10}}, "warmup_steps = 10 leaves no step of training.steps = 10"),
         ({"optim": {"swing": 0.05}}, "need optim.schedule: one_cycle, not cosine"),
         ({"optim": {"cycles": [{"length": 2}]}}, "need optim.schedule: one_cycle, not cosine"),
-        ({"optim": {"schedule": "one_cycle", "cycles": [{"peek": 1}]}}, "unknown key `optim.cycles.0..peek`"),
-        ({"optim": {"schedule": "one_cycle", "cycles": [{"rise": 1.5}]}}, "rise` = 1.5 must be at most 1"),
+        ({"optim": ONE_CYCLE | {"cycles": [{"peek": 1}]}}, "unknown key `optim.cycles.0..peek`"),
+        ({"optim": ONE_CYCLE | {"cycles": [{"rise": 1.5}]}}, "rise` = 1.5 must be at most 1"),
         ({"optim": {"name": "sgd", "momentum": 1.0}}, "optim.momentum = 1.0 must be from 0 to below 1"),
-        (
-            {"optim": {"schedule": "one_cycle", "name": "sgd", "momentum": 0.1, "swing": 0.1}},
-            "takes the momentum 0.1 to 0 or 1",
-        ),
-        ({"optim": {"schedule": "one_cycle", "swing": 0.1}}, "swing = 0.1 takes the momentum 0.9 to 0 or 1"),
+        ({"optim": ONE_CYCLE | {"name": "sgd", "momentum": 0.1, "swing": 0.1}}, "takes the momentum 0.1 to 0 or 1"),
+        ({"optim": ONE_CYCLE | {"swing": 0.1}}, "swing = 0.1 takes the momentum 0.9 to 0 or 1"),
         ({"optim": {"betas": [0.9]}}, "must be two numbers"),
         ({"optim": {"betas": [0.9, 1.0]}}, "must be two numbers"),
         ({"training": {"accumulate": 16}}, "global_batch = 8 is less than .* = 16"),
-        ({"layout": {"gpus_per_node": 2, "pp": 2, "micro_batches": 3}}, "must be a multiple of .* = 3"),
+        ({"layout": PP | {"micro_batches": 3}}, "must be a multiple of .* = 3"),
         ({"model": {"heads": 3}}, "model.dim = 16 is not a multiple of model.heads = 3"),
         ({"model": {"kv_heads": 3}}, "model.heads = 4 is not a multiple of model.kv_heads = 3"),
         ({"model": {"dim": 20, "position": "rotary"}}, "model.dim / model.heads = 5 is odd"),
         ({"layout": {"gpus_per_node": 8, "tp": 8}}, "tp = 8 does not divide model.heads = 4"),
-        (
-            {"layout": {"gpus_per_node": 4, "tp": 4}, "model": {"kv_heads": 2}},
-            "tp = 4 does not divide model.kv_heads = 2",
-        ),
-        (
-            {"layout": {"gpus_per_node": 4, "tp": 4}, "model": {"hidden": 30}},
-            "tp = 4 does not divide model.hidden = 30",
-        ),
-        (
-            {"layout": {"gpus_per_node": 4, "tp": 4}, "training": {"window": 18}},
-            "window = 18 to be a multiple of tp = 4",
-        ),
+        ({"layout": TP, "model": {"kv_heads": 2}}, "tp = 4 does not divide model.kv_heads = 2"),
+        ({"layout": TP, "model": {"hidden": 30}}, "tp = 4 does not divide model.hidden = 30"),
+        ({"layout": TP, "training": {"window": 18}}, "window = 18 to be a multiple of tp = 4"),
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
-        (
-            {"model": {"kind": "transformer_l"}},
-            "model.kind = `transformer_l` is not known.*did you mean `transformer_lm`",
-        ),
+        ({"model": {"kind": "transformer_l"}}, "= `transformer_l` is not known.*did you mean `transformer_lm`"),
         ({"model": {"kind": "encoder_decoder"}}, "is for the task summarisation, not language_model"),
         ({"model": {"kind": "nowhere/mine.py:Mine"}}, "no such file `nowhere/mine.py`"),
-        (
-            {
-                "task": "summarisation",
-                "model": {"kind": "encoder_decoder"},
-                "layout": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
-            },
-            r"`encoder_decoder` offers no pp = 2\. Allowed: single, dp, fsdp, tp$",
-        ),
+        (SUMMARIES | {"layout": PP | {"micro_batches": 2}}, r"offers no pp = 2\. Allowed: single, dp, fsdp, tp$"),
         ({"engine": "lightning", "layout": {"gpus_per_node": 2, "fsdp": 2}}, "engine lightning offers single and ddp"),
         ({"average_every": 4}, "needs dp > 1"),
-        (
-            {"average_every": 4, "layout": {"gpus_per_node": 2, "dp": 2}, "init_from": "other"},
-            "cannot start from another",
-        ),
+        ({"average_every": 4, "layout": DDP, "init_from": "other"}, "cannot start from another"),
         ({"averaging": "server"}, "needs average_every"),
-        (
-            {"average_every": 4, "averaging": "neighbour", "layout": {"gpus_per_node": 3, "dp": 3}},
-            "dp = 3 must be even",
-        ),
-        (
-            {
-                "average_every": 4,
-                "averaging": "server",
-                "layout": {"gpus_per_node": 2, "dp": 2},
-                "training": {"evaluate_every": 4},
-            },
-            "never happens",
-        ),
+        (SERVER | {"averaging": "neighbour", "layout": {"gpus_per_node": 3, "dp": 3}}, "dp = 3 must be even"),
+        (SERVER | {"layout": DDP, "training": {"evaluate_every": 4}}, "never happens"),
         ({"compression": "fp16"}, "compression needs dp > 1"),
     ],
 )

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from parascale import files as files_module
 from parascale.errors import DamagedError, RequirementError
-from parascale.files import (
-    atomic_path,
-    open_flushed,
-    read_json,
-    read_json_lines,
-    require_space,
-    write_json,
-)
+from parascale.files import atomic_path, open_flushed, read_json, read_json_lines, require_space, write_json
 
 
 class Crash(BaseException):

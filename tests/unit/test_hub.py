@@ -96,12 +96,10 @@ def test_what_save_to_disk_wrote_is_fetched_without_its_state(site, tmp_path, se
 @pytest.mark.parametrize(
     ("ending", "content"),
     [
-        ("jsonl", b'{"text": "one"}\n{"text": "NA", "n": 1}\n{"text": "007", "n": "x"}\n'),
         ("ndjson", b'{"text": "one"}\n{"text": "NA"}\n\n{"text": "007"}\n'),
         ("json", b'{"text": "one"}\n{"text": "NA", "n": 1}\n{"text": "007", "n": "x"}\n'),
         ("json", b'\n[{"text": "one"}, {"text": "NA"},\n{"text": "007"}]'),
         ("csv", b'\xef\xbb\xbfn,text\n1,one\n\n2,NA\n"3\n4",007\n'),
-        ("txt", b"\xef\xbb\xbfone\nNA\n007\n"),
         ("jsonl.gz", gzip.compress(b'{"text": "one"}\n{"text": "NA"}\n{"text": "007"}\n', mtime=0)),
     ],
 )
@@ -120,23 +118,6 @@ def test_tokens_come_from_the_hub_as_well_and_outlive_the_download(site, tmp_pat
     prepare_tokens(raw, Text(max_vocabulary=11), ExpectedText(), tmp_path / "flat")
     shutil.rmtree(tmp_path / "raw")
     assert Tokens(tmp_path / "flat").split("validation").tolist() == parts["val"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"text\none,two\n", "train.csv, line 2: .*2 values for the columns text"),
-        ("a.csv", b"text,text\na,b\n", "line 2: .*2 values for the columns text, text"),
-        ("a.csv", b"text\ncaf\xe9\n", "in UTF-8 .*0xe9"),
-        ("a.csv", b'text\n"a\n', "unexpected end of data"),
-        ("a.json", b"nope", "line 1: not valid JSON"),
-        ("a.json", b"\x1f\x8b\x08", "it holds gzip"),
-    ],
-)
-def test_files_that_are_not_what_they_are_called(site, tmp_path, name, content, message):
-    publish(site, {name: content})
-    with pytest.raises(DataError, match=message):
-        texts_of(download(source_of(site, files={"train": name}), tmp_path / "raw"))
 
 
 def test_a_broken_download_continues(site, tmp_path):

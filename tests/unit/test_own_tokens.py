@@ -190,6 +190,10 @@ def cut_index(path):
     cut(path.with_suffix(".idx"))
 
 
+def table(**columns):
+    return lambda path: pa.parquet.write_table(pa.table(columns), path)
+
+
 def edit_index(place, value):
     def edit(path):
         index = path.with_suffix(".idx")
@@ -219,32 +223,16 @@ def edit_index(place, value):
         (numpy_wide, lambda path: path.write_text("1 2 3"), "not a NumPy file(?!.*pickle)"),
         (
             nanogpt,
-            lambda path: np.array([3, SIZE], np.uint16).tofile(path),
-            f"holds {SIZE}, but the vocabulary has the numbers 0 to 299",
+            lambda path: np.uint16([3, SIZE]).tofile(path),
+            "holds 300, but the vocabulary has the numbers 0 to 299",
         ),
         (numpy_wide, lambda path: np.save(path, np.array([3, -1])), "holds -1, but"),
-        (
-            parquet,
-            lambda path: pa.parquet.write_table(pa.table({"input_ids": [[1], None]}), path),
-            "`input_ids` lacks numbers",
-        ),
-        (
-            parquet,
-            lambda path: pa.parquet.write_table(pa.table({"input_ids": [["a"]]}), path),
-            "or holds string: no tokens",
-        ),
-        (
-            parquet,
-            lambda path: pa.parquet.write_table(pa.table({"input_ids": [[1, 2]], "attention_mask": [[1]]}), path),
-            "`attention_mask` is not as long as `input_ids`",
-        ),
+        (parquet, table(input_ids=[[1], None]), "`input_ids` lacks numbers"),
+        (parquet, table(input_ids=[["a"]]), "or holds string: no tokens"),
+        (parquet, table(input_ids=[[1, 2]], attention_mask=[[1]]), "`attention_mask` is not as long as `input_ids`"),
         (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, but 0"),
-        (
-            nanogpt,
-            lambda path: nanogpt(path, np.uint32),
-            r"a\.bin: looks like numbers of 4 or 8 bytes, not nanoGPT",
-        ),
-        (nanogpt, lambda path: nanogpt(path, np.int64), r"a\.bin: looks like numbers of 4 or 8 bytes, not nanoGPT"),
+        (nanogpt, lambda path: nanogpt(path, np.uint32), "looks like numbers of 4 or 8 bytes, not nanoGPT"),
+        (nanogpt, lambda path: nanogpt(path, np.int64), "looks like numbers of 4 or 8 bytes, not nanoGPT"),
     ],
 )
 def test_what_is_damaged_or_of_another_kind_is_named(write, damage, message, tmp_path):

@@ -86,32 +86,29 @@ def test_its_arguments_follow_from_the_row(project):
     assert run_from_dict(dataclasses.asdict(run)) == run
 
 
+OWN, ALONE = "workloads/own.yaml", "dp\nalone\town\t1\t1"
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (("workloads/own.yaml", "command: train.py", "command: trian.py"), "did you mean `train.py`"),
-        (("workloads/own.yaml", "[settings.json]", "[setings.json]"), "did you mean `settings.json`"),
-        (("workloads/own.yaml", "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
-        (("workloads/own.yaml", "{world_size}", "{"), "a brace itself is written twice"),
-        (("workloads/own.yaml", "steps: 100", ""), "needs `steps` in the workload"),
-        (("workloads/own.yaml", ', steps: "{steps}"', ""), "steps = 100 would do nothing"),
-        (("workloads/own.yaml", "0.1", "2026-11-27"), "arguments.lr = 2026-11-27: give text, a number, true, false"),
-        (("workloads/own.yaml", "0.1", "{a: 1}"), "arguments.lr = {'a': 1}: give text"),
-        (("workloads/own.yaml", "[1,", "[null,"), "arguments.sizes = [None, '{dp}']: give text"),
-        (("workloads/own.yaml", "{dp}", "{dp:q}"), "arguments.sizes = `{dp:q}`: Unknown format code 'q'"),
-        (("workloads/own.yaml", "{dp}", "{compile:d}"), "arguments.sizes = `{compile:d}`: unsupported format"),
-        (("workloads/own.yaml", "steps: 100", "data: {}"), "unknown key `data`"),
-        (("workloads/own.yaml", "command:", "comand:"), "did you mean `command`"),
-        (
-            ("runs.tsv", "dp\nalone\town\t1\t1", "dp\tprecision\nalone\town\t1\t1\tbf16"),
-            '`arguments: {precision: "{precision}"}`',
-        ),
-        (("runs.tsv", "dp\nalone\town\t1\t1", "dp\tseed\nalone\town\t1\t1\t2"), "seed = 2 would do nothing"),
-        (
-            ("runs.tsv", "dp\nalone\town\t1\t1", "dp\tinit_from\nalone\town\t1\t1\tboth"),
-            "init_from = both would do nothing",
-        ),
-        (("runs.tsv", "dp\nalone\town\t1\t1", "dp\tmicro_batch\nalone\town\t1\t1\t2"), "did you mean `micro_batches`"),
+        ((OWN, "command: train.py", "command: trian.py"), "did you mean `train.py`"),
+        ((OWN, "[settings.json]", "[setings.json]"), "did you mean `settings.json`"),
+        ((OWN, "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
+        ((OWN, "{world_size}", "{"), "a brace itself is written twice"),
+        ((OWN, "steps: 100", ""), "needs `steps` in the workload"),
+        ((OWN, ', steps: "{steps}"', ""), "steps = 100 would do nothing"),
+        ((OWN, "0.1", "2026-11-27"), "arguments.lr = 2026-11-27: give text, a number, true, false"),
+        ((OWN, "0.1", "{a: 1}"), "arguments.lr = {'a': 1}: give text"),
+        ((OWN, "[1,", "[null,"), "arguments.sizes = [None, '{dp}']: give text"),
+        ((OWN, "{dp}", "{dp:q}"), "arguments.sizes = `{dp:q}`: Unknown format code 'q'"),
+        ((OWN, "{dp}", "{compile:d}"), "arguments.sizes = `{compile:d}`: unsupported format"),
+        ((OWN, "steps: 100", "data: {}"), "unknown key `data`"),
+        ((OWN, "command:", "comand:"), "did you mean `command`"),
+        (("runs.tsv", ALONE, "dp\tprecision\nalone\town\t1\t1\tbf16"), '`arguments: {precision: "{precision}"}`'),
+        (("runs.tsv", ALONE, "dp\tseed\nalone\town\t1\t1\t2"), "seed = 2 would do nothing"),
+        (("runs.tsv", ALONE, "dp\tinit_from\nalone\town\t1\t1\tboth"), "init_from = both would do nothing"),
+        (("runs.tsv", ALONE, "dp\tmicro_batch\nalone\town\t1\t1\t2"), "did you mean `micro_batches`"),
     ],
 )
 def test_what_would_do_nothing_is_refused_before_anything_is_spent(project, edit, said):

@@ -14,6 +14,8 @@ from parascale.errors import DataError
 from parascale.settings import Source
 from tests.unit.test_sources import read
 
+GZIP = gzip.compress(b'{"text": "a"}\n', mtime=0)
+
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
@@ -25,30 +27,22 @@ from tests.unit.test_sources import read
         ("a.txt", "é\n".encode("utf-16-be"), r"byte 1 \(0xe9\).*-f utf-16"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n\n{"text": 1}\n',
-            "line 3: `text` holds no text but 1; correct it, or name the column",
-        ),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1; correct it, or"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', ["a", None]),
-        (
-            "a.jsonl",
-            gzip.compress(b'{"text": "a"}\n', mtime=0),
-            r"a\.jsonl: it holds gzip, whatever its name says: unpack it \(`gunzip`\)",
-        ),
+        ("a.jsonl", GZIP, r"a\.jsonl: it holds gzip, whatever its name says: unpack it \(`gunzip`\)"),
         ("a.txt", b"PAR1\x15\x04\xff", r"a\.txt: it holds Parquet.*`\.parquet`"),
         ("a.txt", b"PK\x03\x04\x14\x00", "it holds a zip archive"),
-        ("a.parquet", gzip.compress(b"x", mtime=0), r"a\.parquet: it holds gzip.*`gunzip`"),
-        (
-            "a.parquet.gz",
-            gzip.compress(b"x", mtime=0),
-            r"cannot tell what `\.parquet\.gz` holds.*\.csv.*those of text also with \.gz",
-        ),
+        ("a.parquet", GZIP, r"a\.parquet: it holds gzip.*`gunzip`"),
+        ("a.parquet.gz", GZIP, r"what `\.parquet\.gz` holds.*\.csv.*of text also with \.gz"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
         ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
         ("a.jsonl", b'{"body": "a"}\n', r"line 1: no column `text` \(it has body\)"),
         ("a.jsonl", b"[1]\n", "it is not a mapping"),
+        ("a.csv", b"text\none,two\n", r"a\.csv, line 2: .*2 values for the columns text"),
+        ("a.csv", b"text,text\na,b\n", "line 2: .*2 values for the columns text, text"),
+        ("a.csv", b"text\ncaf\xe9\n", "in UTF-8 .*0xe9"),
+        ("a.csv", b'text\n"a\n', "unexpected end of data"),
         ("a.parquet", b"PAR1 or not", "not a whole Parquet file"),
     ],
 )

@@ -85,11 +85,7 @@ def test_odd_sizes_fit_through_both_ways_of_a_block(size):
         ({"norm": "layer"}, {}, r"`workload.model.norm` = `layer` is not known\. Allowed: batch, group"),
         ({"depths": []}, {}, "a block or more for each stage"),
         ({"dim": 5}, {}, "must be even"),
-        (
-            {},
-            {"layout": {"gpus_per_node": 2, "tp": 2}},
-            r"`xresnet` offers no tp = 2\. Allowed: single, dp, fsdp",
-        ),
+        ({}, {"layout": {"gpus_per_node": 2, "tp": 2}}, r"`xresnet` offers no tp = 2\. Allowed: single, dp, fsdp"),
         ({}, {"layout": {"gpus_per_node": 2, "pp": 2}}, "offers no pp = 2"),
         ({}, {"layout": {"activation_checkpointing": True}}, "count every batch twice"),
         ({}, {"layout": {"gpus_per_node": 2, "dp": 2}, "average_every": 2}, "take model.norm: group"),

@@ -57,14 +57,7 @@ RESULTS = {
         for format in ("hdf5", "arrow")
     },
 }
-TARGETS = [
-    "all",
-    "calibrate",
-    "checkpoints",
-    "communication",
-    "formats",
-    "results/comparisons/lm-vs-lm-ddp.txt",
-]
+TARGETS = ["all", "calibrate", "checkpoints", "communication", "formats", "results/comparisons/lm-vs-lm-ddp.txt"]
 
 # The jobs that train for each workload: its runs, their parity runs, and the probes of its speed. `lm-later` begins with the weights
 # of `lm`, so its training only follows from that one.

@@ -189,10 +189,7 @@ class Reader:
         return self.known[words]
 
     def parascale(self, words):
-        if words[1:3] == (
-            "store",
-            "free",
-        ):  # of the key that stands there, one of a training whose results stay
+        if words[1:3] == ("store", "free"):  # of the key that stands there, one of a training whose results stay
             listed = self.types(("parascale", "store", "list"))[1]
             key = next(line.split()[0] for line in listed.splitlines() if "runs/fsdp" in line)
             words = [word.replace("3f9ac0d1", key) for word in words]
