@@ -1,5 +1,6 @@
 """From the notes of the ranks follows who kept the others waiting; what does not follow is not said as certain."""
 
+import ast
 import json
 import os
 import pickle
@@ -11,9 +12,9 @@ import pytest
 import torch
 
 from parascale.files import read_json, write_json
-from parascale.launch.hang import explain, note_cause, speak_for
-from parascale.launch.workers import Worker
-from parascale.notes import WAITING, note_path, state_in, state_of
+from parascale.launch.hang import explain, note_cause, speak_for, who_waits
+from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, root_cause
+from parascale.notes import WAITING, error_in, frames_in, note_path, state_in, state_of
 from parascale.train.flight_state import FlightState, is_new
 
 GROUPS = {
@@ -168,3 +169,100 @@ def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path
         record.write_text(json.dumps({"started": 0.5}) + "\n" + json.dumps({"started": started}) + "\n")
         note_cause(tmp_path, "why")
         assert [json.loads(line).get("cause") for line in record.read_text().splitlines()] == [None, expected]
+
+
+def test_ranks_of_whose_calls_only_the_places_are_known(tmp_path):
+    """As of a user's script: the stacks tell, and one that is elsewhere than most is named, though not as certain."""
+    places = [("all_reduce", "a.py:3 (f)")] * 2 + [("recv", "a.py:9 (g)")]
+    notes = [
+        {"doing": WAITING, "operation": operation, "where": where, "host": "node0", "since": None}
+        for operation, where in places
+    ]
+    said = who_waits(notes)
+    assert said.startswith(
+        "perhaps rank 2 on node0 did not join the all_reduce, where rank 0 on node0 waited at a.py:3"
+    )
+    assert said.endswith(": it called recv at a.py:9 (g), before its first step")
+    assert who_waits(notes[:2]) == "perhaps all ranks wait in the all_reduce at a.py:3 (f)"
+
+
+FIRST = '{0}Traceback (most recent call last):\n{0}  File "stage.py", line 3, in forward\n{0}    return x\n{0}ValueError: no\n'
+THEN = '{0}\n{0}{1} exception{2}:\n{0}\n{0}Traceback (most recent call last):\n{0}  File "a.py", line 1, in <module>\n{0}RuntimeError: [Stage 0]\n'
+CAUSE = ("The above exception was the direct cause of the following", "")
+CONTEXT = ("During handling of the above exception, another", " occurred")
+EXCEPTIONS = {
+    "alone": (FIRST.format(""), ("ValueError: no", "ValueError: no")),
+    "with a cause": (FIRST.format("") + THEN.format("", *CAUSE), ("RuntimeError: [Stage 0]", "ValueError: no")),
+    "as torch prints it": (
+        FIRST.format("[rank0]: ") + THEN.format("[rank0]: ", *CONTEXT),
+        ("RuntimeError: [Stage 0]", "ValueError: no"),
+    ),
+    "after one that was caught": (FIRST.format("") + "goes on\n" + FIRST.format(""), ("ValueError: no",) * 2),
+}
+
+
+@pytest.mark.parametrize("case", EXCEPTIONS)
+def test_an_exception_tells_which_it_came_from(case):
+    text, messages = EXCEPTIONS[case]
+    *found, frames = error_in(text)
+    assert tuple(found) == messages and frames == [("stage.py", 3, "forward")]
+
+
+GLOO = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "waited"),
+    [
+        (1, GLOO, True),
+        (1, "RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection closed by peer [::1]:9", True),
+        (-6, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", True),
+        (1, "requests.exceptions.ReadTimeout: Read timed out.", False),
+        (1, "ValueError: ProcessGroup gloo has no such tensor", False),
+        (-9, GLOO, False),
+    ],
+)
+def test_a_rank_that_gave_up_waiting_is_not_the_cause(code, log, waited, tmp_path):
+    worker = Worker(0, [sys.executable, "-c", ""], dict(os.environ), None, tmp_path, shown=False)
+    while worker.returncode is None:
+        worker.poll()
+    with open(worker.log, "a") as file:
+        file.write(log + "\n")
+    worker.returncode = code
+    failure = worker.failure()
+    assert failure.waited == waited
+    later = Failure(1, "node1", "exit code 1", None, failure.time + 1, certain=False)
+    assert (root_cause([failure, later]) is later) == waited
+    worker.speak(tmp_path)
+    assert (read_json(note_path(tmp_path, 0))["doing"] == WAITING) == waited
+
+
+def test_what_stands_on_the_path_of_ranks_hides_no_sitecustomize_and_needs_little(tmp_path):
+    source = (ON_PATH / "sitecustomize.py").read_text()
+    parsed = ast.parse(source, feature_version=(3, 9))
+    assert {
+        each.name.partition(".")[0] for node in ast.walk(parsed) if isinstance(node, ast.Import) for each in node.names
+    } <= (sys.stdlib_module_names)
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.mine = True")
+    program = (
+        f"import os, sys; assert sys.mine; os.kill(os.getpid(), {int(STACK_SIGNAL)}); print(os.environ['PYTHONPATH'])"
+    )
+    environment = {"PYTHONPATH": f"{ON_PATH}:{tmp_path}", "PARASCALE_STACK": f"{int(STACK_SIGNAL)}:{tmp_path}/stack"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path) and frames_in((tmp_path / "stack").read_text())[-1][2] == "<module>"
+
+
+def test_a_receive_that_failed_in_a_stage_is_the_call_that_is_open(monkeypatch):
+    """Not the collective that was finished last; and the note is of the error that the stage's own came from."""
+    dump = pickle.dumps({"entries": [entry("gloo:all_reduce", [[1]], 1, True)]})
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace", lambda **_: dump)
+    library, space = f"{sysconfig.get_path('purelib')}/torch/distributed/distributed_c10d.py", {}
+    exec(compile("def recv(): raise RuntimeError('[gloo] Timed out waiting')", library, "exec"), space)
+    try:
+        try:
+            space["recv"]()
+        except RuntimeError as error:
+            raise RuntimeError("[Stage 0] failed to run forward") from error
+    except RuntimeError as error:
+        note = FlightState(None).note(None, error)
+    assert (note["doing"], note["operation"], note["call"], note["since"]) == (WAITING, "recv", None, None)

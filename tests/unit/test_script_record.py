@@ -9,6 +9,7 @@ import pytest
 from parascale import recording
 from parascale.files import read_json_lines
 from parascale.launch import STOPPED, TERMINATED
+from parascale.launch.hang import note_cause
 from parascale.report.live import Live
 from parascale.settings import load_project_file
 from parascale.submissions import stopped_with_progress
@@ -124,3 +125,19 @@ def test_a_pace_leaves_out_the_start_of_a_script_and_counts_steps_not_lines(tmp_
     live.update()
     assert live.times_planned() == pytest.approx(1.0)
     assert [*live.cells(0.0)][4] == "80.0 s"
+
+
+@pytest.mark.parametrize(("code", "cause"), [(1, "rank 1 slept"), (0, None)])
+def test_what_the_launcher_saw_of_a_hang_stays_in_the_record_of_an_attempt_that_did_not_finish(start, code, cause):
+    """The launcher writes it into the file while the script runs."""
+    job = start(code=STOPPED)
+
+    def run(watched):
+        note_cause(job.work, "rank 1 slept")
+        return code
+
+    train(job, 0, run, STOPPED, TERMINATED)
+    attempts = (
+        json.loads((job.output / "run.json").read_text())["attempts"] if not code else lines_of_attempts(job.work)
+    )
+    assert attempts[-1].get("cause") == cause

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from parascale.train.loop import Session
+from parascale.train.process import Watchdog
 
 PROGRAM = """
 import ctypes, faulthandler, os, re, time
@@ -67,3 +68,11 @@ def test_time_in_which_the_process_stands_still_does_not_count(all_of_it):
                 os.kill(each.pid, number)
             time.sleep(seconds)
     assert process.returncode == 0
+
+
+def test_it_knows_whether_a_step_has_ended():
+    watchdog, known = Watchdog(1.0, None), []
+    for stepped in (None, False, True, None):
+        watchdog.feed(stepped)
+        known.append(watchdog.since is not None)
+    assert known == [False, False, True, True]

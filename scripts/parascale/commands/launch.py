@@ -139,6 +139,7 @@ def planned_launch(find, name, kind, site, words, first):
         work=job and str(Path.cwd() / job.work),
         alone=kind == "run" and site.device == "cpu",
         files=files,
+        ends_silent=project.config.monitor.silent == "end",
     )
     return planned, run.layout.gpus_per_node, job, project
 

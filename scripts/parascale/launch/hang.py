@@ -12,24 +12,29 @@ from contextlib import suppress
 import psutil
 
 from parascale import slurm
-from parascale.errors import ParascaleError
+from parascale.errors import ParascaleError, shorten_list
 from parascale.files import read_json, read_json_lines, write_json, write_text
-from parascale.notes import WAITING, note_path, state_in
+from parascale.notes import WAITING, error_in, note_path, operation_of, state_in, state_of, tail_of
 from parascale.paths import RunFolder
+
+UNKNOWN = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
 
 
 def speak_for(logs, rank, log, reason, decisive, guessed):
     """Complete the note of a rank that ended, or was ended, from outside.
 
-    reason: what its launcher saw, which counts if it is decisive; otherwise a rank without a note was where its log's stack says.
-    guessed: a rank that slept without a note may have waited.
+    reason: what its launcher saw, which counts if it is decisive, or says that it waited; otherwise a rank without a note was where its
+    log's stack says. guessed: a rank that slept without a note may have waited.
     """
     path = note_path(logs, rank)
     if not (note := _read(path)) or decisive:
         doing, where = state_in(log)
+        error = error_in(tail_of(log)) if where is None else None
+        where = state_of(error[2])[1] if error else where
         said = {"doing": reason or doing or "it left no sign of what it did", "decisive": decisive}
-        guessed = not decisive and (guessed or doing is None)
-        write_json(path, {"host": slurm.node_name(), "where": where} | note | said | {"guessed": guessed})
+        guessed = not decisive and reason is None and (guessed or doing is None)
+        said |= {"operation": operation_of(error[2]) if error else None, "guessed": guessed}
+        write_json(path, {"host": slurm.node_name(), "where": where} | note | said)
 
 
 def explain(logs, ranks, seconds=0.0):
@@ -40,25 +45,36 @@ def explain(logs, ranks, seconds=0.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(ranks)):
         time.sleep(0.1)
-    unknown = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
-    notes = [_read(note_path(logs, rank)) or unknown for rank in range(ranks)]
+    return who_waits([_read(note_path(logs, rank)) or UNKNOWN for rank in range(ranks)])
+
+
+def who_waits(notes):
+    """`explain` for the notes themselves, in the order of the ranks."""
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:
         return None
     missed = [miss for rank in waiting for miss in _missed(rank, notes)]
-    suspects = [rank for rank in range(ranks) if rank not in waiting]
+    suspects = [rank for rank in range(len(notes)) if rank not in waiting]
     named, certain = _absent(suspects, missed, notes) if suspects else _apart(missed, notes)
     text = _told(named, [miss for miss in missed if miss[1] in named], waiting, notes)
     return text if certain else f"perhaps {text}"
 
 
+def who_is_idle(notes):
+    """What the idle ones do of ranks that wait for no other, else all of them, as a line."""
+    idle = [rank for rank, note in enumerate(notes) if note["still"]] or range(len(notes))
+    return shorten_list([f"{_named(rank, notes[rank])}: {_did(notes[rank])}" for rank in idle], 3)
+
+
 def note_cause(work, text):
-    """Add the cause to the last attempt in a run's record, if this launcher's ranks began it and did not finish it."""
+    """Add the cause to the last attempt in a run's record, if this launcher, or its ranks, began it and did not finish it. None: there is
+    no cause any more."""
     path = RunFolder(work).attempts
     with suppress(OSError, ParascaleError, LookupError):  # no record yet, or a full disk: the log says it
         attempts = read_json_lines(path)
-        if attempts[-1]["started"] > psutil.Process().create_time() and attempts[-1].get("outcome") != "finished":
-            attempts[-1]["cause"] = text
+        if attempts[-1]["started"] >= psutil.Process().create_time() and attempts[-1].get("outcome") != "finished":
+            attempts[-1].pop("cause", None)
+            attempts[-1] |= {"cause": text} if text else {}
             write_text(path, "".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
 
@@ -97,6 +113,10 @@ def _absent(suspects, missed, notes):
 def _apart(missed, notes):
     """(ranks, whether it is certain) of those that joined another collective than the others."""
     called = [rank for rank, note in enumerate(notes) if note.get("call")]
+    if not called:  # all that is known is where they wait
+        places = [(note.get("operation"), note.get("where")) for note in notes]
+        usual = Counter(places).most_common(1)[0][0]
+        return tuple(rank for rank, place in enumerate(places) if place != usual), False
     new = [rank for rank in called if notes[rank].get("new")]
     if len(new) == len(called) - 1 > 1:  # all others went on to something
         new = [rank for rank in called if rank not in new]
@@ -115,11 +135,14 @@ def _told(named, missed, waiting, notes):
         axis, what = _axis(notes[told]), f"the {calls[told]['operation']}"
     else:  # it was aborted before it could say in what: in the call of which the one named made another
         told = next((rank for rank in waiting if rank not in named), waiting[0])
-        axis, what = next((_axis(notes[rank]) for rank in named if rank in calls), None), "a collective"
+        axis = next((_axis(notes[rank]) for rank in named if rank in calls), None)
+        what = f"the {operation}" if (operation := notes[told].get("operation")) else "a collective"
     since = _clock(" since %FT%TZ", calls.get(told, {}).get("time") or notes[told].get("since"))
     over = f" over {axis}" if axis else ""
     ranks = " and ".join(_named(rank, notes[rank]) for rank in named)
     did = " and ".join(_did(notes[rank]) for rank in named)
+    if not named:
+        return f"all ranks wait in {what}{_line(notes[told])}{since}"
     waited = f"{what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}"
     return f"{ranks} did not join {waited}: {did}"
 
@@ -135,7 +158,10 @@ def _named(rank, note):
 def _did(note):
     another = note["doing"] == WAITING and note.get("call")
     doing = f"it called {another['operation']} over {_axis(note)}" if another else note["doing"]
-    return f"{doing}{_line(note)}{_clock(', after its last step at %FT%TZ', note.get('since'))}"
+    if not another and doing == WAITING and note.get("operation"):
+        doing = f"it called {note['operation']}"
+    when = ", before its first step" if note.get("since", 0) is None else ""
+    return f"{doing}{_line(note)}{when or _clock(', after its last step at %FT%TZ', note.get('since'))}"
 
 
 def _line(note):

@@ -18,7 +18,8 @@ from parascale.launch.environment import check_node, of_allocator
 from parascale.launch.hang import explain, note_cause
 from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
 from parascale.launch.rendezvous import interface_addresses, reserve_port
-from parascale.launch.workers import Failure, Worker, Workers, root_cause
+from parascale.launch.silence import Silence
+from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, Workers, root_cause
 from parascale.recording import FOLDER
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
@@ -51,6 +52,7 @@ class Launch:
     alone: bool = False  # nothing else is to run on this machine: its times are compared
     # Folder of a script of the user's own, which may end well without having finished when it is asked to stop.
     files: str | None = None
+    ends_silent: bool = False  # a script that records no step is ended, whatever it does
 
     @property
     def threads(self):
@@ -108,9 +110,10 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             print("\n".join(node.line() for node in peers.nodes), flush=True)
         os.makedirs(launch.logs, exist_ok=True)
         workers = Workers(_start(launch, place, address, port))
+        silence = Silence(launch, place.node, workers, peers) if launch.files else None
         try:
             with watched({worker.rank: worker.pid for worker in workers.ranks}):
-                own = _watch(launch, workers, peers, stop)
+                own = _watch(launch, workers, peers, stop, silence)
             verdict = peers.verdict(own, launch.timeout)
         finally:
             workers.end()
@@ -119,7 +122,7 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             for worker in workers.ranks:
                 worker.speak(launch.logs)
         if peers.speaks:
-            _explain(launch, verdict.failures)
+            _explain(launch, verdict.failures, silence.told if silence else None)
     return verdict.code
 
 
@@ -153,6 +156,9 @@ def _start(launch, place, address, port):
             "GROUP_RANK": place.node,
             "TORCHELASTIC_RUN_ID": "parascale",
         }
+        if launch.files:
+            ranks["PARASCALE_STACK"] = f"{int(STACK_SIGNAL)}:{launch.logs}/rank{rank}.stack"
+            ranks["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ON_PATH), environment.get("PYTHONPATH")]))
         environment.update((name, str(value)) for name, value in ranks.items())
         yield Worker(rank, launch.python_command, environment, cores[local_rank], launch.logs, shown=rank == 0)
 
@@ -184,7 +190,7 @@ def process_environment(launch, environment):
     return environment
 
 
-def _watch(launch, workers, peers, stop):
+def _watch(launch, workers, peers, stop, silence):
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
     stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
@@ -207,6 +213,8 @@ def _watch(launch, workers, peers, stop):
             late = f"did not stop within {launch.grace:.0f} s of SIGTERM"
         elif ended_at and now > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
+        if silence and stop_at is None and ended_at is None and (why := silence.tick(now)):
+            return Report(FAILED, [Failure(None, slurm.node_name(), why, None, time.time(), certain=False)])
         if late:
             host, now = slurm.node_name(), time.time()
             return Report(
@@ -225,9 +233,9 @@ def _watch(launch, workers, peers, stop):
     return Report(TERMINATED if only_terminated else FAILED, failures)
 
 
-def _explain(launch, failures):
+def _explain(launch, failures, told):
     """Say on the last lines which rank failed first, where, why, and where its log is; on the very last one, and in the run's record, who
-    kept other ranks waiting."""
+    kept other ranks waiting. told: what was seen of that while they ran, if anything."""
     first = root_cause(failures)
     others = sorted(failure.rank for failure in failures if failure is not first and failure.rank is not None)
     if others:
@@ -235,7 +243,8 @@ def _explain(launch, failures):
     print(f"error: {first}", file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
         seconds = NOTES_SECONDS + launch.nodes / LOOKS_A_SECOND if launch.nodes > 1 else 0.0
-        cause = explain(launch.logs, launch.nodes * launch.processes, seconds)
+        waited = first.waited or first.rank is None
+        cause = (told if waited else None) or explain(launch.logs, launch.nodes * launch.processes, seconds)
         if cause:
             print(f"hang: {cause}", file=sys.stderr, flush=True)
         if cause and launch.work:

@@ -67,6 +67,7 @@ class Node:
     detail: str  # devices and threads, for the line that says who is where
     state: str = "waiting"
     stopping: bool = False
+    look: int = 0  # that node 0 asks for (`silence`)
     port: int | None = None
     report: Report | None = None
     time: float = 0.0  # seconds since 1970, when this was written
@@ -164,6 +165,11 @@ class Peers:
     def ended(self) -> bool:
         """Whether another node's ranks have all ended."""
         return bool(self._reports)
+
+    @property
+    def look(self) -> int:
+        """The look that node 0 asks for."""
+        return self.nodes[-1].look
 
     @property
     def speaks(self) -> bool:

@@ -5,6 +5,7 @@ Each rank writes to a log of its own; the run's rank 0 is shown on the launcher'
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -21,10 +22,15 @@ from parascale import slurm
 from parascale.errors import PERMANENT_FAILURE
 from parascale.launch import STOPPED, die_with_parent
 from parascale.launch.hang import speak_for
-from parascale.notes import note_path, state_in
+from parascale.notes import GAVE_UP, OF_OTHERS, RANK_PREFIX, WAITING, error_in, note_path, state_in, state_of, tail_of
 
+# To which a rank of a user's script answers with its stack: no library or scheduler is known to use it.
+STACK_SIGNAL = signal.SIGRTMAX - 7
+ON_PATH = Path(__file__).with_name("on_path")  # before what else is on the path of such a rank
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
+STATUS_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+WAS_STOPPED = "it was stopped (SIGSTOP, a debugger, or a suspended job)"
 KILLED = " (killed from outside: the machine ran out of memory, or someone killed it)"
 
 
@@ -39,16 +45,18 @@ class Failure:
     time: float  # seconds since 1970
     certain: bool  # cannot be the consequence of another rank's failure
     permanent: bool = False  # the same start would fail again
+    waited: bool = False  # it ended because another rank did not join it
 
     def __str__(self) -> str:
         if self.rank is None:
             return f"{self.reason} ({self.host})"
-        return f"rank {self.rank} on {self.host} failed: {self.reason}\n  log: {self.log}"
+        how = "gave up waiting for others" if self.waited else "failed"
+        return f"rank {self.rank} on {self.host} {how}: {self.reason}\n  log: {self.log}"
 
 
 def root_cause(failures):
-    """The failure that the others follow from: a certain one before others, then the earliest."""
-    return min(failures, key=lambda failure: (not failure.certain, failure.time))
+    """The failure that the others follow from: a certain one before others, one that waited for another after them, then the earliest."""
+    return min(failures, key=lambda failure: (not failure.certain, failure.waited, failure.time))
 
 
 class Worker:
@@ -58,7 +66,8 @@ class Worker:
         self.rank, self._command = rank, command
         self.log = Path(logs) / f"rank{rank}.log"
         self.error_file = Path(logs) / f"rank{rank}.error.json"
-        for old in (self.error_file, note_path(logs, rank)):
+        self.look_file, self.stack_file = (Path(logs) / f"rank{rank}.{name}" for name in ("look.json", "stack"))
+        for old in (self.error_file, note_path(logs, rank), self.look_file, self.stack_file):
             old.unlink(missing_ok=True)
         self.returncode = None
         self.ended = None
@@ -101,12 +110,23 @@ class Worker:
         """Send a signal to the rank; to its whole process group when it is SIGKILL."""
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ended just now
             if self.returncode is None:
-                os.kill(self._rank_process(), number)
+                os.kill(self.python_pid(), number)
         with suppress(ProcessLookupError):
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
 
-    def _rank_process(self):
+    def ask_for_stack(self):
+        """Have the rank write its stack anew into `stack_file`; False for one that would not understand, and die."""
+        with suppress(OSError, psutil.Error):
+            pid = self.python_pid()
+            caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+            if int(caught, 16) >> (STACK_SIGNAL - 1) & 1:
+                os.truncate(self.stack_file, 0)
+                os.kill(pid, STACK_SIGNAL)
+                return True
+        return False
+
+    def python_pid(self):
         """The process that Python runs in: what watches it, as Nsight Systems does, would keep a signal to itself."""
         python = self._command[self._command.index(sys.executable) :]
         if python != self._command:
@@ -118,7 +138,7 @@ class Worker:
 
     def failure(self):
         """The Failure of a rank that ended badly, from its error file or its exit."""
-        reason, when = self._exception()
+        reason, when, printed = self._exception()
         code = self.returncode
         if reason is None and code < 0:
             reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
@@ -126,38 +146,50 @@ class Worker:
             reason += f": {doing} at {where}" if doing else ""
         elif reason is None:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
+        printed = printed or tail_of(self.log)
+        if (error := error_in(printed)) and error[0] != error[1] and error[0] in reason:
+            reason += f" (from {error[1]}, at {state_of(error[2])[1]})"
+        waited = code > 0 and any(word in reason for word in OF_OTHERS) and GAVE_UP.search(reason)
+        waited = waited or (code == -signal.SIGABRT and "collective operation timeout" in printed)  # NCCL's watchdog
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
         place, when = (self.rank, slurm.node_name()), when or self.ended
-        return Failure(*place, reason, str(self.log), when, certain, permanent=code == PERMANENT_FAILURE)
+        permanent = code == PERMANENT_FAILURE
+        return Failure(*place, reason, str(self.log), when, certain, permanent, waited=bool(waited))
+
+    def status(self):
+        """What Linux says that the process does; None of one that is gone."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.python_pid()).status()
 
     def look(self):
         """Remember what the process does, before it is ended."""
-        with suppress(psutil.NoSuchProcess):
-            self._status = psutil.Process(self._rank_process()).status()
+        self._status = self.status()
 
     def speak(self, logs):
         """Complete the rank's note, if it could not say itself why it did not join the others."""
         reason, decisive = None, False
         if self._status:
-            decisive = self._status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-            reason = "it was stopped (SIGSTOP, a debugger, or a suspended job)" if decisive else None
+            decisive = self._status in STATUS_STOPPED
+            reason = WAS_STOPPED if decisive else None
         elif self.returncode in (0, STOPPED):
             reason, decisive = "it had ended", True
-        elif decisive := self.failure().certain:
-            reason = self.failure().reason
+        elif (failure := self.failure()).waited:
+            reason = WAITING
+        elif failure.certain or self.returncode > 0:
+            reason, decisive = failure.reason, failure.certain
         asleep = self._status not in (None, psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
         speak_for(logs, self.rank, self.log, reason, decisive, guessed=asleep)
 
     def _exception(self):
-        """Message and time that torch's `@record` left, if it did."""
+        """Message, time and traceback that torch's `@record` left, if it did."""
         try:
             message = json.loads(self.error_file.read_text(encoding="utf-8"))["message"]
             # The file's own time: the one inside is cut to whole seconds.
             reason = message["message"].strip().encode(errors="replace").decode()[:TAIL_BYTES]
-            return reason, self.error_file.stat().st_mtime
+            return reason, self.error_file.stat().st_mtime, message.get("extraInfo", {}).get("py_callstack")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None, None
+            return None, None, None
 
 
 class Workers:
@@ -203,8 +235,6 @@ class Workers:
 
 
 def last_line(path):
-    """The last line of a log that says anything."""
-    with open(path, "rb") as handle:
-        handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = [line.strip() for line in handle.read().decode("utf-8", "replace").splitlines()]
-    return next((line for line in reversed(lines) if line and not line.startswith("---")), "")
+    """The last line of a log that says anything: no warning of torch's."""
+    lines = [RANK_PREFIX.sub("", line).strip() for line in tail_of(path).splitlines()]
+    return next((line for line in reversed(lines) if line and not re.match(r"---|:?\[W", line)), "")[-TAIL_BYTES:]

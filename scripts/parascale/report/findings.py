@@ -102,7 +102,7 @@ def _ends(record):
         text = f"{words[:1].upper()}{words[1:]}{often}; {again} from its checkpoint."
         yield words, "failed" if words == "failed" else worse, text, source
     for attempt in record.attempts:
-        yield attempt.get("cause"), worse, f"Ranks timed out: {attempt.get('cause')}.", f"cause of the {source}"
+        yield attempt.get("cause"), worse, f"What kept it: {attempt.get('cause')}.", f"cause of the {source}"
     yield record.status == "missing", "failed", "There is no readable record of this run.", "; ".join(record.notes)
 
 

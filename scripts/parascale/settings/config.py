@@ -63,6 +63,11 @@ class Monitor:
         "where nodes reach the internet. Its failures do not end a training",
         default="none",
     )
+    silent: Literal["stuck", "end"] = option(
+        "when a script is ended that records no step for `timeout_seconds` and ten of its slowest steps: if it is `stuck`, as two looks at its "
+        "ranks show, or in any case (`end`)",
+        default="stuck",
+    )
     wandb_project: str = option("the project at Weights & Biases", default="parascale")
 
 

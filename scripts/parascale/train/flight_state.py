@@ -18,12 +18,10 @@ import torch.distributed as dist
 
 from parascale import slurm
 from parascale.files import write_json
-from parascale.notes import WAITING, note_path, state_of
+from parascale.notes import OF_OTHERS, WAITING, note_path, operation_of, state_of
 
 AXIS = "mesh_"  # what torch's description of a mesh's group begins with
 WORLD = "default_pg"
-# Errors of libraries where a collective failed because of another rank.
-OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "Connection closed by peer", "Timed out waiting")
 
 
 class FlightState:
@@ -36,14 +34,14 @@ class FlightState:
         self.path = note_path(Path(file).parent, self.rank) if file else None
 
     def write(self, since, error=None):
-        """Leave a note; the seconds since this rank waits for others, 0 if it does not. since: when the last step ended.
+        """Leave a note; the seconds since this rank waits for others, 0 if it does not. since: when the last step ended, None before the first.
         error: the exception that ends this process."""
         waited = 0.0
         # Neither a full disk nor another torch may hide what went wrong, or end what works.
         with suppress(Exception):
             note = self.note(since, error)
             if note["doing"] == WAITING and (call := note["call"]):
-                waited = time.time() - (call["time"] or since)
+                waited = time.time() - (call["time"] or since or 0.0)
             if self.path:
                 write_json(self.path, note)
                 for dump in _dumps():  # for torch's own analyser
@@ -60,13 +58,15 @@ class FlightState:
     def note(self, since, error=None):
         """The mapping that `parascale.notes` describes."""
         entries = [entry for dump in _dumps() for entry in pickle.loads(dump).get("entries", [])]
+        error = error and _origin(error)
         calls, groups = sorted(map(_call, entries), key=lambda call: call["time"]), self._groups()
         if error is None:
             walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
         else:
             walked = reversed(list(traceback.walk_tb(error.__traceback__)))
         # From the innermost outwards: of the main thread, or where the error came from.
-        doing, where = state_of([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked])
+        frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+        (doing, where), operation = state_of(frames), operation_of(frames)
         call = next((call for call in calls if not call["done"]), None)
         if error is not None:
             broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
@@ -76,7 +76,7 @@ class FlightState:
         stages = [name for name, (axis, _) in groups.items() if axis == "pp"]
         if call is None and doing == WAITING and stages and "/pipeline.py:" in (where or ""):
             call = {"group": stages[0], "counted": None, "number": None, "operation": "send or receive", "time": None}
-        if call is None and error is not None and calls:
+        if call is None and error is not None and calls and not (operation or "").endswith(("recv", "send")):
             call = calls[-1]  # it counts as done where it failed
         return {
             "host": slurm.node_name(),
@@ -84,6 +84,7 @@ class FlightState:
             "gpu": int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_initialized() else None,
             "doing": doing,
             "where": where,
+            "operation": operation,
             "since": since,
             "groups": groups,
             "joined": {each["counted"]: each["number"] for each in calls},
@@ -100,6 +101,13 @@ class FlightState:
                 axis = self._world if group.group_desc == WORLD else group.group_desc.removeprefix(AXIS)
                 found[name] = (axis, dist.get_process_group_ranks(group))
         return found
+
+
+def _origin(error):
+    """The exception that an exception came from, as that of a pipeline's stage."""
+    while before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        error = before
+    return error
 
 
 def is_new(kinds):

@@ -158,7 +158,7 @@ class Session:
 
     def begin_step(self, step):
         """What is random in a step follows from its number, and so do the rates of the optimizers."""
-        self.watchdog.feed()
+        self.watchdog.feed(stepped=step > self.first_step)
         optim = self.run.workload.optim
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
         self.stepper.begin(step)

@@ -64,12 +64,13 @@ class Watchdog:
         self.tick = min(1.0, SLACK * self.seconds)
         self.awake, self.now = SuspendAwareClock(2 * self.tick), 0.0  # the second as of the follower's last tick
         self.left = threading.Event()
-        self.flight_state = FlightState(devices)
+        self.flight_state, self.first_ended = FlightState(devices), False
         self.follower = threading.Thread(target=self._follow, name="watchdog", daemon=True)
 
-    def feed(self):
-        """All is well: start waiting again."""
-        self.since, self.stepped = time.time(), self.now
+    def feed(self, stepped=None):
+        """All is well: start waiting again. stepped: whether a step has ended, if that is known."""
+        self.first_ended = self.first_ended if stepped is None else stepped
+        self.since, self.stepped = time.time() if self.first_ended else None, self.now
         self.fed = self.now
 
     def _rest(self):

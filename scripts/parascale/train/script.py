@@ -9,7 +9,7 @@ from functools import partial
 
 from parascale import slurm
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
-from parascale.files import make_folder, read_json, write_json
+from parascale.files import make_folder, read_json, read_json_lines, write_json
 from parascale.paths import RunFolder
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
@@ -79,6 +79,9 @@ def _end(record, outcome, files, itself):
     before = [each["first_step"] for each in stopped if each["first_step"] is not None]
     moved = bool(own) and own[-1] > max(before, default=-1) if lines else itself
     saved = moved and max(times, default=0.0) > record.started
+    if outcome != "finished":  # the launcher has written it into the file
+        cause = read_json_lines(record.attempts_path, readable=True)[-1].get("cause")
+        record.attempts[-1] |= {"cause": cause} if cause else {}
     record.attempts[-1] |= {"first_step": own[-1] if own else None, "saved": saved}
     record.end(outcome)
 

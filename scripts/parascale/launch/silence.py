@@ -1,0 +1,206 @@
+"""Whether the ranks of a user's script hang. Only the script knows its steps, so its launchers look at it from outside.
+
+A script that has recorded a step is silent once none has come for `timeout_seconds` and ten of its slowest steps. Then every rank writes
+its stack, and again every `timeout_seconds` until a step comes. A step ten times as long as the median held an evaluation or a save, and
+does not count. A script that has recorded nothing is looked at when a rank used no processor and no GPU for `timeout_seconds`; it is never
+ended. Node 0 says when, by a number in its file (`peers`): odd numbers ask what the ranks use, even ones for stacks too. Each launcher
+writes down its own ranks, and node 0 judges.
+
+The run ends if all ranks stand where they stood at the look before, and those that wait for no other used nothing meanwhile. So C code that
+computes goes on, and so does an evaluation: its batches wake the process. Where a function's name speaks of an evaluation or a save, four
+such looks are needed instead of two; and the silence must be twice the longest pause between two steps so far.
+"""
+
+import re
+import statistics
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from parascale import slurm
+from parascale.errors import ParascaleError
+from parascale.files import read_json, read_json_lines, write_json
+from parascale.launch.hang import UNKNOWN, note_cause, who_is_idle, who_waits
+from parascale.launch.peers import TICK_SECONDS, Peers
+from parascale.launch.workers import STATUS_STOPPED, WAS_STOPPED, Worker, Workers
+from parascale.notes import WAITING, frames_in, operation_of, state_of
+from parascale.recording import by_step
+from parascale.telemetry import read_samples
+
+SLOW_STEPS = 10
+PAUSES = re.compile(r"eval|valid|test|predict|generat|sav|checkpoint|export", re.IGNORECASE)
+ALIKE = {False: 1, True: 3}  # looks that show the same as the one before; True: in such a function
+IDLE = 0.05  # of a core, or of a GPU
+WAKES_A_SECOND = 1.0  # of a main thread: waiting for a process of its own, it looks after it now and then
+STACK_SECONDS = 5.0
+WHOLE = ("in <module>\n", "in _run_module_as_main\n", "in _shutdown\n", "  ...\n")  # ends of a main thread's stack
+
+
+class Silence:
+    """Looks at this node's ranks. launch: a Launch. workers: its ranks on this node."""
+
+    def __init__(self, launch: Any, node: int, workers: Workers, peers: Peers) -> None:
+        self._launch, self._node, self._workers, self._peers = launch, node, workers, peers
+        self._steps = Path(launch.work, "steps.jsonl")
+        self._size, self._recorded, self._since = self._size_of_steps(), False, 0.0
+        self._stepped: float | None = None  # seconds since 1970
+        self._number, self._asked, self._stacks_next, self._due, self._next = 0, False, False, 0.0, 0.0
+        self._enough = self._pause = 0.0
+        self._used: dict[int, tuple[float, dict]] = {}
+        self._still: dict[int, bool] = {}
+        self._before: list[Any] = []  # the frames of the look before
+        self._alike = 0
+        self.told: str | None = None  # who keeps others waiting, or is idle
+
+    def tick(self, now: float) -> str | None:
+        """Look, if it is time to. now: of a SuspendAwareClock. Returns why the run is to end, or None."""
+        if now < self._next:
+            return None
+        self._next = now + self._launch.timeout / 20
+        if self._node:
+            if self._peers.look != self._number:
+                self._look(self._peers.look)
+        elif (size := self._size_of_steps()) != self._size:
+            self._size, self._recorded, self._since, self._stepped = size, True, now, time.time()
+            self._asked, self._stacks_next, self._due, self._before, self._alike = False, False, 0.0, [], 0
+            self._tell(None, "the script goes on")
+        elif self._asked:
+            notes = self._read_looks()
+            if now >= self._due or all(note["look"] for note in notes):
+                self._asked = False
+                return self._judge(now, notes)
+        elif now >= self._due:
+            self._ask(now)
+        return None
+
+    def _ask(self, now: float) -> None:
+        """Ask all launchers for a look; in a silence first in the middle of it, as what ranks used until then was for the step before."""
+        if self._recorded and not self._stacks_next:
+            if not self._due:
+                self._enough, self._pause = self._patience()
+                self._due = self._since + self._enough / 2
+            if now < self._due:
+                return
+        self._number += 1 if self._number % 2 == self._stacks_next else 2
+        self._asked, self._due = True, now + self._launch.timeout
+        self._peers.send(look=self._number)
+        self._look(self._number)
+
+    def _patience(self) -> tuple[float, float]:
+        """(seconds after which this script counts as silent, longest pause between two steps), from its steps so far."""
+        with suppress(OSError, ParascaleError):
+            lines = by_step(read_json_lines(self._steps, readable=True))
+            later = [line for line in lines if "first" not in line] or lines  # a first one holds the start
+            seconds = [line["seconds"]["total"] for line in later]
+            longest = SLOW_STEPS * statistics.median(seconds)
+            slowest = max(each for each in seconds if each <= longest)
+            return max(self._launch.timeout, SLOW_STEPS * slowest), max(seconds)
+        return self._launch.timeout, 0.0
+
+    def _look(self, number: int) -> None:
+        """Write down what each rank of this node does."""
+        self._number, busy, running = number, self._busy_gpus(), self._workers.running
+        for worker in running:
+            self._measure(worker)
+        stacks = self._stacks(running) if number % 2 == 0 else {}
+        for worker in running:
+            still = self._still[worker.rank] and worker.rank not in busy
+            frames, stopped = stacks.get(worker.rank, []), worker.status() in STATUS_STOPPED
+            doing, where = state_of(frames, still)
+            doing = "idle" if still and doing == "computing" else doing
+            gpu = worker.rank % self._launch.processes if self._launch.site.device == "cuda" else None
+            note = {"look": number, "host": slurm.node_name(), "gpu": gpu, "still": still, "decisive": stopped}
+            note |= {"doing": WAS_STOPPED if stopped else doing, "where": where, "operation": operation_of(frames)}
+            with suppress(OSError):  # a full disk
+                write_json(worker.look_file, note | {"frames": frames})
+            if stacks:
+                self._used.pop(worker.rank)
+                self._measure(worker)  # what the look itself takes does not count
+
+    def _measure(self, worker: Worker) -> None:
+        """See whether a rank, and what it started, used the processor since it was last measured, unless that is just now."""
+        with suppress(psutil.Error):
+            first = psutil.Process(worker.python_pid())
+            tree = [first, *first.children(recursive=True)]
+            used = {each.pid: (sum(each.cpu_times()[:2]), sum(each.num_ctx_switches())) for each in tree}
+            since, before = self._used.get(worker.rank, (0.0, None))
+            if before is None:
+                self._used[worker.rank] = time.monotonic(), used
+                self._still.setdefault(worker.rank, False)
+            elif (seconds := time.monotonic() - since) > self._launch.timeout / 4:
+                known = used.keys() == before.keys() and first.status() != psutil.STATUS_RUNNING
+                rises = [(used[pid][0] - before[pid][0], used[pid][1] - before[pid][1]) for pid in used if known]
+                idle = sum(cpu for cpu, _ in rises) < IDLE * seconds
+                self._still[worker.rank] = (
+                    known and idle and max(wakes for _, wakes in rises) < WAKES_A_SECOND * seconds
+                )
+                self._used[worker.rank] = time.monotonic(), used
+
+    def _busy_gpus(self) -> set[int | None]:
+        """Ranks whose GPU was busy at the last sample."""
+        path = self._steps.with_name(f"device-{self._node:05d}.csv")
+        devices = read_samples([path]) if self._launch.site.device == "cuda" and path.exists() else []
+        return {each.rank for each in devices if each.kind == "gpu" and not each.values["utilisation"][-1] < IDLE}
+
+    def _stacks(self, running: list[Worker]) -> dict[int, list]:
+        """Rank → frames of its main thread, from the innermost outwards."""
+        asked = [worker for worker in running if worker.ask_for_stack()]
+        texts, deadline = [""], time.monotonic() + STACK_SECONDS
+        while not all(text.endswith(WHOLE) for text in texts) and time.monotonic() < deadline:
+            time.sleep(TICK_SECONDS)
+            texts = [worker.stack_file.read_text(errors="replace") for worker in asked]
+        return {worker.rank: frames_in(text) for worker, text in zip(asked, texts, strict=True)}
+
+    def _read_looks(self) -> list[dict]:
+        """What the launchers wrote of all ranks at this look."""
+        notes = []
+        for rank in range(self._launch.nodes * self._launch.processes):
+            note: dict = {}
+            with suppress(OSError, ParascaleError):
+                note = read_json(Path(self._launch.logs, f"rank{rank}.look.json"))
+            missing = UNKNOWN | {"look": 0, "still": False, "decisive": False, "frames": []}
+            note = note if note.get("look") == self._number else missing
+            notes.append(note | ({"since": self._stepped} if self._recorded else {}))
+        return notes
+
+    def _judge(self, now: float, notes: list[dict]) -> str | None:
+        """Say what a look shows; returns why the run is to end, or None."""
+        timeout, silent = self._launch.timeout, now - self._since
+        idle = [note["still"] or note["decisive"] for note in notes]
+        if self._number % 2:
+            self._stacks_next = self._recorded or any(idle)
+            self._due = self._since + self._enough if self._recorded else now + timeout * (not self._stacks_next)
+            if not self._stacks_next:
+                self._tell(None, "no rank is idle any more")
+            return None
+        self._due, self._stacks_next = now + timeout, self._recorded
+        absent = [rank for rank, note in enumerate(notes) if note["doing"] != WAITING]
+        frames = [note["decisive"] or note["frames"] for note in notes]
+        alike = frames == self._before and all(frames) and all(idle[rank] for rank in absent)
+        self._before, self._alike = frames, self._alike + 1 if alike else 0
+        warns = all(idle) or any(idle[rank] for rank in absent)
+        said = f"no step for {silent:.0f} s" if self._recorded else f"nothing was computed for {timeout:.0f} s"
+        if self._recorded or warns:
+            self._tell(who_waits(notes) or who_is_idle(notes), f"{'warning: ' if warns else ''}{said}")
+        paused = any(PAUSES.search(name) for rank in absent for *_, name in notes[rank]["frames"])
+        stuck = self._alike >= ALIKE[paused] and silent > 2 * self._pause
+        if self._recorded and (stuck or self._launch.ends_silent):
+            return f"{said}, and no rank moved any more: ended; if it was at work, set a larger `timeout_seconds`"
+        return None
+
+    def _tell(self, text: str | None, said: str) -> None:
+        """Say in the log and in the run's record what keeps it, if that is new; None: nothing any more."""
+        if text != self.told:
+            print(f"{said}: {text}" if text else said, file=sys.stderr, flush=True)
+            note_cause(self._launch.work, text)
+        self.told = text
+
+    def _size_of_steps(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            found = self._steps.stat()
+            return found.st_ino, found.st_size
+        return None
