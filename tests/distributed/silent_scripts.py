@@ -145,6 +145,6 @@ def launch(node, nodes, processes, folder, kind, seconds):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "launcher":
+    if sys.argv[1:2] == ["launcher"]:
         launch(*sys.argv[2:])
     train(sys.argv[1], float(sys.argv[2]))

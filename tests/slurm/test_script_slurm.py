@@ -122,3 +122,26 @@ def assert_a_probe_prices(workflow, name):
     known = predicted()
     assert (known.basis, known.steps, known.unknown) == ("probe", 6000, None)
     assert 6000 * 0.05 < known.seconds < known.wall_seconds and known.core_hours > 128 * known.seconds / 3600
+
+
+def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(cluster, tmp_path):
+    """Both launchers look at their own rank; the job ends well before its limit, and before torch's own timeout."""
+    rows = [{"run": "hangs", "workload": "hangs", "nodes": 2, "dp": 2}]
+    with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:
+        program, call = (
+            (ROOT / "tests/distributed/silent_scripts.py").read_text(),
+            "train(sys.argv[1], float(sys.argv[2]))",
+        )
+        assert program.count(call) == 1
+        folder = workflow.folder / "box/workloads"
+        (folder / "hangs.py").write_text(program.replace(call, 'train("sleeps", 0.0)'))
+        (folder / "hangs.yaml").write_text("task: script\ncommand: hangs.py\n")
+        run = workflow.run("hangs")
+        workflow.start(run.target, options=["--retries", "0"], settings=["timeout_seconds=15"])
+        workflow.wait(timeout=900, succeeds=False)
+        (attempt,) = run.attempts()
+        assert attempt["outcome"] == "failed" and f"hang: {attempt['cause']}" in workflow.story()
+        assert re.match(
+            r"rank 1 on jrc\w+ did not join .*, where rank 0 on jrc.*: idle at .* \(sleeps\)", attempt["cause"]
+        )
+        workflow.assert_all_is_charged()

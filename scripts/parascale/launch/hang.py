@@ -27,7 +27,7 @@ def speak_for(logs, rank, log, reason, decisive, guessed):
     log's stack says. guessed: a rank that slept without a note may have waited.
     """
     path = note_path(logs, rank)
-    if not (note := _read(path)) or decisive:
+    if not (note := read_note(path)) or decisive:
         doing, where = state_in(log)
         error = error_in(tail_of(log)) if where is None else None
         where = state_of(error[2])[1] if error else where
@@ -45,7 +45,7 @@ def explain(logs, ranks, seconds=0.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(ranks)):
         time.sleep(0.1)
-    return who_waits([_read(note_path(logs, rank)) or UNKNOWN for rank in range(ranks)])
+    return who_waits([read_note(note_path(logs, rank)) or UNKNOWN for rank in range(ranks)])
 
 
 def who_waits(notes):
@@ -78,7 +78,8 @@ def note_cause(work, text):
             write_text(path, "".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
 
-def _read(path):
+def read_note(path):
+    """A note of a rank; empty where there is none."""
     try:
         return read_json(path)
     except (OSError, ParascaleError):

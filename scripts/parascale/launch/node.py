@@ -213,7 +213,10 @@ def _watch(launch, workers, peers, stop, silence):
             late = f"did not stop within {launch.grace:.0f} s of SIGTERM"
         elif ended_at and now > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
-        if silence and stop_at is None and ended_at is None and (why := silence.tick(now)):
+        why = None
+        with contextlib.suppress(Exception):  # who looks at a script must not end what works
+            why = silence.tick(now) if silence and stop_at is None and ended_at is None else None
+        if why:
             return Report(FAILED, [Failure(None, slurm.node_name(), why, None, time.time(), certain=False)])
         if late:
             host, now = slurm.node_name(), time.time()

@@ -23,8 +23,8 @@ import psutil
 
 from parascale import slurm
 from parascale.errors import ParascaleError
-from parascale.files import read_json, read_json_lines, write_json
-from parascale.launch.hang import UNKNOWN, note_cause, who_is_idle, who_waits
+from parascale.files import read_json_lines, write_json
+from parascale.launch.hang import UNKNOWN, note_cause, read_note, who_is_idle, who_waits
 from parascale.launch.peers import TICK_SECONDS, Peers
 from parascale.launch.workers import STATUS_STOPPED, WAS_STOPPED, Worker, Workers
 from parascale.notes import WAITING, frames_in, operation_of, state_of
@@ -50,8 +50,9 @@ class Silence:
         self._stepped: float | None = None  # seconds since 1970
         self._number, self._asked, self._stacks_next, self._due, self._next = 0, False, False, 0.0, 0.0
         self._enough = self._pause = 0.0
-        self._used: dict[int, tuple[float, dict]] = {}
-        self._still: dict[int, bool] = {}
+        self._used: dict[
+            int, tuple[float, dict, bool]
+        ] = {}  # rank → when, what, and whether nothing since the time before
         self._before: list[Any] = []  # the frames of the look before
         self._alike = 0
         self.told: str | None = None  # who keeps others waiting, or is idle
@@ -104,41 +105,37 @@ class Silence:
     def _look(self, number: int) -> None:
         """Write down what each rank of this node does."""
         self._number, busy, running = number, self._busy_gpus(), self._workers.running
-        for worker in running:
-            self._measure(worker)
+        still = {worker.rank: self._is_still(worker) and worker.rank not in busy for worker in running}
         stacks = self._stacks(running) if number % 2 == 0 else {}
         for worker in running:
-            still = self._still[worker.rank] and worker.rank not in busy
             frames, stopped = stacks.get(worker.rank, []), worker.status() in STATUS_STOPPED
-            doing, where = state_of(frames, still)
-            doing = "idle" if still and doing == "computing" else doing
+            doing, where = state_of(frames, still[worker.rank])
+            doing = "idle" if still[worker.rank] and doing == "computing" else doing
             gpu = worker.rank % self._launch.processes if self._launch.site.device == "cuda" else None
-            note = {"look": number, "host": slurm.node_name(), "gpu": gpu, "still": still, "decisive": stopped}
+            note = {
+                "look": number,
+                "host": slurm.node_name(),
+                "gpu": gpu,
+                "still": still[worker.rank],
+                "decisive": stopped,
+            }
             note |= {"doing": WAS_STOPPED if stopped else doing, "where": where, "operation": operation_of(frames)}
-            with suppress(OSError):  # a full disk
-                write_json(worker.look_file, note | {"frames": frames})
-            if stacks:
-                self._used.pop(worker.rank)
-                self._measure(worker)  # what the look itself takes does not count
+            write_json(worker.look_file, note | {"frames": frames})
+            if stacks:  # what a look itself takes does not count
+                self._used[worker.rank] = time.monotonic(), _used_by(worker), self._used[worker.rank][2]
 
-    def _measure(self, worker: Worker) -> None:
-        """See whether a rank, and what it started, used the processor since it was last measured, unless that is just now."""
-        with suppress(psutil.Error):
-            first = psutil.Process(worker.python_pid())
-            tree = [first, *first.children(recursive=True)]
-            used = {each.pid: (sum(each.cpu_times()[:2]), sum(each.num_ctx_switches())) for each in tree}
-            since, before = self._used.get(worker.rank, (0.0, None))
-            if before is None:
-                self._used[worker.rank] = time.monotonic(), used
-                self._still.setdefault(worker.rank, False)
-            elif (seconds := time.monotonic() - since) > self._launch.timeout / 4:
-                known = used.keys() == before.keys() and first.status() != psutil.STATUS_RUNNING
-                rises = [(used[pid][0] - before[pid][0], used[pid][1] - before[pid][1]) for pid in used if known]
-                idle = sum(cpu for cpu, _ in rises) < IDLE * seconds
-                self._still[worker.rank] = (
-                    known and idle and max(wakes for _, wakes in rises) < WAKES_A_SECOND * seconds
-                )
-                self._used[worker.rank] = time.monotonic(), used
+    def _is_still(self, worker: Worker) -> bool:
+        """Whether a rank, and what it started, used no processor since it was last measured; if that is just now, whether it had then."""
+        since, before, still = self._used.get(worker.rank, (0.0, {}, False))
+        seconds = time.monotonic() - since
+        if not before or seconds > self._launch.timeout / 4:
+            used = _used_by(worker)
+            rises = [(used[pid][0] - before[pid][0], used[pid][1] - before[pid][1]) for pid in used if pid in before]
+            still = bool(before) and used.keys() == before.keys()
+            still = still and sum(cpu for cpu, _ in rises) < IDLE * seconds
+            still = still and max(wakes for _, wakes in rises) < WAKES_A_SECOND * seconds
+            self._used[worker.rank] = time.monotonic(), used, still
+        return still
 
     def _busy_gpus(self) -> set[int | None]:
         """Ranks whose GPU was busy at the last sample."""
@@ -157,15 +154,11 @@ class Silence:
 
     def _read_looks(self) -> list[dict]:
         """What the launchers wrote of all ranks at this look."""
-        notes = []
-        for rank in range(self._launch.nodes * self._launch.processes):
-            note: dict = {}
-            with suppress(OSError, ParascaleError):
-                note = read_json(Path(self._launch.logs, f"rank{rank}.look.json"))
-            missing = UNKNOWN | {"look": 0, "still": False, "decisive": False, "frames": []}
-            note = note if note.get("look") == self._number else missing
-            notes.append(note | ({"since": self._stepped} if self._recorded else {}))
-        return notes
+        missing = UNKNOWN | {"look": 0, "still": False, "decisive": False, "frames": []}
+        ranks = range(self._launch.nodes * self._launch.processes)
+        notes = [read_note(Path(self._launch.logs, f"rank{rank}.look.json")) for rank in ranks]
+        since = {"since": self._stepped} if self._recorded else {}
+        return [(note if note.get("look") == self._number else missing) | since for note in notes]
 
     def _judge(self, now: float, notes: list[dict]) -> str | None:
         """Say what a look shows; returns why the run is to end, or None."""
@@ -187,8 +180,9 @@ class Silence:
         if self._recorded or warns:
             self._tell(who_waits(notes) or who_is_idle(notes), f"{'warning: ' if warns else ''}{said}")
         paused = any(PAUSES.search(name) for rank in absent for *_, name in notes[rank]["frames"])
-        stuck = self._alike >= ALIKE[paused] and silent > 2 * self._pause
-        if self._recorded and (stuck or self._launch.ends_silent):
+        if self._recorded and self._launch.ends_silent:
+            return f"{said}: ended, as `monitor.silent` asks"
+        if self._recorded and self._alike >= ALIKE[paused] and silent > 2 * self._pause:
             return f"{said}, and no rank moved any more: ended; if it was at work, set a larger `timeout_seconds`"
         return None
 
@@ -204,3 +198,12 @@ class Silence:
             found = self._steps.stat()
             return found.st_ino, found.st_size
         return None
+
+
+def _used_by(worker: Worker) -> dict[int, tuple[float, int]]:
+    """Process id → (processor seconds, how often its main thread was set going) of a rank and what it started; empty if it runs just now."""
+    with suppress(psutil.Error):
+        first = psutil.Process(worker.python_pid())
+        tree = [first, *first.children(recursive=True)] if first.status() != psutil.STATUS_RUNNING else []
+        return {each.pid: (sum(each.cpu_times()[:2]), sum(each.num_ctx_switches())) for each in tree}
+    return {}

@@ -3,6 +3,7 @@
 At a signal of the launcher (`launch.silence`) the rank writes the stack of its main thread, also while code in C keeps Python's lock.
 """
 
+import contextlib
 import faulthandler
 import importlib.machinery
 import importlib.util
@@ -11,7 +12,8 @@ import sys
 
 if "PARASCALE_STACK" in os.environ:
     number, path = os.environ.pop("PARASCALE_STACK").split(":", 1)
-    faulthandler.register(int(number), open(path, "ab", buffering=0), all_threads=False)  # noqa: SIM115 (as long as the rank)
+    with contextlib.suppress(OSError):  # a container may not see the folder of the logs
+        faulthandler.register(int(number), open(path, "ab", buffering=0), all_threads=False)  # noqa: SIM115 (as long as the rank)
     # The path as it was, for this process and those that it starts.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
