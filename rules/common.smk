@@ -96,7 +96,7 @@ snakemake_logger_plugin_parascale.look_into(PATHS.results)
 take_up_jobs(PLANNER, inside=workflow.remote_exec)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
-RUNS = PROJECT.runs | PLANNER.probes
+RUNS = PROJECT.runs | PROJECT.points | PLANNER.probes
 # What the job of each run requests, except its time limit.
 ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
@@ -161,13 +161,15 @@ def before_the_first_job():
 
 
 def report_what_there_is():
-    """Build the report after a failure, if it was asked for: its rule waits for every run, but failed runs are rows too.
+    """Build the report, and studies, after a failure, if they were asked for: their rules wait for every run, but failed runs are rows too.
 
     Of a module Snakemake does not run `onerror`: the other workflow says `onerror: parascale.report_what_there_is()`.
     """
-    if any(str(REPORT) in map(str, job.output) for job in workflow.dag.needrun_jobs()):
-        print("Not everything finished. The report shows what there is:", file=sys.stderr, flush=True)
-        subprocess.run(f"{PARASCALE} report {CONFIGURATION}", shell=True, stdout=sys.stderr)
+    asked = {str(file) for job in workflow.dag.needrun_jobs() for file in job.output}
+    studies = [name for name in PROJECT.studies if str(PATHS.study(name) / "points.csv") in asked]
+    for verb in ["report"] * (str(REPORT) in asked) + [f"scaling {name}" for name in studies]:
+        print("Not everything finished. This shows what there is:", file=sys.stderr, flush=True)
+        subprocess.run(f"{PARASCALE} {verb} {CONFIGURATION}", shell=True, stdout=sys.stderr)
 
 
 def as_json(value):
@@ -250,7 +252,7 @@ def starts():
     """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
 
     def start(wildcards):
-        return PATHS.start_of(PROJECT.runs[wildcards.run]) or []
+        return PATHS.start_of(RUNS[wildcards.run]) or []
 
     return start if any(run.init_from for run in PROJECT.runs.values()) else []
 

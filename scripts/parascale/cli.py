@@ -41,6 +41,7 @@ VERBS = {
     "launch": "launch",
     "parity": "parity",
     "plan": "plan",
+    "scaling": "scaling",
     "site": "site",
     "store": "store",
     "train": "train",

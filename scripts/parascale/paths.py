@@ -91,6 +91,10 @@ class Paths:
         """The parity run of a run, and its verdict."""
         return self.results / "parity" / run
 
+    def study(self, name: str) -> Path:
+        """The tables, figure and text of a scaling study."""
+        return self.results / "scaling" / name
+
     def probe(self, probe):
         """A finished probe."""
         return self.results / "probes" / probe

@@ -127,7 +127,10 @@ def modules_of(*results, families=(), files=()):
     patterns = [pattern for result in results for pattern in CODE[result]]
     patterns += [f"families/{family}/*modules.py" for family in families]
     found = {
-        file for pattern in patterns for file in PACKAGE.glob(pattern) if file.suffix in (".py", ".html", ".css", ".js")
+        file
+        for pattern in patterns
+        for file in PACKAGE.glob(pattern)
+        if file.suffix in (".py", ".html", ".css", ".js", ".md")
     }
     ours = sorted((str(file.relative_to(PACKAGE)), _digest(file)) for file in found)
     home = os.path.dirname(files[0]) if files else ""

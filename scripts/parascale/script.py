@@ -9,6 +9,7 @@ from parascale.provenance import imports_of
 from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.strict import nearest
+from parascale.settings.workload import Script
 
 # Columns that say how the workflow starts and compares a run; a script need not be told.
 OURS = ("run", "workload", "layout", "scaling", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
@@ -28,7 +29,7 @@ def check(run):
             raise ConfigError(
                 f"{own}: in this folder, the script's `import {package}` finds this file, not a package of that name; rename it"
             )
-    known, used = _known(run, "work"), set()
+    known = _known(run, "work")
     for name, values in _given(workload.arguments):
         for text in (each for each in values if isinstance(each, str)):
             try:
@@ -38,7 +39,7 @@ def check(run):
                 text.format_map(known)
             except (LookupError, AttributeError, TypeError, ValueError) as error:
                 raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
-            used |= fields
+    used = placeholders(workload)
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
     if "steps" not in used and workload.steps is not None:
@@ -53,6 +54,12 @@ def check(run):
                     f"{name} = {value} would do nothing: the script of workload {workload.name} is not told. Hand it over, "
                     f'`arguments: {{{name}: "{{{name}}}"}}`, or leave the column out'
                 )
+
+
+def placeholders(workload: Script) -> set[str]:
+    """What braces in the arguments of a script name."""
+    texts = [each for _, values in _given(workload.arguments) for each in values if isinstance(each, str)]
+    return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
 
 
 def words(run, work):

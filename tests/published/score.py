@@ -179,7 +179,10 @@ class Row:
         found = formula_rates(self.site, self.run.precision)
         if found is None:
             return None
-        kind, prices = gpu_kind(self.site), dict(stacks.TRITON if self.said("Triton attention") else stacks.PRICES.get(self.source, {}))
+        kind, prices = (
+            gpu_kind(self.site),
+            dict(stacks.TRITON if self.said("Triton attention") else stacks.PRICES.get(self.source, {})),
+        )
         if self.source not in stacks.OTHER_ATTENTION and "H100" in kind["names"]:
             prices["attention"] = prices.get("attention", 1.0) * kind["attention"] / stacks.FLASH2
         return found.scaled(prices)

@@ -22,7 +22,7 @@ from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
 from parascale.plan.price import price
-from parascale.settings import load_project_file
+from parascale.settings import Config, load_project_file, load_site
 from parascale.settings.data import ExpectedText
 from parascale.store.reasons import KEPT, Reason, Reasons
 from tests.pace import starts

@@ -138,6 +138,8 @@ def test_what_the_launcher_saw_of_a_hang_stays_in_the_record_of_an_attempt_that_
 
     train(job, 0, run, STOPPED, TERMINATED)
     attempts = (
-        json.loads((job.output / "run.json").read_text())["attempts"] if not code else lines_of_attempts(job.work)
+        json.loads((job.output / "run.json").read_text())["attempts"]
+        if not code
+        else read_json_lines(job.work / "attempts.jsonl")
     )
     assert attempts[-1].get("cause") == cause

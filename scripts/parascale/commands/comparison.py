@@ -4,6 +4,7 @@ import functools
 import os
 
 from parascale.checkpoint.matrix import conversions
+from parascale.commands.scaling import study_of
 from parascale.errors import DataError
 from parascale.files import csv_text, write_text
 from parascale.plan import calibrate, ledger
@@ -14,6 +15,7 @@ from parascale.report.layouts import degrees_text
 from parascale.report.measured import tables_in
 from parascale.report.numbers import plural
 from parascale.report.records import found_runs
+from parascale.report.scaling_text import part
 from parascale.report.timing import wants_too_much
 
 
@@ -36,13 +38,14 @@ def write_comparison(project, output, names, datasets, measured):
         records,
         project.config.title,
         tuple(project.right.values()),
-        left_out=tuple(name for name in found if name not in shown),
+        left_out=tuple(name for name in found if name not in shown | project.points.keys()),
         conversions=tuple(row for row in conversions(results) if row["run"] in shown),
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
         readings=load_readings(results, datasets),
         charges={row["run"]: (row["core_hours_charged"], row["source"]) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),
+        studies=[part([study_of(project, name) for name in project.studies if project.paths.study(name).is_dir()])],
     )
     write_report(report, output)
     write_text(output / "plan-against-actual.csv", csv_text(ledger.COMPARED, compared))

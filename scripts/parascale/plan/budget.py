@@ -30,7 +30,7 @@ class Plan:
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
     finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
     changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
-    assumptions: the largest that the price rests on, in words.
+    assumptions: the largest that the price rests on, in words. far: warnings of studies (`Ladders.warnings`).
     alone: those of them on several processes without a row to compare with. needed_by: {run: those that name it as `baseline` or `init_from`}.
     """
 
@@ -50,6 +50,7 @@ class Plan:
     targets: tuple = ()
     calibrating: str = ""
     alone: tuple = ()
+    far: tuple = ()
     needed_by: dict = field(default_factory=dict)
     assumptions: tuple = ()
 
@@ -124,6 +125,7 @@ def make_plan(
         needed_by=dict(needed_by),
         assumptions=_assumptions(priced, planner, totals["core_hours_expected"]),
         alone=tuple(name for name, reason in planner.project.incomparable.items() if reason == ALONE and name in names),
+        far=tuple(line for each in planner.project.studies.values() if names & each.smallest for line in each.warnings),
     )
 
 
@@ -218,6 +220,7 @@ def warnings(plan: Plan) -> list[str]:
         )
     if plan.alone:
         said.append(f"no parity run of {shorten_list(plan.alone, NAMED)}, on several processes: {ALONE}")
+    said += plan.far
     if edited := numerics.warning():
         said.append(edited)
     for job in (job for job in plan.jobs if job.kind):

@@ -99,9 +99,11 @@ class Planner:
         return {name: self._all_probes[name] for name in self.probing}
 
     def run(self, name: str, kind: str = "run") -> Run:
-        """A Run of the table, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
+        """A Run of the table or a point of a study, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
         where = self.project.config.runs
         known = self._all_probes if kind == "probe" else self.project.runs
+        if kind == "run" and name in self.project.points:
+            return self.project.points[name]
         if name not in known:
             what = f"a probe of {where}" if kind == "probe" else f"in {where}"
             raise ConfigError(f"run `{name}` is not {what}{strict.nearest(name, known)}")
@@ -117,21 +119,28 @@ class Planner:
             require_fit(run, self.project.paths.data_of(run), self.facts(run))
         except ParascaleError as error:
             return f"run `{name}`: {error}"
+        smallest = [each.name for each in self.project.studies.values() if name in each.smallest]
+        if smallest and self.predicted(run).fits == "does not fit":
+            return f"run `{name}`: does not fit into memory, and it is the smallest point of study {smallest[0]}: begin with more GPUs"
         return ""
 
     def strategy(self, name: str | None) -> str | None:
         """The strategy of a run of the table or a probe; None for any other name, or none."""
-        run = self.project.right.get(name) or (self.probes.get(name) if name is not None else None)
+        run = self.project.right.get(name) or self.project.points.get(name)
+        run = run or (self.probes.get(name) if name is not None else None)
         return run.strategy if run else None
 
     def prediction(self, name: str, kind: str = "run") -> Prediction:
         if (name, kind) not in self._predictions:
-            run = self.run(name, kind)
-            same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once
-            if same not in self._predictions:
-                self._predictions[same] = self.calibration.predict(run, self.site, self.facts(run))
-            self._predictions[name, kind] = self._predictions[same]
+            self._predictions[name, kind] = self.predicted(self.run(name, kind))
         return self._predictions[name, kind]
+
+    def predicted(self, run: Run) -> Prediction:
+        """The Prediction of a run that need not be in the table."""
+        same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once
+        if same not in self._predictions:
+            self._predictions[same] = self.calibration.predict(run, self.site, self.facts(run))
+        return self._predictions[same]
 
     def reason(self, name: str, kind: str = "run", ready: bool = True) -> Reason:
         """The Reason why a run of a kind has to run. ready: whether what it reads is there, and will not be rebuilt."""

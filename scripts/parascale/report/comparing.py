@@ -208,7 +208,7 @@ class Report:
 
     left_out: names of runs with results that were not asked for. conversions: rows of converted checkpoints, as `checkpoint.matrix` has
     them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). advice: layouts of each workload, rows of `advice.csv`. tables: CSV files that benchmarks left,
-    as a link on the page reaches them. series: name of a run → number of its colour, as `series_of` has it.
+    as a link on the page reaches them. studies: a Part of the page. series: name of a run → number of its colour, as `series_of` has it.
     """
 
     title: str
@@ -224,6 +224,7 @@ class Report:
     advice: tuple = ()
     tables: tuple = ()
     series: dict = field(default_factory=dict)
+    studies: tuple = ()
     charts: dict = field(default_factory=dict, init=False)  # those that `figures.chart` has made
 
     @functools.cached_property

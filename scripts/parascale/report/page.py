@@ -43,7 +43,7 @@ def render_page(report):
 
 
 def render(template, **values):
-    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    strict = {"autoescape": template.endswith(".html"), "undefined": jinja2.StrictUndefined}
     loader = jinja2.PackageLoader("parascale.report")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
     # Escaped text, in which `names` between backticks are marked as code.

@@ -29,7 +29,7 @@ class Part:
 
 
 def parts(report):
-    return [part for make in PARTS if (part := make(report))]
+    return [part for part in (*(make(report) for make in PARTS), *report.studies) if part]
 
 
 def figure(name, title):

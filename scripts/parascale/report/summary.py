@@ -54,7 +54,7 @@ def row_of(report, record):
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT} | {"layout": layouts.degrees_text(run)}
     if record.done:
-        row |= _figures(record) | {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
+        row |= figures_of(record) | {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
     row["stands_out"] = "; ".join(stands_out(record, comparison)) or None
     row["attempts"] = row.get("attempts") or len(record.attempts) or None
     if parity is not None:
@@ -69,7 +69,7 @@ def stands_out(record, comparison):
     return [f"not ranked: {ranked}", *said] if ranked else said
 
 
-def _figures(record):
+def figures_of(record):
     """Measurements of a finished run, and figures derived from them."""
     summary, timing, joules = record.summary, record.timing, record.summary.energy_joules
     figures = vars(summary) | {name: getattr(timing, part) for name, part in TIMING.items()}
@@ -100,6 +100,6 @@ def model_flops_utilisation(record):
     """
     peak = record.site.peak_tflops.get(record.run.precision)
     flops = record.prediction.get("flops_per_token")
-    if not peak or not flops:
+    if not peak or not flops or record.summary.rate is None:
         return None
     return record.summary.rate * flops / (peak * 1e12 * record.run.layout.world_size)

@@ -39,8 +39,7 @@ def timing_of(summary, curve, attempts):
     """The Timing of a finished run; curve: None where its steps cannot be read."""
     if curve is None or not len(curve.seconds):
         return Timing(summary.seconds, summary.seconds, summary.seconds)
-    steps = [after - before for before, after in itertools.pairwise((0.0, *curve.seconds))]
-    compilation = _without_warm_up(steps, curve.steps, attempts)
+    steps, compilation = step_seconds(curve, attempts)
     training = summary.seconds - compilation
     count = min(BLOCKS, len(steps))
     edges = [block * len(steps) // count for block in range(count + 1)]
@@ -54,8 +53,9 @@ def timing_of(summary, curve, attempts):
     return Timing(training, low, high, compilation, *beside.values(), startup)
 
 
-def _without_warm_up(steps, numbers, attempts):
-    """Cut the first steps of each attempt down to the median, in place; returns the seconds that go."""
+def step_seconds(curve, attempts) -> tuple[list[float], float]:
+    """(seconds of each step, the first of each attempt cut down to the median; the seconds that this takes away)."""
+    steps, numbers = [after - before for before, after in itertools.pairwise((0.0, *curve.seconds))], curve.steps
     usual = statistics.median(steps)
     firsts = {attempt.get("first_step") for attempt in attempts} | {numbers[0]}
     cut = 0.0
@@ -64,7 +64,7 @@ def _without_warm_up(steps, numbers, attempts):
         if warm and steps[index] > WARM * usual:
             cut += steps[index] - usual
             steps[index] = usual
-    return cut
+    return steps, cut
 
 
 def phases_of(record):

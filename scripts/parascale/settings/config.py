@@ -6,6 +6,7 @@ from annotated_types import MinLen
 
 from parascale.settings.formats import Formats, Loaders
 from parascale.settings.options import CONDUCT, RECIPE, SITE, Number, option, section, settings
+from parascale.settings.study import Study
 
 CheckpointForm = Literal["safetensors", "pt", "transformers"]
 CHECKPOINT_FORMS = get_args(CheckpointForm)
@@ -136,6 +137,7 @@ class Config:
     store: Keeping = section("the store of finished trainings", default_factory=Keeping)
     budget: Budget = section("what the project may spend", default_factory=Budget)
     monitor: Monitor = section("how a running training is watched", default_factory=Monitor)
+    studies: dict[str, Study] = option("scaling studies, name → study, for the target `scaling`", default={})
     continue_with_other_code: bool = option(
         "continue an unfinished run although its code (your class, or the declared numerics) changed, and note it; otherwise it starts again",
         CONDUCT,

@@ -17,6 +17,7 @@ import json
 import operator
 import os
 
+from parascale import script
 from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, declared
 
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
@@ -28,7 +29,8 @@ def recipe(run):
     for key in SCALED:
         decided.pop(key, None)
     if run.workload.is_script:
-        return decided
+        told = run.scaling == "weak" and "scaling" in script.placeholders(run.workload)
+        return decided | ({"scaling": "weak"} if told else {})
     decided |= {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
     if (width := getattr(run.workload.model, "hidden_width", None)) is not None:
         decided["workload.model.hidden"] = width

@@ -174,9 +174,8 @@ def walk(kind, prefix=""):
             groups.append((setting.hint, name))
             continue
         yield dataclasses.replace(setting, key=f"{prefix}{name}")
-        if typing.get_origin(setting.hint) is list and dataclasses.is_dataclass(
-            item := typing.get_args(setting.hint)[0]
-        ):
-            groups.append((item, f"{name}[]"))
+        several = {list: "[]", dict: ".NAME"}.get(typing.get_origin(setting.hint))
+        if several and dataclasses.is_dataclass(item := typing.get_args(setting.hint)[-1]):
+            groups.append((item, f"{name}{several}"))
     for group, name in groups:
         yield from walk(group, f"{prefix}{name}.")

@@ -21,6 +21,7 @@ from parascale.settings.options import declared
 from parascale.settings.run import Run
 from parascale.settings.runtable import COLUMNS, Rows, read_rows
 from parascale.settings.site import Site
+from parascale.settings.study import Ladders, ladders
 from parascale.settings.workload import Workload
 from parascale.settings.yaml_files import (
     Places,
@@ -40,13 +41,14 @@ ALONE = "no other run to compare it with: add a row of its workload on one proce
 class Project:
     """A loaded configuration: settings, the site, and every run by name, in the table's order; `Rows` where some are wrong.
 
-    untrained: the workloads, by name, that no run trains but whose data is converted and measured.
+    untrained: the workloads, by name, that no run trains but whose data is converted and measured. studies: name → Ladders.
     """
 
     config: Config
     site: Site
     runs: dict
     untrained: dict = field(default_factory=dict)
+    studies: dict[str, Ladders] = field(default_factory=dict)
 
     @functools.cached_property
     def root(self):
@@ -67,6 +69,11 @@ class Project:
     def right(self) -> dict:
         """The runs by name whose rows are right."""
         return self.runs.right if isinstance(self.runs, Rows) else self.runs
+
+    @functools.cached_property
+    def points(self) -> dict[str, Run]:
+        """The runs of studies by name; studies share those that train the same."""
+        return {run.run: run for study in self.studies.values() for point in study.points for run in point.runs}
 
     @functools.cached_property
     def users(self):
@@ -158,7 +165,12 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
     right = {name: run for name, run in identity.numbered(runs).items() if name == run.run and name not in errors}
     trained = {run.workload.name for run in right.values()}
     untrained = {name: workload for name, workload in asked.items() if name not in trained}
-    project = Project(config, site, Rows(right, errors) if errors else right, untrained)
+    studies = {}
+    for name, study in config.studies.items():
+        strict.check_name(name, places, f"studies.{name}")
+        if study.run not in errors:  # else whoever asks for all rows is told
+            studies[name] = ladders(name, study, right, site)
+    project = Project(config, site, Rows(right, errors) if errors else right, untrained, studies)
     _ = whole and project.runs.values()
     if "$" not in config.root and project.root.exists() and not project.root.is_dir():
         raise ConfigError(f"{places.of(('root',))}: `root` = `{config.root}` is a file; it must be a folder")

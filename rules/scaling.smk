@@ -1,0 +1,53 @@
+# Needs: prepared data. Makes: short runs of the rows that studies name, on other numbers of GPUs, and from them the tables, the figure
+# and the text that a proposal for compute time asks for, results/scaling/. Nothing else asks for them.
+
+
+use rule train as train_point with:
+    wildcard_constraints:
+        run=pattern(PROJECT.points),
+
+
+def points_of(wildcards):
+    """The records of a study's points."""
+    return [
+        PATHS.run(run.run) / "summary.json" for point in PROJECT.studies[wildcards.study].points for run in point.runs
+    ]
+
+
+rule study:
+    input:
+        points_of,
+    output:
+        points=report(
+            PATHS.study("{study}") / "points.csv",
+            caption="captions/study.rst",
+            category="Scaling",
+            labels={"study": "{study}"},
+        ),
+        figure=report(
+            PATHS.study("{study}") / "scaling.svg",
+            caption="captions/study.rst",
+            category="Scaling",
+            labels={"study": "{study}"},
+        ),
+        pdf=PATHS.study("{study}") / "scaling.pdf",
+        texts=[PATHS.study("{study}") / "study.md", PATHS.study("{study}") / "study.tex"],
+    log:
+        LOGS / "scaling/{study}.log",
+    wildcard_constraints:
+        study=pattern(PROJECT.studies),
+    localrule: True
+    resources:
+        nodes=0,
+    params:
+        settings=lambda wildcards: as_json(of_group(PROJECT.config.studies[wildcards.study])),
+        code=code_of("report"),
+    shell:
+        "parascale scaling {wildcards.study:q} > {log:q} 2>&1"
+
+
+# Asks for the points, too: what a failure left of a study is no end of the work.
+rule scaling:
+    input:
+        stage("scaling", [PATHS.study(name) / "points.csv" for name in PROJECT.studies]),
+        results_of(PROJECT.points),

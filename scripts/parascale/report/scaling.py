@@ -1,0 +1,210 @@
+"""A scaling study: the rows of its tables, from the records of its points and, where there are none, from predictions."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parascale.files import read_json_lines
+from parascale.report.comparing import Experiment, Member, Spread, compare, grouped
+from parascale.report.findings import findings
+from parascale.report.measured import read_record
+from parascale.report.numbers import plural
+from parascale.report.records import Curve, RunRecord, Summary
+from parascale.report.summary import figures_of
+from parascale.report.timing import phases_of, step_seconds
+from parascale.settings import Site
+from parascale.settings.study import Ladders, Point
+from parascale.telemetry import read_samples, sample_files
+
+WAITS = ("communication", "data", "bubble")
+OF_JOBS = (
+    "startup_seconds",
+    "evaluation_seconds",
+    "saving_seconds",
+    "peak_memory_bytes",
+    "gpu_utilisation",
+    "energy_joules",
+)
+STEP = ("step_seconds_mean", "step_seconds_low", "step_seconds_high")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Predicted(Member):
+    """A point that was not trained. seconds: of its steps, with the ends between which 80 of 100 are."""
+
+    seconds: Spread
+
+    @property
+    def time(self) -> Spread:
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """rows: of each ladder, the smallest first; `points.csv` has some of their columns. notes: what a reader must know. records: by the names
+    of runs, as they were left. facts: title → text that no record holds. results: folder of the finished runs."""
+
+    ladders: Ladders
+    site: Site
+    rows: list[Row]
+    notes: list[str]
+    records: dict[str, RunRecord]
+    facts: dict[str, str]
+    results: Path
+
+    @property
+    def done(self) -> list[RunRecord]:
+        return [record for record in self.records.values() if record.done]
+
+
+def rows_of(
+    ladders: Ladders, records: dict[str, RunRecord], results: Path, forecasts: Mapping[str, Row]
+) -> tuple[list[Row], list[str]]:
+    """(rows, notes) of a StudyReport. records: by the names of runs. forecasts: by the same names, what is predicted: STEP, `work` of a sample,
+    `flops_per_token`, and what stands in other columns."""
+    warmup, placed, work = ladders.study.warmup, [], None
+    for point in ladders.points:
+        if done := [records[run.run] for run in point.runs if records[run.run].done]:
+            placed.append((point, Member(tuple(_counted(record, warmup, results) for record in done))))
+            first = placed[-1][1].first
+            if first.summary.work and not first.run.workload.is_script:
+                work = first.summary.work / first.summary.steps / first.run.global_batch
+    there = {(point.kind, point.runs[0].run) for point, _ in placed}
+    for point in (*ladders.points, *(point for _, point in ladders.production)):
+        if (key := (point.kind, point.runs[0].run)) not in there and key[1] in forecasts:
+            there.add(key)
+            placed.append((point, _predicted(point, ladders.study.steps - warmup, forecasts[key[1]], work)))
+    notes = [note for name, record in records.items() for note in _notes(name, record, results)]
+    rows = []
+    for kind, some in grouped(placed, lambda each: each[0].kind).items():
+        if not kind:
+            kind, said = _kind_of_script([member.first for _, member in some])
+            notes.append(said)
+        for row in _ladder(kind, some, records, notes):
+            rows.append({"study": ladders.name} | row | (forecasts[row["run"]] if row["basis"] == "predicted" else {}))
+    return rows, list(dict.fromkeys(notes))
+
+
+def _notes(name: str, record: RunRecord, results: Path) -> list[str]:
+    """What stands out about a run: that it did not finish; shared, throttled or straggling nodes."""
+    if not record.done:
+        return [f"`{name}`: {'; '.join((record.status, *record.notes))}."]
+    found = findings(record, read_samples(sample_files(results / name)))
+    return [f"`{name}`: {each.text}" for each in found if each.kind == "bad" or each.source.startswith("throttled")]
+
+
+def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
+    """A record as if its first steps had not been; without a curve where a script recorded no more than those."""
+    lines, unit = read_record(results / record.name / "steps.jsonl", read_json_lines)[warmup:], record.run.workload.unit
+    if not lines:
+        return replace(record, curve=None)
+    phases: Counter[str] = Counter()
+    for line in lines:
+        phases.update(line["seconds"])
+    seconds = phases.pop("total")
+    work = sum(line[unit] for line in lines) if all(unit in line for line in lines) else None
+    ends = [*itertools.accumulate(line["seconds"]["total"] for line in lines)]
+    curve = Curve([line["step"] for line in lines], [], ends, (), dict(phases))
+    counted = {"steps": len(lines), "seconds": seconds, "work": work, "phases": dict(phases)}
+    return replace(record, curve=curve, summary=replace(record.summary, rate=work and work / seconds, **counted))
+
+
+def _predicted(point: Point, steps: int, said: Row, work: float | None) -> Member:
+    """A point that a forecast stands in for. work: of a sample, where it was counted."""
+    run, time = point.runs[0], Spread(*(steps * said[name] for name in STEP))
+    work = round((work or said["work"]) * run.global_batch * steps)
+    summary = Summary(work, run.workload.unit, steps, time.mean, work / time.mean)
+    return Predicted((RunRecord(run.run, "done", run=run, summary=summary, prediction=said),), time)
+
+
+def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
+    """The kind of a script's one ladder, empty where it is none, and a sentence on what tells it."""
+    if any(record.curve is None for record in records):
+        return (
+            "strong",
+            "The script records no step after the warm-up: whole jobs are compared, start and end included.",
+        )
+    if any(record.summary.work is None for record in records):
+        return "strong", "The script records no `samples`: times are compared as if each point did the same work."
+    steps = [record.summary.work / record.summary.steps for record in records]
+    shares = [each / record.run.layout.world_size for each, record in zip(steps, records, strict=True)]
+    for kind, values, same in (("strong", steps, "step"), ("weak", shares, "process")):
+        if max(values) <= 1.001 * min(values):
+            return (
+                kind,
+                f"The script, which is not told `{{scaling}}`, records the same samples a {same}: it is called {kind}.",
+            )
+    return "", "The script records neither the same samples a step nor the same a process: no efficiency follows."
+
+
+def _as_kind(kind: str, record: RunRecord) -> RunRecord:
+    """A record whose run says how its batch came about, as comparisons ask for."""
+    run = replace(record.run, scaling=kind or "strong")
+    if kind == "weak" and not run.workload.is_script:
+        training = run.workload.training
+        training = replace(training, global_batch=training.global_batch // run.layout.data_parallel)
+        run = replace(run, workload=replace(run.workload, training=training))
+    return replace(record, run=run)
+
+
+def _ladder(
+    kind: str, placed: list[tuple[Point, Member]], records: dict[str, RunRecord], notes: list[str]
+) -> list[Row]:
+    """Rows of a ladder, against the smallest point that was measured, or else predicted."""
+    rows, before = [], None
+    placed.sort(key=lambda each: (isinstance(each[1], Predicted), each[0].gpus))
+    members = [replace(each, records=tuple(_as_kind(kind, record) for record in each.records)) for _, each in placed]
+    experiment, head = Experiment(kind, tuple(members)), members[0].first
+    for (point, _), member in zip(placed, members, strict=True):
+        row, predicted = _row(point, member, records) | {"kind": kind or None}, isinstance(member, Predicted)
+        reason, odd = ("", "") if predicted else (compare(member.first, head).reason, member.unranked)
+        notes += [f"`{row['run']}`: {why}." for why in (reason, odd) if why]
+        if kind and not reason:
+            growth = point.gpus / placed[0][0].gpus
+            gains = [gain * (growth if kind == "weak" else 1.0) for gain in experiment.gain(member)]
+            row |= dict(zip(("speedup", "speedup_low", "speedup_high"), gains, strict=True))
+            row |= {"efficiency": gains[0] / growth, "growth": growth}
+            if not predicted and before and row["speedup_low"] <= before["speedup_high"]:
+                sizes = f"{kind}, {before['gpus']} and {row['gpus']} {head.gpu_word}s"
+                notes.append(f"{sizes}: the ranges of the speed-up overlap, so no gain is measured.")
+            before = before if predicted else row
+        rows.append(row)
+    return sorted(rows, key=lambda row: row["gpus"])
+
+
+def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
+    """What is known of a point. Times of steps are without warm-up; memory, use, energy and core-hours are of whole jobs."""
+    first, run = member.first, point.runs[0]
+    summary, time, flops = first.summary, member.time, first.prediction.get("flops_per_token")
+    row = {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "work_unit": summary.work_unit}
+    row["rate"] = summary.work and summary.work / time.mean
+    row["samples_per_step"] = (
+        summary.work and summary.work / summary.steps if run.workload.is_script else run.global_batch
+    )
+    row["flops_per_step"] = flops and summary.work and flops * summary.work / summary.steps
+    if isinstance(member, Predicted):
+        return row | {"basis": "predicted"}
+    row |= {"basis": "measured", "rests_on": f"measured, {plural(summary.steps, 'step')}"}
+    if first.curve is None:
+        row["job_seconds"] = time.mean
+    else:
+        steps = [each for record in member.records for each in step_seconds(record.curve, record.attempts)[0]]
+        row |= {"step_seconds_median": statistics.median(steps), "step_seconds_95": float(np.percentile(steps, 95))}
+        row |= {name: each / summary.steps for name, each in zip(STEP, (time.mean, time.low, time.high), strict=True)}
+    phases = phases_of(first)
+    row |= {name: phases[name] / sum(phases.values()) for name in WAITS if phases.get(name)}
+    whole = [figures_of(records[each.name]) for each in member.records]
+    for name in OF_JOBS:
+        known = [figures[name] for figures in whole if figures[name] is not None]
+        row[name] = statistics.mean(known) if known else None
+    row["mfu"] = figures_of(first)["mfu"]
+    row["core_hours"] = sum(figures["core_hours"] or 0.0 for figures in whole)
+    planned = [records[each.name].prediction.get("core_hours") for each in member.records]
+    return row | {"core_hours_planned": None if None in planned else sum(planned)}

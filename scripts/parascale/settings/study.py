@@ -1,0 +1,169 @@
+"""A scaling study: a row of the run table, trained for a few steps on a ladder of sizes."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import MinLen
+from pydantic import Field, Strict
+
+from parascale import script
+from parascale.errors import ConfigError
+from parascale.settings.layout import DATA_AXES, DEGREES, Layout
+from parascale.settings.options import SITE, option, required, settings
+from parascale.settings.run import Run
+from parascale.settings.site import Site
+from parascale.settings.strict import nearest
+from parascale.settings.workload import Workload
+
+Count = Annotated[int, Strict(), Field(ge=1)]
+Kind = Literal["strong", "weak"]
+FAR = 4  # times the GPUs of the largest point: what is predicted beyond rests on little
+
+
+@settings(SITE)
+class Production:
+    """A production run that compute time is asked for."""
+
+    name: str = required("what tables call it")
+    nodes: Count = required("its machines, with as many GPUs each as the largest point uses")
+    steps: Count = required("its optimizer steps")
+    runs: int = option("how many such runs there are", default=1, low=1)
+
+
+@settings(SITE)
+class Study:
+    """A scaling study."""
+
+    run: str = required("row of the run table that is measured, on other numbers of nodes or GPUs")
+    nodes: list[Count] = option("numbers of nodes, with as many GPUs each as the row has", default=[])
+    gpus: list[Count] = option("instead of `nodes`: numbers of GPUs (processes, on CPUs) of one node", default=[])
+    kinds: Annotated[list[Kind], MinLen(1)] = option(
+        "`strong`: each point trains the row's global batch; `weak`: each GPU the row's share of it",
+        default=["strong", "weak"],
+    )
+    steps: int = option("optimizer steps of each point; of a script, what `{steps}` is", default=100, low=2)
+    warmup: int = option("first steps of each point that are not counted", default=20, low=0)
+    repeats: int = option("trainings of each point", default=1, low=1)
+    grows: str | None = option(
+        "degree that grows with the size; default: the row's outermost data degree", default=None
+    )
+    production: list[Production] = option("production runs, which the study prices", default=[])
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of a ladder. kind: strong or weak; empty of a script's one ladder, whose record tells it. runs: its repeats."""
+
+    kind: str
+    runs: tuple[Run, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return self.runs[0].layout
+
+    @property
+    def gpus(self) -> int:
+        return self.layout.nodes * self.layout.gpus_per_node
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """A Study of a row with its Points, those of a kind together and the smallest first. production: Points that are priced and not trained."""
+
+    name: str
+    study: Study
+    row: Run
+    points: tuple[Point, ...]
+    production: tuple[tuple[Production, Point], ...]
+
+    @property
+    def smallest(self) -> set[str]:
+        """Names of the runs that the others are compared with."""
+        return {point.runs[0].run for point in self.points if point.gpus == self.points[0].gpus}
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each production run that is far larger than the largest point."""
+        most = FAR * max(point.gpus for point in self.points)
+        far = [each.name for each, point in self.production if point.gpus > most]
+        said = f"has more than {FAR} times the GPUs of the largest point: its price rests on little"
+        return [f"study {self.name}: production run `{name}` {said}" for name in far]
+
+
+def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladders:
+    """The Ladders of a study of one of the rows of the run table. Raises ConfigError where a point could not be trained."""
+    try:
+        if study.run not in rows:
+            raise ConfigError(f"run `{study.run}` is not in the run table{nearest(study.run, rows)}")
+        if bool(study.nodes) == bool(study.gpus):
+            raise ConfigError("give either `nodes` or `gpus`")
+        if study.grows not in (None, *DEGREES):
+            raise ConfigError(f"grows = `{study.grows}` is not known{nearest(study.grows, DEGREES)}")
+        if study.warmup >= study.steps:
+            raise ConfigError(f"warmup = {study.warmup} leaves no step of steps = {study.steps}")
+        row = rows[study.run]
+        told = not row.workload.is_script or "scaling" in script.placeholders(row.workload)
+        kinds = [*dict.fromkeys(study.kinds)] if told else [""]
+        sizes = [(size, row.layout.gpus_per_node) for size in sorted({*study.nodes})]
+        sizes = sizes or [(1, size) for size in sorted({*study.gpus})]
+        points = [_point(study, row, kind, size, site) for kind in kinds for size in sizes]
+        asked = [(run, _point(study, row, kinds[0], (run.nodes, sizes[-1][1]), site)) for run in study.production]
+    except ConfigError as error:
+        raise ConfigError(f"study {name}: {error}") from None
+    return Ladders(name, study, row, tuple(points), tuple(asked))
+
+
+def _point(study: Study, row: Run, kind: str, size: tuple[int, int], site: Site) -> Point:
+    """A point of `size`, nodes and GPUs of each. The names of its runs say all that tells them apart, so that studies and kinds share what
+    trains the same."""
+    nodes, gpus = size
+    try:
+        layout = _spread(study, row.layout, nodes, gpus)
+        workload, scaling, trained = _workload(study, row, kind, layout)
+        grown = "-".join(f"{axis}{degree}" for axis, degree in layout.dimensions.items())
+        runs = []
+        for repeat in range(1, study.repeats + 1):
+            name = "-".join(filter(None, (f"{row.run}@{nodes}x{gpus}", grown, trained, f"r{repeat}" * (repeat > 1))))
+            run = replace(row, run=name, workload=workload, layout=layout, scaling=scaling, repeat=repeat)
+            runs.append(replace(run, baseline=name, init_from=None, profile=None))
+            runs[-1].check()
+            site.check_run(runs[-1])
+    except ConfigError as error:
+        raise ConfigError(f"{kind or 'row'} on {nodes} × {gpus} GPUs: {error}") from None
+    return Point(kind, tuple(runs))
+
+
+def _spread(study: Study, layout: Layout, nodes: int, gpus: int) -> Layout:
+    """A row's layout on another size: one degree grows."""
+    grows = study.grows or next((axis for axis in DATA_AXES if getattr(layout, axis) > 1), DATA_AXES[0])
+    spread = replace(layout, nodes=nodes, gpus_per_node=gpus, idle_gpus=layout.idle_gpus if study.nodes else 0)
+    fixed = layout.world_size // getattr(layout, grows)
+    if spread.world_size % fixed:
+        raise ConfigError(f"the row cannot grow to this size by {grows}: its other degrees take {fixed} GPUs together")
+    return replace(spread, **{grows: spread.world_size // fixed})
+
+
+def _workload(study: Study, row: Run, kind: str, layout: Layout) -> tuple[Workload, str, str]:
+    """(the row's workload for a few steps; what the run says of scaling; what of this its name says).
+
+    Of ours, the batch says the kind. Ranks get equal shares of it; weak scaling keeps the row's. More ranks accumulate less, as far as their
+    shares shrink. The end alone evaluates and saves.
+    """
+    workload = row.workload
+    if workload.is_script:
+        told = "steps" in script.placeholders(workload)
+        workload = replace(workload, steps=study.steps) if told else workload
+        return workload, kind or row.scaling, "-".join(filter(None, (kind, f"s{study.steps}" * told)))
+    share = row.global_batch / row.layout.data_parallel
+    batch = row.global_batch if kind == "strong" else share * layout.data_parallel
+    accumulate = workload.training.accumulate
+    if kind == "strong" and layout.data_parallel > row.layout.data_parallel:
+        accumulate = max(1, accumulate * row.layout.data_parallel // layout.data_parallel)
+    parts = layout.data_parallel * layout.micro_batches * accumulate
+    if batch % parts:
+        cut = "dp × fsdp × micro_batches × accumulate"
+        raise ConfigError(f"global_batch = {batch:g} does not divide into {cut} = {parts} equal parts")
+    few = {"steps": study.steps, "epochs": None, "evaluate_every": None, "checkpoint_every": None}
+    training = replace(workload.training, global_batch=int(batch), accumulate=accumulate, **few)
+    optim = replace(workload.optim, warmup_steps=min(workload.optim.warmup_steps, study.steps - 1))
+    return replace(workload, optim=optim, training=training), "strong", f"b{int(batch)}-s{study.steps}"
