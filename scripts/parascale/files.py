@@ -15,19 +15,22 @@ import pwd
 import shutil
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from parascale.errors import DamagedError, DataError, FullDiskError, RequirementError
 
+File = str | os.PathLike[str]
 FULL = {errno.ENOSPC, errno.EDQUOT}  # of a disk, or of the quota on it
 REMEDY = "make room or choose another place, such as with --root"
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
 FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
 
 
-def open_flushed(path):
+def open_flushed(path: File) -> io.BufferedWriter:
     """A file to write into, whose bytes go to the disk while more are written.
 
     Otherwise the kernel holds back gigabytes, and the disk idles until the flush at the end. An error of the disk is
@@ -37,12 +40,12 @@ def open_flushed(path):
 
 
 class _FlushedBehind(io.FileIO):
-    def __init__(self, path):
+    def __init__(self, path: File) -> None:
         super().__init__(path, "wb")
         self._pool, self._waiting = ThreadPoolExecutor(1), 0
-        self._flush = self._pool.submit(int)  # nothing yet
+        self._flush: Future[Any] = self._pool.submit(int)  # nothing yet
 
-    def write(self, data):
+    def write(self, data: Any) -> int:
         count = super().write(data)
         self._waiting += count
         if self._waiting >= FLUSH_BYTES and self._flush.done():
@@ -50,7 +53,7 @@ class _FlushedBehind(io.FileIO):
             self._flush, self._waiting = self._pool.submit(os.fdatasync, self.fileno()), 0
         return count
 
-    def close(self):
+    def close(self) -> None:
         if not self.closed:
             try:
                 self._flush.result()
@@ -59,7 +62,7 @@ class _FlushedBehind(io.FileIO):
                 super().close()
 
 
-def make_folder(path):
+def make_folder(path: File) -> None:
     """A folder and those above it, if they are not there. RequirementError, which says what to do, if that cannot be."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -70,7 +73,7 @@ def make_folder(path):
 
 
 @contextmanager
-def atomic_path(target):
+def atomic_path(target: File) -> Iterator[Path]:
     """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
 
     Works for files and for folders: whatever the body creates at the yielded path is moved as a whole.
@@ -92,13 +95,13 @@ def atomic_path(target):
         shutil.rmtree(holder, ignore_errors=True)
 
 
-def write_text(target, text):
+def write_text(target: File, text: str) -> None:
     """Write `text` (UTF-8) to `target` atomically."""
     with atomic_path(target) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(target, value):
+def write_json(target: File, value: Any) -> None:
     """Write `value` as readable JSON to `target` atomically. DataError for a file's name in it that is not UTF-8."""
     try:
         write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -108,7 +111,7 @@ def write_json(target, value):
         raise DataError(f"{name!a}: a name that is not UTF-8 cannot be recorded in {target}; rename it") from None
 
 
-def csv_text(columns, rows):
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Mappings as CSV under the headings `columns`; None is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -117,12 +120,12 @@ def csv_text(columns, rows):
     return text.getvalue()
 
 
-def read_json(path):
+def read_json(path: File) -> Any:
     """The value in a JSON file; DamagedError where it holds none."""
     return _parsed(Path(path).read_bytes(), path)
 
 
-def read_json_lines(path, readable=False):
+def read_json_lines(path: File, readable: bool = False) -> list[Any]:
     """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is a DamagedError.
 
     readable: leave out every line that is no JSON, for readers that count what is lost.
@@ -138,14 +141,14 @@ def read_json_lines(path, readable=False):
     return values
 
 
-def _parsed(content, place):
+def _parsed(content: bytes, place: object) -> Any:
     try:
         return json.loads(content.decode())
     except ValueError as error:  # of JSON, or of a cut inside a character
         raise DamagedError(f"{place} is damaged: not valid JSON ({error})") from None
 
 
-def append_line(path, line):
+def append_line(path: Path, line: str) -> None:
     """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
     make_folder(path.parent)
     with full_disk_is_an_error(path), open(path, "a+b") as handle:
@@ -157,7 +160,7 @@ def append_line(path, line):
         os.fsync(handle.fileno())
 
 
-def link_or_copy(source, target):
+def link_or_copy(source: File, target: File) -> None:
     """Another name for a file; a copy where the filesystem has no hard links, or not between these folders. `target` is new."""
     try:
         os.link(source, target)
@@ -167,7 +170,7 @@ def link_or_copy(source, target):
         shutil.copy2(source, target)
 
 
-def sync_path(path):
+def sync_path(path: File) -> None:
     """Flush one file or folder entry to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -176,7 +179,7 @@ def sync_path(path):
         os.close(handle)
 
 
-def sync_tree(path):
+def sync_tree(path: File) -> None:
     """Flush a file, or every file and folder below a folder, to disk."""
     path = Path(path)
     for child in path.iterdir() if path.is_dir() else ():
@@ -185,18 +188,18 @@ def sync_tree(path):
         sync_path(path)
 
 
-def sha256(path):
+def sha256(path: File) -> str:
     """The hex sha256 of a file's bytes."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def tree_bytes(path):
+def tree_bytes(path: File) -> int:
     """The bytes of all files below a folder."""
     return sum(entry.stat().st_size for entry in Path(path).rglob("*") if entry.is_file())
 
 
-def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
+def require_space(folder: File, needed_bytes: float, purpose: str, remedy: str = SPACE_REMEDY) -> None:
     """Raise FullDiskError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
     folder = Path(folder)
     while not folder.exists():
@@ -207,7 +210,7 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
 
 
 @contextmanager
-def atomic_folder(target):
+def atomic_folder(target: File) -> Iterator[Path]:
     """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError.
 
     What killed attempts left beside `target` is removed: a living one holds a lock on its folder.
@@ -223,7 +226,7 @@ def atomic_folder(target):
 
 
 @contextmanager
-def locked(path, seconds=0.0):
+def locked(path: File, seconds: float = 0.0) -> Iterator[bool | None]:
     """Hold the lock of a file or folder. It ends with the block, with this process, or with the program that that becomes.
 
     Yields True; False where another process still has it after so many seconds; None where the filesystem has no locks, or there is
@@ -240,7 +243,7 @@ def locked(path, seconds=0.0):
             os.close(handle)
 
 
-def _lock(handle, seconds):
+def _lock(handle: int, seconds: float) -> bool | None:
     until = time.monotonic() + seconds
     while True:
         try:
@@ -255,7 +258,7 @@ def _lock(handle, seconds):
 
 
 @contextmanager
-def full_disk_is_an_error(target):
+def full_disk_is_an_error(target: File) -> Iterator[None]:
     """Turn the system's errors of a full disk or quota, met while `target` is written, into a FullDiskError."""
     try:
         yield
@@ -267,7 +270,7 @@ def full_disk_is_an_error(target):
         raise FullDiskError(f"{target}: {said}. {remedy}") from error
 
 
-def is_full_disk(error):
+def is_full_disk(error: BaseException | None) -> bool:
     """Whether an exception, or one that it came from, says that the disk or the quota on it has no room."""
     while error is not None:
         if isinstance(error, FullDiskError) or getattr(error, "errno", None) in FULL:
@@ -276,7 +279,7 @@ def is_full_disk(error):
     return False
 
 
-def user_name(number):
+def user_name(number: int) -> str:
     """The name of a user, by number; the number where the system knows none, as in a container."""
     try:
         return pwd.getpwuid(number).pw_name

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ RECORD, SUMMARY, LEASE = "run.json", "summary.json", "lease.json"
 DEFAULTED = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
-def expanded(path, key):
+def expanded(path: str, key: str) -> str:
     """A path with `~`, `$VARIABLES` and `${NAME:-other}` filled in. ConfigError, naming `key`, where a variable is not set."""
     with_defaults = DEFAULTED.sub(lambda match: os.environ.get(match[1]) or match[2], path)
     full = os.path.expanduser(os.path.expandvars(with_defaults))
@@ -22,7 +23,7 @@ def expanded(path, key):
     return full
 
 
-def defaulted(path):
+def defaulted(path: str) -> list[str]:
     """The `NAME`s of a path's `${NAME:-other}` that are not set, so that the other stands in for them."""
     return [match[1] for match in DEFAULTED.finditer(path) if not os.environ.get(match[1])]
 
@@ -35,59 +36,55 @@ class Paths:
     workloads: str = "config/workloads"
 
     @property
-    def results(self):
+    def results(self) -> Path:
         """What is finished."""
         return self.root / "results"
 
     @property
-    def store(self):
+    def store(self) -> Path:
         """Trainings that were charged, whatever `results` shows of them: no rule declares it, and no start empties it."""
         return self.root / "store"
 
     @property
-    def trainings(self):
-        """Finished trainings under their keys."""
+    def trainings(self) -> Path:
         return self.store / "trainings"
 
     @property
-    def under_way(self):
+    def under_way(self) -> Path:
         """Unfinished runs and their logs."""
         return self.root / "work"
 
     @property
-    def events(self):
+    def events(self) -> Path:
         """The ledger of workflows: the start and the end of each job."""
         return self.results / "plan" / "events.jsonl"
 
-    def raw(self, dataset):
-        """What was downloaded."""
+    def raw(self, dataset: str) -> Path:
         return self.results / "data" / dataset / "raw"
 
-    def data(self, dataset, format):
-        """A dataset in one format."""
+    def data(self, dataset: str, format: str) -> Path:
         return self.results / "data" / dataset / format
 
-    def data_of(self, run):
+    def data_of(self, run: Any) -> Path | None:
         """The prepared data that a Run reads; None where it is a script, which finds its own."""
         return None if run.workload.is_script else self.data(run.workload.data.dataset, run.workload.data.format)
 
-    def start_of(self, run):
+    def start_of(self, run: Any) -> Path | None:
         """The checkpoint that a Run begins from, of another run; None if it starts from scratch."""
         return RunFolder(self.run(run.init_from)).checkpoint if run.init_from else None
 
-    def run(self, run):
-        """A finished run."""
+    def run(self, run: str) -> Path:
         return self.results / "runs" / run
 
-    def checkpoint(self, run):
+    def checkpoint(self, run: str) -> Path:
         """A run's checkpoint in other forms, and the proof that they are the same model."""
         return self.results / "checkpoints" / run
 
-    def summaries(self, run):
+    def summaries(self, run: str) -> Path:
         """The texts of a run's summariser, and their scores."""
         return self.results / "summaries" / f"{run}.json"
 
-    def parity(self, run):
+    def parity(self, run: str) -> Path:
         """The parity run of a run, and its verdict."""
         return self.results / "parity" / run
 
@@ -95,31 +92,28 @@ class Paths:
         """The tables, figure and text of a scaling study."""
         return self.results / "scaling" / name
 
-    def probe(self, probe):
-        """A finished probe."""
+    def probe(self, probe: str) -> Path:
         return self.results / "probes" / probe
 
-    def places(self, kind):
+    def places(self, kind: str) -> tuple[Callable[[str], Path], Callable[[str], Path]]:
         """Functions from a name to the folder of what is finished of it and of what is under way; kind: `run`, `parity` or
         `probe`."""
         folder = {"run": "runs", "parity": "parity", "probe": "probes"}[kind]
         return (self.results / folder).joinpath, (self.under_way / folder).joinpath
 
-    def calibration(self, site):
+    def calibration(self, site: str) -> Path:
         """A site's prices from probes."""
         return self.results / "calibration" / f"{site}.json"
 
-    def machine(self, site):
+    def machine(self, site: str) -> Path:
         """The measured rates of a site's processors."""
         return self.results / "calibration" / f"{site}-machine.json"
 
-    def logs(self, run):
-        """The logs of a run's ranks."""
+    def logs(self, run: str) -> Path:
         return self.under_way / "logs" / run
 
     @property
-    def report(self):
-        """The comparison report."""
+    def report(self) -> Path:
         return self.results / "report"
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.paths import expanded
@@ -19,7 +20,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "special")
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes for which `tokenizer.json` decides all
 SPACED = ("Blenderbot", "LayoutLMv3")  # classes whose `add_prefix_space` is true by default
 # Of other classes: step → what of it → the key that decides it, and its default.
-DECIDED = {
+DECIDED: dict[str, Any] = {
     "BertNormalizer": {
         "lowercase": ("do_lower_case", True),
         "strip_accents": ("strip_accents", None),
@@ -41,31 +42,31 @@ class Pretrained:
     how to fetch it. renumbered: data has the numbers that `order` gives its entries.
     """
 
-    def __init__(self, location, key="data.text.pretrained", renumbered=False):
+    def __init__(self, location: str, key: str = "data.text.pretrained", renumbered: bool = False) -> None:
         self.folder, self.renumbered = Path(expanded(location, key)), renumbered
 
     @functools.cached_property
-    def config(self):
+    def config(self) -> dict[str, Any]:
         """The model's settings in `config.json`."""
         return self._json(CONFIG)
 
     @property
-    def tokenizer_file(self):
+    def tokenizer_file(self) -> Path:
         """The tokenizer in the form of the `tokenizers` library."""
         return self._file(TOKENIZER)
 
     @property
-    def weight_files(self):
+    def weight_files(self) -> list[Path]:
         """The safetensors that hold the weights: one file, or those that its index names."""
         return [self._file(name) for name in self._parts()] if self._in_parts else [self._file(WEIGHTS)]
 
     @property
-    def _in_parts(self):
+    def _in_parts(self) -> bool:
         """Where both are there, `transformers` reads the one file."""
         return (self.folder / WEIGHTS_INDEX).is_file() and not (self.folder / WEIGHTS).is_file()
 
     @functools.cached_property
-    def order(self):
+    def order(self) -> list[int]:
         """The folder's number of each entry, by our number: a permutation in which ours are 0 for `<unk>` and 1 for the end.
 
         Two swaps make it: what stood at 0 and 1 takes the places of those two, all else keeps its number. Entries for which the
@@ -80,12 +81,12 @@ class Pretrained:
             order[ours], order[place] = order[place], order[ours]
         return order
 
-    def check(self, tokenizer=True, weights=True):
+    def check(self, tokenizer: bool = True, weights: bool = True) -> None:
         """Raise DataError unless the tokenizer is there, or without it what describes the model, and with `weights` these as well."""
         described = weights or self.renumbered or not tokenizer
         _ = described and self.config, tokenizer and self.tokenizer_file, weights and self.weight_files
 
-    def found_files(self, tokenizer, weights):
+    def found_files(self, tokenizer: bool, weights: bool) -> list[Path]:
         """The files that are there, of those that prepared data depends on for its `tokenizer`, or a training for its model."""
         names = [CONFIG, *([TOKENIZER, TOKENIZER_CONFIG] if tokenizer else [])]
         path = self.folder / TOKENIZER_CONFIG
@@ -97,7 +98,7 @@ class Pretrained:
             names.append(WEIGHTS)
         return [self.folder / name for name in names if (self.folder / name).is_file()]
 
-    def digests(self, weights):
+    def digests(self, weights: bool) -> dict[str, str]:
         """File → sha256 of what a training knows of a model by: of large weights their ends, samples between, and their size."""
         found = {}
         for path in self.found_files(False, weights):
@@ -105,17 +106,17 @@ class Pretrained:
             found[f"model/{path.name}"] = _digest_of(path, state.st_size, state.st_mtime_ns)
         return found
 
-    def _parts(self):
+    def _parts(self) -> list[str]:
         """Names of the files that the index of the weights speaks of."""
         return sorted(set(self._json(WEIGHTS_INDEX).get("weight_map", {}).values()))
 
     @property
-    def size(self):
+    def size(self) -> int | None:
         """One more than the highest number of an entry; None where no tokenizer is there."""
         path = self.folder / TOKENIZER
         return _size_of(str(self.folder), path.stat().st_mtime_ns) if path.is_file() else None
 
-    def _numbers(self, rows=None):
+    def _numbers(self, rows: float | None = None) -> dict[str, int]:
         """Entry → its number in the folder, without the special ones that the model has no row for. rows: default: as it says."""
         _ = self.tokenizer_file
         state, _ = tokenizer_state(self.folder)
@@ -125,7 +126,7 @@ class Pretrained:
         special = {token["content"]: token["id"] for token in state["added_tokens"]}
         return {entry: n for entry, n in (_entries(state) | special).items() if n < rows or entry not in special}
 
-    def _unknown_and_end(self, numbers):
+    def _unknown_and_end(self, numbers: dict[str, int]) -> tuple[int, Any]:
         """The folder's numbers of the entries for what is unknown and for the end."""
         unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
@@ -135,10 +136,10 @@ class Pretrained:
             raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
         return numbers[unknown], end
 
-    def _json(self, name):
+    def _json(self, name: str) -> dict[str, Any]:
         return _json_if_there(self._file(name))
 
-    def _file(self, name):
+    def _file(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
             if name == WEIGHTS:
@@ -204,7 +205,7 @@ def tokenizer_state(folder: Path) -> tuple[dict, dict]:
 def _obey(said: dict, config: dict, state: dict) -> None:
     """Change steps in `tokenizer.json` as the classes of `transformers` do that decide them, by what they are told."""
     kind = said.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or GENERIC[0]
-    parts = [] if kind in GENERIC else filter(None, (state.get("normalizer"), state.get("pre_tokenizer")))
+    parts: Any = [] if kind in GENERIC else filter(None, (state.get("normalizer"), state.get("pre_tokenizer")))
     for part in parts:
         for step in (part, *part.get("normalizers", ()), *part.get("pretokenizers", ())):
             if step["type"] == "ByteLevel" and kind.lower().startswith("llama"):
@@ -240,7 +241,7 @@ def _json_if_there(path: Path) -> dict:
     return values
 
 
-def folders(data, model=None):
+def folders(data: Any, model: Any = None) -> list[tuple[Pretrained, bool, bool]]:
     """(Pretrained, whether its tokenizer is read, whether its weights) of what data is made with, and of the `model` of a training."""
     begun, found = model.pretrained if model else None, []
     if data.pretrained:
@@ -251,13 +252,13 @@ def folders(data, model=None):
 
 
 @functools.cache
-def _size_of(location, modified):
+def _size_of(location: str, modified: int) -> int:
     """`Pretrained.size`, once for each state of a file that may be large: plans ask often."""
     return 1 + max(Pretrained(location)._numbers(math.inf).values())
 
 
 @functools.cache
-def _digest_of(path, size, modified):
+def _digest_of(path: Path, size: int, modified: int) -> str:
     """What `Pretrained.digests` says of a file, once for each state of it: plans ask often."""
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(END_BYTES))

@@ -1,8 +1,10 @@
 """How a training script of the user's own is called: what its row of the run table says becomes its arguments."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
+from typing import Any
 
 from parascale.errors import ConfigError
 from parascale.provenance import imports_of
@@ -15,7 +17,7 @@ from parascale.settings.workload import Script
 OURS = ("run", "workload", "layout", "scaling", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
 
 
-def check(run):
+def check(run: Any) -> None:
     """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns that the script would not be told."""
     workload = run.workload
     for key, file in (("command", workload.command), *(("inputs", file) for file in workload.inputs)):
@@ -62,7 +64,7 @@ def placeholders(workload: Script) -> set[str]:
     return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
 
 
-def words(run, work):
+def words(run: Any, work: Path | str) -> tuple[str, ...]:
     """The script and its arguments. work: the folder for its checkpoints."""
     line, known = [run.workload.command], _known(run, work)
     for name, values in _given(run.workload.arguments):
@@ -70,7 +72,7 @@ def words(run, work):
     return tuple(line)
 
 
-def _known(run, work):
+def _known(run: Any, work: Path | str) -> dict[str, Any]:
     """What braces in an argument may name: columns, and what follows from the row."""
     groups = run, run.layout
     columns = {name: getattr(each, name) for each in groups for name in declared(type(each)) if name not in OURS[1:3]}
@@ -84,7 +86,7 @@ def _known(run, work):
     }
 
 
-def _given(arguments):
+def _given(arguments: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """(name, values) of each argument that is given. ConfigError for one that no command line can hold, as a date of YAML."""
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [] if value is True else [value]

@@ -1,9 +1,11 @@
 """Which part of a model each pipeline rank holds: training cuts the model so, and a plan counts it so."""
 
+from typing import Any
+
 V_SCHEDULES = ("ZBVZeroBubble",)
 
 
-def held_stages(layout, rank):
+def held_stages(layout: Any, rank: int) -> list[int]:
     """The stages that pipeline rank `rank` holds, in ascending order.
 
     Loops place stages r, r + pp; V-shaped schedules r and n − 1 − r, so that the last stage is on rank 0.
@@ -15,12 +17,12 @@ def held_stages(layout, rank):
     return [rank, rank + layout.pp]
 
 
-def stage_rank(layout, stage):
+def stage_rank(layout: Any, stage: int) -> int:
     """The pipeline rank that holds `stage`."""
     return next(rank for rank in range(layout.pp) if stage in held_stages(layout, rank))
 
 
-def stage_blocks(blocks, stages, stage):
+def stage_blocks(blocks: int, stages: int, stage: int) -> range:
     """The block numbers of `stage`: as even as possible, the remainder to the first stages."""
     size, rest = divmod(blocks, stages)
     start = stage * size + min(stage, rest)

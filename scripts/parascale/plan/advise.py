@@ -4,7 +4,7 @@ import bisect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
@@ -156,13 +156,13 @@ def bought(
 ) -> dict[str, Any]:
     """The training that core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
     range, passes over the data (None: of unknown size), days; empty where prices are not known."""
-    run, training = advice.run, advice.run.workload.training
+    run, workload = advice.run, cast(Any, advice.run.workload)
     calibration = calibration or Calibration(site.name)
     if not advice.prediction.core_hours:
         return {}
 
     def of(steps: int) -> Prediction:
-        more = replace(run, workload=replace(run.workload, training=replace(training, steps=steps, epochs=None)))
+        more = replace(run, workload=replace(workload, training=replace(workload.training, steps=steps, epochs=None)))
         return calibration.predict(more, site, facts, remedy=False)
 
     def paid(wall: str) -> int:

@@ -82,5 +82,6 @@ def partitions(records: Any) -> list[Partition]:
     for name, record in sorted(records.items(), key=lambda item: item[1].get("Default") != "YES"):
         limit = slurm.seconds(record.get("MaxTime"))
         counts = [int(count) for key in ("MaxNodes", "TotalNodes") if (count := record.get(key, "")).isdigit()]
-        found.append(Partition(name, 365 * 24.0 if limit is None else limit / 3600, min(counts, default=None)))
+        hours = 365 * 24.0 if limit is None else limit / 3600
+        found.append(Partition(name=name, max_hours=hours, max_nodes=min(counts, default=None)))
     return found

@@ -42,7 +42,8 @@ def probes(runs: Any, site: Site) -> dict[str, Run]:
             batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
             training = dataclasses.replace(training.short(STEPS), global_batch=batch)
             optim = dataclasses.replace(optim, warmup_steps=min(optim.warmup_steps, STEPS - 1))
-            found[name] = Run(name, dataclasses.replace(most_parts, training=training, optim=optim), layout, precision)
+            workload = dataclasses.replace(most_parts, training=training, optim=optim)
+            found[name] = Run(run=name, workload=workload, layout=layout, precision=precision)
     return found
 
 
@@ -64,6 +65,7 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
     if degrees:
         yield f"tp-{min(degrees)}", TALKING, {"gpus_per_node": min(degrees), "tp": min(degrees)}
     if any(layout.nodes > 1 for layout in layouts):
-        both = Layout(nodes=2, gpus_per_node=processes, **{axes[-1]: 2 * processes})
+        spread: dict[str, Any] = {axes[-1]: 2 * processes}
+        both = Layout(nodes=2, gpus_per_node=processes, **spread)
         each = processes // (site.processes_together(both) // processes)
         yield f"nodes-2x{each}", TALKING, {"nodes": 2, "gpus_per_node": each, axes[-1]: 2 * each}

@@ -156,7 +156,7 @@ def _cut(workload: Any, layout: Layout, saving: Any, precision: Any, site: Site,
 
 def row_of(workload: Any, layout: Layout, precision: Any, site: Site) -> Run:
     """The Run that a row of the table with this layout would be."""
-    return compiled_where_it_gains(Run("advice", workload, layout, precision), site)
+    return compiled_where_it_gains(Run(run="advice", workload=workload, layout=layout, precision=precision), site)
 
 
 def _is_valid(run: Run) -> bool:

@@ -2,13 +2,13 @@
 
 import re
 from contextlib import suppress
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from parascale.errors import ConfigError, DataError
 from parascale.pretrained import Pretrained
 from parascale.settings.formats import Formats, ImageFormat, Images, ReadCalls
-from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
-from parascale.settings.strict import nearest
+from parascale.settings.options import CONDUCT, RECIPE, SITE, Varied, option, section, settings
+from parascale.settings.strict import Place, nearest
 
 Split = Literal["train", "validation", "test"]
 Role = Literal["text", "input_ids", "document", "summary", "path", "label", "image"]
@@ -57,14 +57,14 @@ class Source:
         path=True,
     )
 
-    def check(self, where, of_images=False):
+    def check(self, where: Place, of_images: bool = False) -> None:
         """Raise ConfigError, beginning with `where`, for settings that cannot work."""
         if self.content != "files":
             self._check_content(where, of_images)
         if not self.location:
             self._check_kind(where, of_images)
 
-    def _check_content(self, where, of_images):
+    def _check_content(self, where: Place, of_images: bool) -> None:
         """Raise ConfigError where what is fetched is not what it is said to be made into."""
         said = f"{where}: `data.source.content: {self.content}`"
         if self.kind != "url" or self.location:
@@ -78,7 +78,7 @@ class Source:
                 f"{said} has splits of its own: leave out `split` in `urls`; `data.source.files` chooses rows"
             )
 
-    def _check_kind(self, where, of_images):
+    def _check_kind(self, where: Place, of_images: bool) -> None:
         """Raise ConfigError where a kind lacks what it cannot do without."""
         known = ("shapes",) if of_images else BUILTIN
         if self.kind == "builtin" and self.name is not None and self.name not in known:
@@ -132,7 +132,7 @@ class Text:
         before="text",
     )
 
-    def check(self, where):
+    def check(self, where: Place) -> None:
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
         own = self.tokenizer == "pretrained"
         if own != (self.pretrained is not None):
@@ -178,7 +178,7 @@ class ExpectedText(Expected):
 
 
 @settings(CONDUCT)
-class Data:
+class Data(Varied):
     """The dataset of a workload."""
 
     dataset: str = option(
@@ -192,23 +192,26 @@ class Data:
         default="none",
     )
 
-    pretrained: ClassVar = None  # folder of the model whose tokenizer the data is made with
+    @property
+    def pretrained(self) -> str | None:
+        """Folder of the model whose tokenizer the data is made with."""
+        return getattr(getattr(self, "text", None), "pretrained", None)
 
-    def check(self, where):
+    def check(self, where: Place) -> None:
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
         self.source.check(where)
 
-    def made_from(self):
+    def made_from(self) -> list[Any]:
         """Settings that must be equal in workloads that share a dataset."""
         return [getattr(self, group) for group in ("source", "text", "images", "shards") if hasattr(self, group)]
 
     @property
-    def expected_outputs(self):
+    def expected_outputs(self) -> int | None:
         """Entries of the vocabulary, or classes, before the data is there; None where nothing says."""
         return self.expected.vocabulary
 
     @property
-    def expected_tokens(self):
+    def expected_tokens(self) -> int | None:
         """Tokens of the train split before it is there; None where nothing says, and of images."""
         return getattr(self.expected, "train_tokens", None)
 
@@ -226,7 +229,7 @@ class TextData(Data):
     shard = Formats.shard
 
     @property
-    def expected_outputs(self):
+    def expected_outputs(self) -> int | None:
         """Entries of the vocabulary. A capped one is at most, and for any larger text exactly, as large as its cap."""
         if known := self.expected.vocabulary or self.text.max_vocabulary:
             return known
@@ -234,7 +237,7 @@ class TextData(Data):
             return Pretrained(self.text.pretrained).size if self.text.pretrained else None
         return None
 
-    def check(self, where):
+    def check(self, where: Place) -> None:
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
         self.text.check(where)
         if self.shards > 1 and not self.text.pretrained:
@@ -243,17 +246,12 @@ class TextData(Data):
             )
         super().check(where)
 
-    @property
-    def pretrained(self):
-        """Folder of the pretrained model whose tokenizer the data is made with, or None."""
-        return self.text.pretrained
-
 
 @settings(CONDUCT)
 class PairData(TextData):
     """Pairs of a document and its summary."""
 
-    format: Literal["pairs"] = option("format that the training reads", default="pairs")
+    format: Literal["pairs"] = option("format that the training reads", default="pairs")  # type: ignore[assignment]  # not flat
 
 
 @settings(CONDUCT)
@@ -268,6 +266,6 @@ class ImageData(Data):
         default="auto",
     )
 
-    def check(self, where):
+    def check(self, where: Place) -> None:
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
         self.source.check(where, of_images=True)

@@ -58,7 +58,7 @@ class Formats:
         expert=True,
     )
 
-    def shard(self, number):
+    def shard(self, number: int) -> str:
         """The folder of a shard, below that of its format. It names the count, so that shards of another count are others."""
         return f"{number:05d}-of-{self.shards:05d}"
 

@@ -16,14 +16,20 @@ import itertools
 import json
 import operator
 import os
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 from parascale import script
-from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, declared
+from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, OptionInfo, declared
+from parascale.settings.run import Run
+from parascale.settings.site import Site
 
+Values = Mapping[str, Any]
+Changes = dict[str, tuple[Any, Any]]
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
 
 
-def recipe(run):
+def recipe(run: Run) -> dict[str, Any]:
     """Dotted key → value of all that decides the numbers of a run, as plain values."""
     decided = settings(run, RECIPE)
     for key in SCALED:
@@ -37,7 +43,7 @@ def recipe(run):
     return decided
 
 
-def settings(run, *decisions):
+def settings(run: Run, *decisions: str) -> dict[str, Any]:
     """Dotted key → plain value of the settings of a run that decide one of `decisions`, paths aside.
 
     A class of the user's own goes by the name of its file: what it says is in the digest of the code.
@@ -49,7 +55,7 @@ def settings(run, *decisions):
     }
 
 
-def of_group(group, *decisions):
+def of_group(group: Any, *decisions: str) -> dict[str, Any]:
     """Name → plain value of the settings of a group, as a dataset's `source`, that decide one of `decisions`; default: any.
 
     Paths are among them: data is made from what lies there.
@@ -58,24 +64,24 @@ def of_group(group, *decisions):
     return {name: _plain(value) for name, info, value in found if value != info.before}
 
 
-def _settings(group, decisions=DECISIONS):
+def _settings(group: Any, decisions: tuple[str, ...] = DECISIONS) -> list[tuple[str, OptionInfo, Any]]:
     """(dotted key, OptionInfo, value) of every single setting that decides one of `decisions`; those of inner groups follow."""
     known = _known(decisions, *_kinds(group))
     return [(key, info, value(group)) for key, info, value in known]
 
 
-def _kinds(group):
+def _kinds(group: Any) -> tuple[type, ...]:
     """The classes of a group and of all in it, in the order of their settings: of a kind of run they are always the same."""
-    inner = (_kinds(getattr(group, name)) for name in _split(type(group))[1])
+    inner = (_kinds(getattr(group, name)) for name in _split(group.__class__)[1])
     return type(group), *itertools.chain.from_iterable(inner)
 
 
 @functools.cache
-def _known(decisions, *kinds):
+def _known(decisions: tuple[str, ...], *kinds: type) -> list[tuple[str, OptionInfo, Callable[[Any], Any]]]:
     """(dotted key, OptionInfo, function from the outermost group to its value) of the settings of nested groups."""
     left = iter(kinds)
 
-    def walk(prefix):
+    def walk(prefix: str) -> list[tuple[str, OptionInfo, Callable[[Any], Any]]]:
         singles, inner = _split(next(left))
         found = [(prefix + name, info, operator.attrgetter(prefix + name)) for name, info in singles]
         return found + [each for name in inner for each in walk(f"{prefix}{name}.")]
@@ -84,18 +90,18 @@ def _known(decisions, *kinds):
 
 
 @functools.cache
-def _split(kind):
+def _split(kind: type) -> tuple[list[tuple[str, OptionInfo]], list[str]]:
     """((name, OptionInfo) of each single setting of a class, names of its groups)."""
     groups = [name for name, setting in declared(kind).items() if dataclasses.is_dataclass(setting.hint)]
     return [(name, setting.info) for name, setting in declared(kind).items() if name not in groups], groups
 
 
-def kind_of_device(site):
+def kind_of_device(site: Site) -> str:
     """What computes, as far as results differ by it: the GPU's name, or `cpu`."""
     return site.gpu or site.device if site.device != "cpu" else site.device
 
 
-def key_of(run, site, code, data=None):
+def key_of(run: Run, site: Site, code: str, data: list[Any] | None = None) -> str:
     """The key of a finished training: 64 hexadecimal digits.
 
     code: digest of the training's code. data: what is known of the prepared data, and of a checkpoint that it starts from; None
@@ -106,19 +112,19 @@ def key_of(run, site, code, data=None):
     )
 
 
-def continuation_of(run, site, code, data):
+def continuation_of(run: Run, site: Site, code: str, data: list[Any]) -> dict[str, Any]:
     """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is. Whether a script of
     the user's own reads the checkpoint of another layout, nobody knows."""
     parts = {"recipe": recipe(run), "device": kind_of_device(site), "code": code, "data": digest_of(data)}
     return parts | ({"layout": settings(run, LAYOUT)} if run.workload.is_script else {})
 
 
-def threads(run, site):
+def threads(run: Run, site: Site) -> int | None:
     """Cores that each process of a run computes with, where that is the site's matter; None on GPUs."""
     return site.threads_of(run.layout) if site.device == "cpu" else None
 
 
-def speed_of(run):
+def speed_of(run: Run) -> str:
     """What decides a run's speed: runs of equal text may share a price."""
     decided = settings(run, RECIPE, LAYOUT, CONDUCT) | _places(run)
     for key in ("seed", "baseline", "init_from"):
@@ -126,20 +132,20 @@ def speed_of(run):
     return json.dumps(decided, sort_keys=True)
 
 
-def configuration_of(run):
+def configuration_of(run: Run) -> str:
     """Settings that repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
     decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | _places(run) | {"scaling": run.scaling}
     return json.dumps({key: value for key, value in decided.items() if key not in ("seed", "baseline")}, sort_keys=True)
 
 
-def difference(run, other):
+def difference(run: Run, other: Run) -> str:
     """Why two runs are not the same training but for their layout, in words; empty where they are."""
     weak = run.scaling == "weak"
     ignored = {"seed", "init_from"} | ({"workload.training.global_batch", "workload.optim.lr"} if weak else set())
     return in_words(changes(recipe(other), recipe(run), ignored, left_out(run)))
 
 
-def no_comparison(run, baseline):
+def no_comparison(run: Run, baseline: Run) -> str | None:
     """Why the parity runs of two runs would prove nothing of a layout, or None: their work differs."""
     if reason := _own_way(run) or _own_way(baseline):
         return reason
@@ -151,7 +157,7 @@ def no_comparison(run, baseline):
     return f"another recipe: {changed}" if changed else None
 
 
-def _own_way(run):
+def _own_way(run: Run) -> str | None:
     """Why a run's mathematics is that of its layout alone, or None."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
@@ -166,14 +172,14 @@ def _own_way(run):
     return None
 
 
-def conduct_difference(run, other):
+def conduct_difference(run: Run, other: Run) -> str:
     """How the conduct of two runs differs, in words; empty where it does not."""
     return in_words(
         changes(settings(other, CONDUCT), settings(run, CONDUCT), {"baseline", "workload.parity_precision"})
     )
 
 
-def with_conduct_of(run, other):
+def with_conduct_of(run: Run, other: Run) -> dict[str, Any]:
     """The settings of a run as plain values, its conduct as that of another run of the same recipe; paths are its own."""
     values, conduct = dataclasses.asdict(run), settings(other, CONDUCT)
     for key, info, _ in _settings(run):
@@ -183,29 +189,29 @@ def with_conduct_of(run, other):
     return values
 
 
-def changes(old, new, ignored=(), missing=None):
+def changes(old: Values, new: Values, ignored: Container[str] = (), missing: Values | None = None) -> Changes:
     """Key → (old value, new value) of what differs between two mappings. missing: values of missing keys; None where it names none."""
     keys, missing = dict.fromkeys([*old, *new]), missing or {}
     pairs = {key: tuple(each.get(key, missing.get(key)) for each in (old, new)) for key in keys if key not in ignored}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def left_out(run):
+def left_out(run: Run) -> dict[str, Any]:
     """Dotted key → value of the settings that `settings` leaves out of runs of this kind as long as they have it."""
     return {key: info.before for key, info, _ in _settings(run) if info.before is not NOT_SET}
 
 
-def in_words(changed):
+def in_words(changed: Changes) -> str:
     """`` `optim.lr` 0.002 → 0.001 `` of each change."""
     return ", ".join(
         f"`{key.removeprefix('workload.')}` {_word(old)} → {_word(new)}" for key, (old, new) in changed.items()
     )
 
 
-def numbered(runs):
+def numbered(runs: dict[str, Run]) -> dict[str, Run]:
     """Runs by name, each with the number of the repeat that it is: rows that train the same in the same layout are repeats,
     however they are watched or saved."""
-    seen, result = {}, {}
+    seen, result = dict[str, int](), {}
     for name, run in runs.items():
         # Equal settings make equal text, without the cost of a digest.
         same = repr((recipe(run), settings(run, LAYOUT), run.workload.data.dataset, run.workload.model.kind))
@@ -214,13 +220,13 @@ def numbered(runs):
     return result
 
 
-def _places(run):
+def _places(run: Run) -> dict[str, Any]:
     """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
     places = {key: _absolute(value) for key, info, value in _settings(run) if info.path}
     return {"workload.name": run.workload.name} | places
 
 
-def _absolute(value):
+def _absolute(value: Any) -> Any:
     """A path, or paths, whether a job was told them from the current folder or from the root."""
     if isinstance(value, dict):
         return {key: _absolute(each) for key, each in value.items()}
@@ -229,18 +235,18 @@ def _absolute(value):
     return os.path.abspath(value) if isinstance(value, str) else value
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
     return dataclasses.asdict(value) if hasattr(value, "__dataclass_fields__") else value
 
 
-def _word(value):
+def _word(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def digest_of(value):
+def digest_of(value: Any) -> str:
     """The hex sha256 of a plain value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -76,62 +76,62 @@ class Layout:
     )
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:
         """Processes of the run."""
         return self.nodes * self.processes_per_node
 
     @property
-    def processes_per_node(self):
+    def processes_per_node(self) -> int:
         """Processes on each node: one for each GPU that is used."""
         return self.gpus_per_node - self.idle_gpus
 
     @property
-    def dimensions(self):
+    def dimensions(self) -> dict[str, int]:
         """Axis → degree of each way in which the run is spread; empty for one process."""
         return {axis: degree for axis in DEGREES if (degree := getattr(self, axis)) > 1}
 
-    def neighbour_distance(self, axis):
+    def neighbour_distance(self, axis: str) -> int:
         """Difference of the numbers of two ranks that are neighbours along an axis."""
         faster = MESH_AXES[MESH_AXES.index(axis) + 1 :]
         return math.prod(getattr(self, each) for each in faster)
 
     @property
-    def data_parallel(self):
+    def data_parallel(self) -> int:
         """Ranks that see different samples of a step: `dp × fsdp`."""
         return math.prod(getattr(self, axis) for axis in DATA_AXES)
 
     @property
-    def uses_fsdp(self):
+    def uses_fsdp(self) -> bool:
         """Whether FSDP holds the parameters: with `fsdp`, and as plain replication inside hybrids."""
         return self.fsdp > 1 or (self.dp > 1 and len(self.dimensions) > 1)
 
     @property
-    def zero_1(self):
+    def zero_1(self) -> bool:
         """Whether whole parameters and gradients stay through a step, so that ranks of `fsdp` share the optimizer's state alone."""
         return self.fsdp > 1 and (self.pp > 1 or (self.reduce == "step" and not self.reshard_after_forward))
 
     @property
-    def one_stage_at_a_time(self):
+    def one_stage_at_a_time(self) -> bool:
         """Whether of a pipeline's stages only one can work at any moment: naive model parallelism, replicated or not."""
         return self.pp > 1 and self.micro_batches == 1
 
     @property
-    def pipeline_schedule(self):
+    def pipeline_schedule(self) -> Schedule:
         """The schedule that runs: with one micro-batch there is nothing to interleave, and each rank waits for the others."""
         return "GPipe" if self.micro_batches == 1 else self.schedule
 
     @property
-    def stages(self):
+    def stages(self) -> int:
         """Pipeline stages: one a pipeline rank, two in looped schedules."""
         return self.pp * (2 if self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
     @property
-    def splits_backward(self):
+    def splits_backward(self) -> bool:
         """Whether a stage's backward pass is two: one for the gradient of its input, one for those of its weights."""
         return self.pipeline_schedule in ("InterleavedZeroBubble", "ZBVZeroBubble")
 
     @property
-    def bubble(self):
+    def bubble(self) -> float:
         """Time that a pipeline's rank waits over the time that it computes: (p − 1) / (m × v), v stages a rank.
 
         Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2; a third of it for zero-bubble schedules, and none
@@ -140,7 +140,7 @@ class Layout:
         bubble = (self.pp - 1) / (self.micro_batches * (self.stages // self.pp))
         return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(self.pipeline_schedule, 1.0)
 
-    def check(self):
+    def check(self) -> None:
         """Raise ConfigError where the degrees and the machine do not match."""
         if self.idle_gpus >= self.gpus_per_node:
             raise ConfigError(f"idle_gpus = {self.idle_gpus} leaves no GPU of gpus_per_node = {self.gpus_per_node}")
@@ -162,7 +162,7 @@ class Layout:
                     "activations for only one; take another value, or another schedule"
                 )
 
-    def strategy(self, average_every=None):
+    def strategy(self, average_every: int | None = None) -> str:
         """The name of this spread, as reports and rules use it."""
         split = [axis for axis in self.dimensions if axis not in DATA_AXES]
         ways = len(split) + (self.data_parallel > 1)

@@ -44,6 +44,6 @@ class Optim:
     clip_norm: Number | None = option("largest norm of the whole gradient; `null`: no clipping", default=1.0, above=0.0)
 
     @property
-    def usual_momentum(self):
+    def usual_momentum(self) -> float:
         """How much of the mean of earlier gradients stays in a step, as it is without a swing."""
         return self.momentum if self.name == "sgd" else self.betas[0]

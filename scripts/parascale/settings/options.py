@@ -11,7 +11,8 @@ import math
 import operator
 import types
 import typing
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
@@ -26,9 +27,10 @@ SITE = "site"  # facts, limits, prices and labels
 DECISIONS = (RECIPE, LAYOUT, CONDUCT, SITE)
 
 NOT_SET = object()
+T = TypeVar("T")
 
 
-def _number(value):
+def _number(value: object) -> object:
     """YAML 1.1 reads 1e-3 as text; people write it all the same."""
     try:
         return float(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else value
@@ -61,7 +63,7 @@ class Setting:
     info: OptionInfo
 
 
-def _check_keys(cls, values):
+def _check_keys(cls: type, values: Any) -> Any:
     """Refuse a key that a class of settings does not know, and a missing one that it needs."""
     if isinstance(values, dict):
         known = declared(cls)
@@ -73,7 +75,7 @@ def _check_keys(cls, values):
     return values
 
 
-def _strict(hint):
+def _strict(hint: Any) -> Any:
     """A type that takes no value of another one: pydantic by itself takes `"3"` for a number and 1 for true."""
     if hint in (int, str, bool):
         return Annotated[hint, Strict()]
@@ -84,7 +86,18 @@ def _strict(hint):
     return hint
 
 
-def option(doc, decides=None, *, default, low=None, above=None, high=None, before=NOT_SET, path=False, expert=False):
+def option(
+    doc: str,
+    decides: str | None = None,
+    *,
+    default: Any,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    before: object = NOT_SET,
+    path: bool = False,
+    expert: bool = False,
+) -> Any:
     """A setting with its default.
 
     low, high: inclusive bounds. above: an exclusive one. decides: where it differs from its class. before: the value that
@@ -97,21 +110,21 @@ def option(doc, decides=None, *, default, low=None, above=None, high=None, befor
     return _field(OptionInfo(decides, before, path, expert), doc, **given)
 
 
-def required(doc, decides=None, *, path=False):
+def required(doc: str, decides: str | None = None, *, path: bool = False) -> Any:
     """A setting that has no default."""
     return _field(OptionInfo(decides, path=path), doc)
 
 
-def section(doc, *, default_factory):
+def section(doc: str, *, default_factory: Callable[[], Any]) -> Any:
     """A group of settings, which is read from `default_factory()` if it is left out."""
     return _field(OptionInfo(), doc, default_factory=default_factory, validate_default=True)
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(option, required, section))
-def settings(decides, *, expert=False):
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, required, section))
+def settings(decides: str, *, expert: bool = False) -> Callable[[type[T]], type[T]]:
     """A class of settings. decides, expert: for those of its settings that do not say so themselves."""
 
-    def declare(declared):
+    def declare(declared: Any) -> Any:
         declared.__annotations__ = {name: _strict(hint) for name, hint in inspect.get_annotations(declared).items()}
         for name in declared.__annotations__:
             field = vars(declared).get(name)
@@ -125,48 +138,55 @@ def settings(decides, *, expert=False):
     return declare
 
 
-def _field(info, doc, **given):
+def _field(info: OptionInfo, doc: str, **given: Any) -> FieldInfo:
     field = Field(description=doc, **given)
     field.metadata.append(info)
     return field
 
 
-def _info(field):
+def _info(field: FieldInfo) -> OptionInfo:
     return next(entry for entry in field.metadata if isinstance(entry, OptionInfo))
 
 
-def chosen(kind):
-    """The type of a group that is read as one of several subclasses of `kind`, which `kind.variant(values, beside)` names.
+class Varied:
+    """Base of groups that are read as one of several subclasses, which `variant` names; each has settings of its own."""
 
-    values: the group's own mapping. beside: the settings that stand before it.
-    """
+    if TYPE_CHECKING:
 
-    def validate(value, handler, info):
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def chosen(kind: Any) -> WrapValidator:
+    """What reads a group as the subclass that `kind.variant(values, beside)` names, beside: the settings that stand before it."""
+
+    def validate(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
         if not isinstance(value, dict):
             return handler(value)
         return adapter(kind.variant(value, info.data)).validate_python(value)
 
-    return Annotated[kind, WrapValidator(validate)]
+    return WrapValidator(validate)
 
 
-adapter = functools.cache(TypeAdapter)
+adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
-@functools.cache
-def declared(kind):
+def _declared(kind: Any) -> dict[str, Setting]:
     """The settings that a class has, by name; groups are settings too, of a class of settings."""
     hints = typing.get_type_hints(kind)
     fields = kind.__pydantic_fields__
     return {name: Setting(name, hints[name], field, _info(field)) for name, field in fields.items()}
 
 
-def arms(hint):
+declared: Callable[[Any], dict[str, Setting]] = functools.cache(_declared)
+
+
+def arms(hint: Any) -> list[Any]:
     """The types that a type is a union of, None aside: mostly one."""
     united = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [arm for arm in (typing.get_args(hint) if united else (hint,)) if arm is not types.NoneType]
 
 
-def walk(kind, prefix=""):
+def walk(kind: Any, prefix: str = "") -> Iterator[Setting]:
     """Yield every single Setting of a class, with its dotted key; those of its groups follow what stands alone."""
     groups = []
     for name, setting in declared(kind).items():

@@ -9,18 +9,22 @@ import functools
 import json
 import operator
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from parascale import families
 from parascale.errors import ConfigError
 from parascale.paths import Paths, expanded
 from parascale.settings import identity, strict
 from parascale.settings.config import Config
+from parascale.settings.data import Data
 from parascale.settings.options import declared
 from parascale.settings.run import Run
-from parascale.settings.runtable import COLUMNS, Rows, read_rows
+from parascale.settings.runtable import COLUMNS, Row, Rows, read_rows
 from parascale.settings.site import Site
+from parascale.settings.strict import File, Keys, Mark
 from parascale.settings.study import Ladders, ladders
 from parascale.settings.workload import Workload
 from parascale.settings.yaml_files import (
@@ -34,6 +38,10 @@ from parascale.settings.yaml_files import (
     with_name,
 )
 
+Values = dict[str, Any]
+Files = Sequence[File]
+Runs = dict[str, Run]
+Errors = dict[str, ConfigError]
 ALONE = "no other run to compare it with: add a row of its workload on one process, or name a `baseline`"
 
 
@@ -46,27 +54,27 @@ class Project:
 
     config: Config
     site: Site
-    runs: dict
-    untrained: dict = field(default_factory=dict)
+    runs: Rows | dict[str, Run]
+    untrained: dict[str, Workload] = field(default_factory=dict)
     studies: dict[str, Ladders] = field(default_factory=dict)
 
     @functools.cached_property
-    def root(self):
+    def root(self) -> Path:
         """Folder that holds `results/`, `work/` and `store/`."""
         return Path(expanded(self.config.root, "root"))
 
     @functools.cached_property
-    def paths(self):
+    def paths(self) -> Paths:
         """Where everything lies below the root."""
         return Paths(self.root, self.config.workloads)
 
     @functools.cached_property
-    def workloads(self):
+    def workloads(self) -> dict[str, Workload]:
         """Every workload by name: those of the runs, then the untrained ones."""
         return {run.workload.name: run.workload for run in self.right.values()} | self.untrained
 
     @property
-    def right(self) -> dict:
+    def right(self) -> dict[str, Run]:
         """The runs by name whose rows are right."""
         return self.runs.right if isinstance(self.runs, Rows) else self.runs
 
@@ -76,63 +84,63 @@ class Project:
         return {run.run: run for study in self.studies.values() for point in study.points for run in point.runs}
 
     @functools.cached_property
-    def users(self):
+    def users(self) -> dict[str, Workload]:
         """Dataset name → the first workload that uses it, whose settings of the data are meant."""
-        first = {}
+        first: dict[str, Workload] = {}
         for each in self.workloads.values():
             if not each.is_script:
                 first.setdefault(each.data.dataset, each)
         return first
 
     @functools.cached_property
-    def datasets(self):
+    def datasets(self) -> dict[str, Data]:
         """Dataset name → Data, for every dataset that a workload uses."""
         return {name: workload.data for name, workload in self.users.items()}
 
     @functools.cached_property
-    def image_datasets(self):
+    def image_datasets(self) -> dict[str, Data]:
         """Those of the datasets that hold images; all others hold text."""
         return {name: workload.data for name, workload in self.users.items() if workload.of_images}
 
     @functools.cached_property
-    def pair_datasets(self):
+    def pair_datasets(self) -> dict[str, Data]:
         """Those of the datasets that hold pairs of document and summary."""
         return {name: workload.data for name, workload in self.users.items() if workload.of_pairs}
 
     @functools.cached_property
-    def converted(self):
+    def converted(self) -> list[str]:
         """Names of the runs whose checkpoints are converted and verified for the report."""
         spread = [name for name, run in self.trained.items() if run.layout.world_size > run.layout.dp]
         return {"none": [], "one": [*spread, *self.trained][:1], "all": [*self.trained]}[self.config.checkpoints.report]
 
     @functools.cached_property
-    def trained(self):
+    def trained(self) -> dict[str, Run]:
         """The runs by name whose models are ours to train, and to compare: those that are no script."""
         return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
     @functools.cached_property
-    def incomparable(self):
+    def incomparable(self) -> dict[str, str]:
         """{run: why} of those of whose layout a parity run would prove nothing."""
         parity, right = self.config.parity, self.right.items()
         runs = {name: run.parity(parity.steps, parity.precision) for name, run in right if not run.workload.is_script}
         others = {name: run for name, run in runs.items() if run.baseline in runs and run.baseline != name}
-        reasons = {name: identity.no_comparison(run, runs[run.baseline]) for name, run in others.items()}
+        reasons = {name: identity.no_comparison(run, runs[run.baseline or name]) for name, run in others.items()}
         compared = others.keys() | {run.baseline for name, run in others.items() if not reasons[name]}
         alone = [name for name, run in runs.items() if run.baseline == name and run.layout.world_size > 1]
         lone = [name for name in alone if name not in compared]
         return {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(lone, ALONE)
 
-    def compared(self, name):
+    def compared(self, name: str) -> tuple[str, ...]:
         """Names of the two runs whose parity runs the verdict on a run is found from; none of a baseline, and where they prove nothing."""
         baseline = self.baseline(name).run
         return () if name == baseline or name in self.incomparable else (name, baseline)
 
-    def baseline(self, name):
+    def baseline(self, name: str) -> Run:
         """The run that `name` is measured against, itself included."""
-        return self.runs[self.runs[name].baseline]
+        return self.runs[self.runs[name].baseline or name]
 
 
-def load_project(values: dict, files=(), bases=("config",), whole: bool = True) -> Project:
+def load_project(values: Values, files: Files = (), bases: Files = ("config",), whole: bool = True) -> Project:
     """Load everything that a configuration (a mapping, as YAML gives it) names.
 
     files: those that the values were read from, in order; paths that one of them names are relative to it, all others to the
@@ -144,7 +152,7 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
     config = resolved_paths(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
-    runs, errors, names, rows = {}, {}, {}, [*read_rows(config.runs)]
+    runs, errors, names, rows = Runs(), Errors(), dict[str, str](), [*read_rows(config.runs)]
     for row in rows:
         with _kept(errors, row.name):
             run = _run_of(row, find_workload, site, names)
@@ -177,7 +185,9 @@ def load_project(values: dict, files=(), bases=("config",), whole: bool = True) 
     return project
 
 
-def load_project_file(*files, overrides=None, bases=None, whole=True) -> Project:
+def load_project_file(
+    *files: File, overrides: Values | None = None, bases: Files | None = None, whole: bool = True
+) -> Project:
     """Load the configuration in YAML files, later ones on top of earlier ones.
 
     overrides: single keys on top of all, whose paths are relative to the current folder. bases, whole: as in `load_project`;
@@ -186,14 +196,14 @@ def load_project_file(*files, overrides=None, bases=None, whole=True) -> Project
     return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])], whole)
 
 
-def typed(values, files):
+def typed(values: Values, files: Files) -> dict[str, Any]:
     """A configuration from Snakemake, whose `--config` leaves all within mappings and lists as text: numbers and truth values
     are read there as YAML reads them without quotes, which are lost.
 
     files: those that it was laid upon, which say what is text.
     """
 
-    def of(value, read):
+    def of(value: Any, read: Any) -> Any:
         if isinstance(value, dict):
             return {key: of(each, read.get(key) if isinstance(read, dict) else None) for key, each in value.items()}
         if isinstance(value, list) and value != read:
@@ -204,7 +214,7 @@ def typed(values, files):
     return {k: of(each, read.get(k)) if isinstance(each, (dict, list)) else each for k, each in values.items()}
 
 
-def project_words(values, files, bases):
+def project_words(values: Values, files: Files, bases: Files) -> list[str]:
     """The words of a command line that name a configuration: its files, keys that were given besides, and `bases`."""
     read = _read(files)
     if not read.keys() <= values.keys():  # another workflow's, which has ours as a part
@@ -213,26 +223,26 @@ def project_words(values, files, bases):
     return command_words(files, given.items(), bases)
 
 
-def command_words(files, overrides, bases):
+def command_words(files: Files, overrides: Iterable[tuple[str, Any]], bases: Files) -> list[str]:
     """The words of a command line for configuration files, pairs of a key and its value, and `bases`."""
     words = [("--configfile", str(file)) for file in files] + [("--base", str(base)) for base in bases]
     words += [("--config", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}") for key, value in overrides]
     return [word for pair in words for word in pair]
 
 
-def _read(files):
+def _read(files: Files) -> dict[str, Any]:
     return functools.reduce(merged, (read_placed(path)[0] for path in files), {})
 
 
-def _first(bases, name):
+def _first(bases: Files, name: str) -> str:
     """The place of a file or folder below the first of `bases` that has it, else below the first."""
     places = [os.path.join(base, name) for base in bases]
     return next((place for place in places if os.path.exists(place)), places[0])
 
 
-def with_locations(values, files):
+def with_locations(values: Values, files: Files) -> Places:
     """The Places of a configuration's values: where a file says what is given here. Others were given by hand."""
-    read, marks = {}, {}
+    read, marks = Values(), dict[Keys, Mark]()
     for path in files:
         more, places = read_placed(path)
         read, marks = merged(read, more), marks | places.marks
@@ -241,13 +251,13 @@ def with_locations(values, files):
     return Places(files[-1] if files else "the configuration", by_hand | same)
 
 
-def _at(values, keys):
+def _at(values: Any, keys: Keys) -> Any:
     """The value at a path of keys; None without one."""
     with contextlib.suppress(KeyError, IndexError, TypeError):
         return functools.reduce(operator.getitem, keys, values)
 
 
-def load_site(config, name):
+def load_site(config: Config, name: str) -> Site:
     """The site `name`: `<sites>/<name>.yaml`."""
     path = named_file(config.sites, name, "site")
     values, places = read_placed(path)
@@ -260,7 +270,7 @@ def load_site(config, name):
     return site
 
 
-def load_workload(folder, name):
+def load_workload(folder: File, name: str) -> Workload:
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
@@ -280,24 +290,24 @@ def load_workload(folder, name):
     return dataclasses.replace(workload, data=data, model=model)
 
 
-def run_from_dict(values):
+def run_from_dict(values: Values) -> Run:
     """The Run that `dataclasses.asdict` made a mapping of (what a record holds)."""
     return strict.load(Run, values, "run settings")
 
 
-def _with_own_parts(run):
+def _with_own_parts(run: Run) -> Run:
     """`run` with the `accumulate` of its row in its workload, where everyone looks for it."""
     if run.accumulate is None or run.workload.is_script:
         return run
     return dataclasses.replace(run, accumulate=None, workload=run.workload.in_parts(run.accumulate))
 
 
-def _method(workload):
+def _method(workload: Workload) -> Workload:
     """What rows of a workload must share to be compared: all but parts, unless batch norm tells them apart."""
     return workload if workload.is_script or workload.model.counts_batches else workload.in_parts(1)
 
 
-def compiled_where_it_gains(run, site):
+def compiled_where_it_gains(run: Run, site: Site) -> Run:
     """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
     layout = run.layout
     if layout.compile is not None or run.workload.is_script:
@@ -310,7 +320,7 @@ def compiled_where_it_gains(run, site):
 
 
 @contextlib.contextmanager
-def _kept(errors, name):
+def _kept(errors: Errors, name: str) -> Iterator[None]:
     """A context whose ConfigError becomes that of a run, if it has none yet."""
     try:
         yield
@@ -318,7 +328,7 @@ def _kept(errors, name):
         errors.setdefault(name, error)
 
 
-def _run_of(row, find_workload, site, names):
+def _run_of(row: Row, find_workload: Callable[[str], Workload], site: Site, names: dict[str, str]) -> Run:
     """The Run of a Row, checked by itself. names: see `strict.check_name`."""
     values = row.settings()
     strict.check_name(values["run"], row.place, "run", names)
@@ -332,9 +342,9 @@ def _run_of(row, find_workload, site, names):
     return run
 
 
-def _with_baselines(runs, errors, rows, where):
+def _with_baselines(runs: Runs, errors: Errors, rows: list[Row], where: str) -> Runs:
     """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
-    resolved, first = {}, {}
+    resolved, first = {}, dict[str | None, str]()
     for row in rows:
         known = runs.get(row.name)
         if known.layout.world_size == 1 if known else row.may_be_baseline:
@@ -355,7 +365,7 @@ def _with_baselines(runs, errors, rows, where):
     return resolved
 
 
-def _check_starts(runs, errors, where):
+def _check_starts(runs: Runs, errors: Errors, where: str) -> None:
     """Each run that starts from another must find it in the table, right, and not wait for itself."""
     for name in runs:
         chain = [name]
@@ -374,9 +384,9 @@ def _check_starts(runs, errors, where):
                 chain.append(start)
 
 
-def _check_datasets(runs, errors, untrained):
+def _check_datasets(runs: Runs, errors: Errors, untrained: dict[str, Workload]) -> None:
     """Workloads that share a dataset must mean the same data: the first of them decides, runs of others are wrong."""
-    seen, names = {}, {}
+    seen, names = dict[str, Workload](), dict[str, str]()
     all_of_them = {name: run.workload for name, run in runs.items()} | {
         f"workload {n}": w for n, w in untrained.items()
     }
@@ -393,7 +403,7 @@ def _check_datasets(runs, errors, untrained):
                 )
 
 
-def _check_numbers(runs, errors, rows, folder):
+def _check_numbers(runs: Runs, errors: Errors, rows: list[Row], folder: str) -> None:
     """A run that a wrong row above may be meant to equal has no number as a repeat yet: with that row mended, it would be another training.
 
     Cells that are no values may be meant as anything; where there are none, one of the others may.

@@ -7,14 +7,16 @@ between a pair is made here.
 import dataclasses
 import re
 import typing
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from parascale.errors import ConfigError
 from parascale.settings.config import Config
-from parascale.settings.options import adapter, arms, declared, walk
+from parascale.settings.options import Setting, adapter, arms, declared, walk
 from parascale.settings.runtable import LAYOUT_COLUMNS, RUN_COLUMNS
 from parascale.settings.site import Site
 from parascale.settings.workload import LANGUAGE_MODEL, TASKS, Model, Workload
@@ -26,7 +28,15 @@ BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum"}
 FOLDED = "\n<details><summary>For experts</summary>\n\n", "\n</details>\n"
 
 
-def tables():
+class Row(NamedTuple):
+    """A row of a table of settings: all its cells but the key."""
+
+    key: str
+    expert: bool
+    cells: tuple[str, ...]
+
+
+def tables() -> dict[str, str]:
     """Name → Markdown table, for every kind of file that holds settings."""
     columns = [setting for setting in (RUN_COLUMNS | LAYOUT_COLUMNS).values() if setting.key != "name"]
     return {
@@ -37,7 +47,7 @@ def tables():
     }
 
 
-def fill(page):
+def fill(page: str) -> str:
     """`page` with each table between its markers rebuilt. Raises ConfigError where a table has no place or two."""
     made = tables()
     found = [name for _, name, _ in BLOCK.findall(page)]
@@ -48,7 +58,7 @@ def fill(page):
     return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}{match[3]}", page)
 
 
-def schemas():
+def schemas() -> dict[str, dict[str, Any]]:
     """Name of a kind of YAML file → its JSON schema (draft 2020-12), by which editors complete and check it."""
     config, site = _definitions(Config), _definitions(Site)
     return {
@@ -58,7 +68,7 @@ def schemas():
     }
 
 
-def _workload_schema():
+def _workload_schema() -> dict[str, Any]:
     """A task, and within it a kind of model, decides which keys there are; a file that `extends` another may leave both to it."""
     kinds = _kinds()
     shared = _definitions(*TASKS.values(), *(settings for _, settings in kinds.values()))
@@ -68,7 +78,7 @@ def _workload_schema():
         if task.is_script:
             continue
         own = {kind: settings for kind, (of, settings) in kinds.items() if of == name}
-        named = {"anyOf": [{"enum": list(own)}, {"type": "string", "pattern": ":"}]}
+        named: dict[str, Any] = {"anyOf": [{"enum": list(own)}, {"type": "string", "pattern": ":"}]}
         usual = _reference(Model.variant({}, {"task": name}))
         model = _one_of("kind", own, {"required": ["kind"]}, usual, {"anyOf": list(map(_reference, own.values()))})
         properties["model"] = {"type": "object", "properties": {"kind": named}, **model}
@@ -77,27 +87,27 @@ def _workload_schema():
     return {**_one_of("task", TASKS, {"required": ["extends"]}, anything, usual), "properties": named, "$defs": shared}
 
 
-def _one_of(key, classes, condition, then, otherwise):
+def _one_of(key: str, classes: Mapping[str, type], condition: Any, then: Any, otherwise: Any) -> dict[str, Any]:
     """The schema of a mapping in which `key` names a class of settings; where it names none, `condition` decides."""
-    chain = {"if": condition, "then": then, "else": otherwise}
+    chain: dict[str, Any] = {"if": condition, "then": then, "else": otherwise}
     for name, settings in classes.items():
         named = {"required": [key], "properties": {key: {"const": name}}}
         chain = {"if": named, "then": _reference(settings), "else": chain}
     return {"type": "object", **chain}
 
 
-def _reference(settings):
+def _reference(settings: type) -> dict[str, str]:
     return {"$ref": f"#/$defs/{settings.__name__}"}
 
 
-def _definitions(*classes):
+def _definitions(*classes: type) -> dict[str, Any]:
     """The schemas of classes of settings, and of their groups, by the names of the classes."""
-    inputs = [(kind.__name__, "validation", adapter(kind)) for kind in classes]
+    inputs: list[Any] = [(kind.__name__, "validation", adapter(kind)) for kind in classes]
     _, made = TypeAdapter.json_schemas(inputs, ref_template="#/$defs/{model}")
     return _plain(made["$defs"])
 
 
-def _plain(schema):
+def _plain(schema: Any) -> Any:
     """A schema in the words of the standard: pydantic's own say of a union's bounds, and of titles what the keys say already."""
     if isinstance(schema, list):
         return [_plain(entry) for entry in schema]
@@ -107,24 +117,24 @@ def _plain(schema):
     return {BOUNDS.get(key, key): _plain(value) for key, value in schema.items() if not (titled and key == "title")}
 
 
-def _kinds():
+def _kinds() -> dict[str, tuple[str, type]]:
     """Kind of model → (its task, its class of settings)."""
     from parascale.families import kinds, settings_of  # families build on settings
 
     return {name: (kind.task, settings_of(kind.task, name)) for name, kind in kinds().items()}
 
 
-def _without_name(schema):
+def _without_name(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a file that gives the name by its own."""
     del schema["properties"]["name"]
     schema["required"].remove("name")
     return schema
 
 
-def _rows_of_workloads():
+def _rows_of_workloads() -> Iterator[Row]:
     """Rows of every setting of a workload, with the tasks or kinds of models that have it in the second cell; empty if all do."""
     kinds = _kinds()
-    whose = {}
+    whose: dict[Row, Any] = {}
     for name, task in TASKS.items():
         for setting in walk(task):
             if setting.key not in ("name", "task") and not setting.key.startswith("model."):
@@ -135,36 +145,30 @@ def _rows_of_workloads():
                 whose.setdefault(_row(setting), []).append(name)
     kind = declared(Model)["kind"]  # a file may leave it out, because the task has a usual kind
     kind = dataclasses.replace(kind, key="model.kind", field=Field(None, description=kind.field.description))
-    rows = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
+    rows: dict[Row, Any] = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
     rows |= dict(sorted(whose.items(), key=lambda each: each[0].key.partition(".")[0]))
     for row, names in rows.items():
-        every = kinds if row.key.startswith("model.") else [name for name, task in TASKS.items() if not task.is_script]
+        every: Any = (
+            kinds if row.key.startswith("model.") else [name for name, task in TASKS.items() if not task.is_script]
+        )
         of = "" if len(names) >= len(every) else ", ".join(f"`{name}`" for name in names)
         yield Row(row.key, row.expert, (of, *row.cells))
 
 
-def _tables(first, rows):
+def _tables(first: tuple[str, ...], rows: Iterable[Row]) -> str:
     """A table of settings, and below it a folded one of those for experts."""
     rows = list(rows)
     usual, expert = ([row for row in rows if row.expert == wanted] for wanted in (False, True))
     return _table(first, usual) + (_table(first, expert).join(FOLDED) if expert else "")
 
 
-class Row(NamedTuple):
-    """A row of a table of settings: all its cells but the key."""
-
-    key: str
-    expert: bool
-    cells: tuple
-
-
-def _row(setting):
+def _row(setting: Setting) -> Row:
     meaning = setting.field.description
     cells = _value(setting), _default(setting.field), setting.info.decides or "", meaning[0].upper() + meaning[1:]
     return Row(setting.key, setting.info.expert, cells)
 
 
-def _value(setting):
+def _value(setting: Setting) -> str:
     hint = arms(setting.hint)[0]
     kind = KINDS.get(typing.get_origin(hint) or hint, "text")  # in the run table a workload is a name
     arguments = (hint, *typing.get_args(hint))
@@ -180,7 +184,7 @@ def _value(setting):
     return f"{kind} {', '.join(bounds)}".strip()
 
 
-def _default(field):
+def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
@@ -189,11 +193,11 @@ def _default(field):
     return _shown(value)
 
 
-def _shown(value):
+def _shown(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _table(first, rows):
+def _table(first: tuple[str, ...], rows: list[Row]) -> str:
     head = (*first, "value", "default", "decides", "meaning")
     lines = [head, ("---",) * len(head)]
     lines += [(f"`{row.key}`", *(cell.replace("|", "\\|") for cell in row.cells)) for row in rows]

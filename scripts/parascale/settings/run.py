@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from parascale import script
 from parascale.errors import ConfigError
@@ -23,7 +23,7 @@ class Run:
     """One row of the run table, with its workload."""
 
     run: str = required("name of the run: letters, digits, `-`, `_` and `.`", SITE)
-    workload: chosen(Workload) = required("name of a workload")
+    workload: Annotated[Workload, chosen(Workload)] = required("name of a workload")
     layout: Layout = section("how the run is spread", default_factory=Layout)
     precision: Precision = option(
         "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss",
@@ -74,7 +74,7 @@ class Run:
     )
 
     @property
-    def profile_steps(self):
+    def profile_steps(self) -> tuple[int, int] | None:
         """(first, last) step to profile, or None."""
         if self.profile is None:
             return None
@@ -82,53 +82,53 @@ class Run:
         return int(first), int(last or first)
 
     @property
-    def strategy(self):
+    def strategy(self) -> str:
         """The strategy's name, derived from the layout."""
         return self.layout.strategy(self.average_every)
 
     @property
-    def way(self):
+    def way(self) -> str | None:
         """Name of the way to average ranks that train apart; None where they do not."""
         return WAYS[self.averaging] if self.average_every else None
 
     @property
-    def method(self):
+    def method(self) -> str | None:
         """Name of a run's method if ranks do not use the exact gradients of all; None if they do."""
         return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
 
     @property
-    def global_batch(self):
+    def global_batch(self) -> int:
         """Samples an optimizer step over all ranks."""
         batch = self.workload.training.global_batch
         return batch * self.layout.data_parallel if self.scaling == "weak" else batch
 
     @property
-    def micro_batches(self):
+    def micro_batches(self) -> int:
         """Forward passes that a rank makes in a step: of a pipeline's micro-batches, times accumulation."""
         return self.layout.micro_batches * self.workload.training.accumulate
 
     @property
-    def parts(self):
+    def parts(self) -> int:
         """Pieces that the global batch is cut into, over all data-parallel ranks and their micro-batches."""
         return self.layout.data_parallel * self.micro_batches
 
     @property
-    def micro_batch(self):
+    def micro_batch(self) -> int:
         """The most samples that a rank trains on at once: of its share of a step, one part, or one micro-batch of that."""
         return math.ceil(self.global_batch / self.parts)
 
     @property
-    def evaluation_batch(self):
+    def evaluation_batch(self) -> int:
         """Samples that a rank evaluates at once. What fits in training fits without a backward pass."""
         return self.workload.training.evaluation_batch or self.micro_batch
 
-    def optimizer_steps(self, samples):
+    def optimizer_steps(self, samples: int) -> int:
         """Optimizer steps of the whole training, where the train split has so many samples."""
         training = self.workload.training
         return training.steps or max(1, math.ceil(training.epochs * samples / self.global_batch))
 
     @property
-    def peak_lr(self):
+    def peak_lr(self) -> float:
         """Peak learning rate after `lr_scaling`.
 
         linear: Goyal et al. 2017, arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997.
@@ -137,14 +137,14 @@ class Run:
         factor = {"none": 1.0, "linear": growth, "sqrt": math.sqrt(growth)}[self.workload.optim.lr_scaling]
         return self.workload.optim.lr * factor
 
-    def checkpoint_folder(self, which):
+    def checkpoint_folder(self, which: str) -> str:
         """Name of the folder of the finished run that holds its `best` or `last` checkpoint.
 
         A run that is not evaluated knows no best weights: its last ones stand for them.
         """
         return "best" if which == "best" and self.workload.training.evaluate else "checkpoint"
 
-    def check(self):
+    def check(self) -> None:
         """Raise ConfigError for combinations that cannot be trained, before anything is spent."""
         self.layout.check()
         if self.workload.is_script:
@@ -155,7 +155,7 @@ class Run:
         self._check_optim()
         if self.profile is not None and not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.profile):
             raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
-        if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
+        if self.profile_steps and self.profile_steps[0] > self.profile_steps[1]:
             raise ConfigError(f"profile = `{self.profile}` ends before it begins")
         self.check_steps(training.steps)
         parts, cut = self.parts, "dp × fsdp × micro_batches × accumulate"
@@ -176,10 +176,10 @@ class Run:
         made = f"training.steps = {steps}" if training.steps else f"{steps} (training.epochs = {training.epochs:g})"
         if warmup >= steps:
             raise ConfigError(f"optim.warmup_steps = {warmup} leaves no step of {made}")
-        if self.profile is not None and self.profile_steps[1] > steps:
+        if self.profile_steps and self.profile_steps[1] > steps:
             raise ConfigError(f"profile = `{self.profile}` is outside of {made}")
 
-    def _check_optim(self):
+    def _check_optim(self) -> None:
         optim = self.workload.optim
         if optim.schedule == "one_cycle" and optim.warmup_steps:
             raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
@@ -192,7 +192,7 @@ class Run:
         if optim.swing and not optim.swing < optim.usual_momentum < 1 - optim.swing:
             raise ConfigError(f"optim.swing = {optim.swing} takes the momentum {optim.usual_momentum} to 0 or 1")
 
-    def _check_engine(self):
+    def _check_engine(self) -> None:
         layout = self.layout
         only_ddp = layout.dimensions.keys() <= {"dp"}
         if self.engine == "lightning" and (not only_ddp or self.average_every):
@@ -229,13 +229,13 @@ class Run:
         if self.average_every and self.init_from:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 
-    def parity(self, steps, precision):
+    def parity(self, steps: int, precision: Precision) -> Self:
         """The short run that proves this layout right: few steps, in exact arithmetic.
 
         AdamW's epsilon is at least 1e-6 there: with less, an element whose gradient is nothing but rounding noise takes
         steps of full size, up or down as the noise falls, and layouts seem to differ where they do not.
         """
-        workload = self.workload
+        workload: Any = self.workload
         workload.refuse_script("`parascale.prove` records its steps (docs/proof.md)")
         warmup = min(workload.optim.warmup_steps, steps // 4)
         precision = workload.parity_precision or precision

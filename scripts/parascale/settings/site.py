@@ -1,11 +1,13 @@
 """The facts of a machine: what planning, launching and charging need to know."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from parascale.errors import ConfigError
+from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
-from parascale.settings.run import Precision
+from parascale.settings.run import Precision, Run
 
 # Published of one environment, on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` of 30 on 80 nodes more double: 75 and 920 s.
 STARTUP_POWER = 1.85
@@ -166,20 +168,20 @@ class Site:
     )
 
     @property
-    def linked_gpus(self):
+    def linked_gpus(self) -> int | None:
         """GPUs of a node where each has a link of its own to each other one; None where a switch is between them."""
         return self.gpus_per_node if self.node_pairs else None
 
     @property
-    def gpus_charged_whole(self):
+    def gpus_charged_whole(self) -> int | None:
         """GPUs of a node, all of which are charged, whatever of them a job uses; None where that is not so."""
         return self.gpus_per_node if self.device == "cuda" and self.charges == "whole_nodes" else None
 
-    def partition_or_first(self, name=None):
+    def partition_or_first(self, name: str | None = None) -> str | None:
         """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
         return name or (self.partitions[0].name if self.partitions else None)
 
-    def cores(self, partition=None):
+    def cores(self, partition: str | None = None) -> int | None:
         """Cores of a node of a partition, by its name."""
         own = [each.cores_per_node for each in self.partitions if each.name == partition and each.cores_per_node]
         return own[0] if own else self.cores_per_node
@@ -189,43 +191,43 @@ class Site:
         asked = self.charges == "cores" and cores is not None
         return cores if asked else nodes * (self.cores(partition) or 1)
 
-    def threads(self, processes):
+    def threads(self, processes: int) -> int:
         """Cores that each of `processes` processes of a machine computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
-    def effective_layout(self, layout):
+    def effective_layout(self, layout: Layout) -> Layout:
         """A Layout as machines see it: one machine of CPUs may play all nodes, which share its cores and its loopback."""
         if layout.nodes == 1 or self.device != "cpu" or not self.plays_nodes:
             return layout
         return dataclasses.replace(layout, nodes=1, gpus_per_node=layout.world_size, idle_gpus=0)
 
-    def processes_together(self, layout):
+    def processes_together(self, layout: Layout) -> int:
         """Processes of a run that share the cores of a machine."""
         return self.effective_layout(layout).processes_per_node
 
-    def threads_of(self, layout):
+    def threads_of(self, layout: Layout) -> int:
         """Cores that each process of a run computes with."""
         return self.threads(self.processes_together(layout))
 
-    def crowding(self, processes):
+    def crowding(self, processes: int) -> float:
         """Computing threads for each core where a machine has `processes` of a run; 1 where each has a core, or a GPU."""
         if self.device != "cpu":
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
 
-    def startup_factor(self, layout):
+    def startup_factor(self, layout: Layout) -> float:
         """How many times as long as one process a run takes to start."""
         shared = self.effective_layout(layout)
         return self.crowding(shared.processes_per_node) * (
             1 + ((shared.nodes - 1) / self.assumed.startup_nodes) ** STARTUP_POWER
         )
 
-    def save_bytes_per_second(self, layout):
+    def save_bytes_per_second(self, layout: Layout) -> float:
         """At which a run saves: each rank writes files of its own."""
         together = self.effective_layout(layout).nodes * self.assumed.save_gigabytes_per_second
         return 1e9 * min(together, self.assumed.most_save_gigabytes_per_second)
 
-    def check_run(self, run):
+    def check_run(self, run: Run) -> None:
         """Raise ConfigError where a run asks for more than this machine has."""
         layout = run.layout
         if run.profile and run.profiler == "nsight" and self.device == "cpu":
@@ -234,6 +236,6 @@ class Site:
             raise ConfigError(
                 f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node}"
             )
-        limits = [partition.max_nodes for partition in self.partitions]
-        if limits and None not in limits and layout.nodes > max(limits):
-            raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {max(limits)}")
+        most = max((partition.max_nodes or math.inf for partition in self.partitions), default=math.inf)
+        if layout.nodes > most:
+            raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {most}")

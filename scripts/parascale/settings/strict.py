@@ -6,13 +6,17 @@ nearest match.
 
 import codecs
 import difflib
+import os
 import re
+from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from parascale.errors import ConfigError
-from parascale.settings.options import adapter, walk
+from parascale.files import File
+from parascale.settings.options import T, adapter, walk
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # names become folders, wildcards and parts of file names
 KINDS = {
@@ -24,6 +28,9 @@ KINDS = {
     "list": "a list",
     "dataclass": "a mapping of keys",
 }
+Keys = tuple[str | int, ...]  # the way to a value in nested mappings and lists
+Mark = tuple[File, int | None, int | None]  # file, line, column
+
 UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
 # Other names for our words, where the nearest spelling would mean something else (fp16 is not fp64).
 SYNONYMS = {
@@ -45,10 +52,37 @@ SYNONYMS = {
 BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
 
 
-def load(kind, values, where, prefix="", columns=()):
+class Places:
+    """Where each key of a mapping was written. As text it is the file, and the line of a whole mapping that is one line."""
+
+    def __init__(self, path: File, marks: dict[Keys, Mark]) -> None:
+        self.path, self.marks = path, marks
+
+    def __str__(self) -> str:
+        return self.of(())
+
+    def of(self, keys: Keys) -> str:
+        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file; columns count from 1."""
+        path, line, column = self._mark(keys)
+        return f"{path}" + (f", line {line}" if line else "") + (f", column {column}" if column else "")
+
+    def folder(self, keys: Keys) -> str | None:
+        """The folder of the file that a path of keys stands in; None where none does."""
+        path, line, _ = self._mark(keys)
+        return None if line is None else os.path.dirname(path)
+
+    def _mark(self, keys: Keys) -> Mark:
+        starts = (keys[:length] for length in range(len(keys), -1, -1))
+        return next((self.marks[start] for start in starts if start in self.marks), (self.path, None, None))
+
+
+Place = Places | str  # where something was written, for messages
+
+
+def load(kind: Any, values: object, where: Place, prefix: str = "", columns: Container[str] = ()) -> Any:
     """Make settings of class `kind` from a mapping of plain values.
 
-    where: the file, for messages; text, or `yaml_files.Places`, which knows lines. prefix: the dotted key that leads here.
+    where: the file, for messages. prefix: the dotted key that leads here.
     columns: of the run table, where one might look for them here.
     """
     if not isinstance(values, dict):
@@ -62,12 +96,12 @@ def load(kind, values, where, prefix="", columns=()):
         raise ConfigError(_message(first, kind, where, prefix, home)) from None
 
 
-def make(kind, /, **values):
+def make(kind: type[T], /, **values: Any) -> T:
     """Settings of class `kind` from their values, groups as mappings or as settings already."""
     return load(kind, values, kind.__name__)
 
 
-def check_name(name, where, key, seen=None):
+def check_name(name: str, where: Place, key: str, seen: dict[str, str] | None = None) -> None:
     """Raise ConfigError unless `name` can be the name of a folder below `results/`, on any filesystem beside those of before: `seen`, which
     this fills, has them by what is the same where case is ignored.
     """
@@ -82,12 +116,12 @@ def check_name(name, where, key, seen=None):
         )
 
 
-def at(where, key):
+def at(where: Place, key: str) -> Place:
     """A place with line and column of a dotted key, where they are known."""
-    return where.of(tuple(key.split("."))) if hasattr(where, "of") else where
+    return where.of(tuple(key.split("."))) if isinstance(where, Places) else where
 
 
-def read_text(path, what):
+def read_text(path: File, what: str) -> str:
     """The text of a configuration file; `what` says in an error what it should have been."""
     try:
         data = Path(path).read_bytes()
@@ -101,7 +135,7 @@ def read_text(path, what):
         raise ConfigError(f"{path}: not UTF-8 text ({what}): {error}") from None
 
 
-def nearest(word, allowed, elsewhere=()):
+def nearest(word: str, allowed: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
     """A sentence that names the nearest allowed word and all of them.
 
     elsewhere: dotted keys that are allowed in other places. They come before words that are only spelt like this one.
@@ -117,14 +151,14 @@ def nearest(word, allowed, elsewhere=()):
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
-def _message(error, kind, where, prefix, home):
+def _message(error: Any, kind: Any, where: Place, prefix: str, home: str) -> str:
     """One of pydantic's errors in our words. home: where a key that is unknown here belongs."""
     name, given, context = error["type"], error["input"], error.get("ctx", {})
     place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]
     if name in ("unknown_key", "missing_key"):
         place.append(context["key"])
     key = prefix + _dotted(place)
-    start = where.of(tuple(place)) if hasattr(where, "of") else where
+    start = where.of(tuple(place)) if isinstance(where, Places) else where
     is_key = error["loc"][-1:] == ("[key]",) or name == "unknown_key"
     if is_key and not isinstance(place[-1], str):
         group = f": `{prefix}{_dotted(place[:-1])}`" if place[:-1] else ""
@@ -151,17 +185,17 @@ def _message(error, kind, where, prefix, home):
     return f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
 
 
-def _dotted(place):
+def _dotted(place: Iterable[str | int]) -> str:
     """`a.b[1].c` of a path of keys."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
 
 
-def _literals(expected):
+def _literals(expected: str) -> list[str]:
     """The words of pydantic's `'a', 'b' or True`, as a file has them."""
     words = re.split(", | or ", expected)
     return [word.strip("'") if word.startswith("'") else word.lower() for word in words]
 
 
-def _shown(value):
+def _shown(value: object) -> str:
     return repr(value) if not isinstance(value, str) else f"`{value}`"

@@ -8,7 +8,7 @@ import importlib.util
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from parascale.errors import ConfigError
 from parascale.settings.data import Data, ImageData, PairData, TextData
@@ -19,6 +19,7 @@ from parascale.settings.options import (
     RECIPE,
     SITE,
     Number,
+    Varied,
     chosen,
     option,
     required,
@@ -31,14 +32,14 @@ Decoder = Literal["scaled", "full", "dali"]
 LANGUAGE_MODEL = "language_model"
 
 
-def usable_decoders():
+def usable_decoders() -> list[str]:
     """Decoders whose packages are here: DALI is none of the pinned ones. It is not imported, which takes seconds."""
     dali = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
     return [decoder for decoder in get_args(Decoder) if dali or decoder != "dali"]
 
 
 @settings(RECIPE)
-class Model:
+class Model(Varied):
     """What every model is told. `kind` decides which family's class the other settings are of."""
 
     kind: str = required(
@@ -54,12 +55,12 @@ class Model:
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @property
-    def is_own(self):
+    def is_own(self) -> bool:
         """Whether the model is a class of the user's own: `file.py:Class`."""
         return ":" in self.kind
 
     @staticmethod
-    def variant(values, beside):
+    def variant(values: dict[str, Any], beside: dict[str, Any]) -> type:
         """The class of settings of a model kind; of the task's own family where it names a class by path, or no kind."""
         # Families build on these settings: they are found when a model is read, not before.
         from parascale.families import settings_of
@@ -68,7 +69,7 @@ class Model:
         known = isinstance(task, str) and task in TASKS
         return settings_of(task if known else LANGUAGE_MODEL, values.get("kind"))
 
-    def check(self, run):
+    def check(self, run: Any) -> None:
         """Raise ConfigError where the model cannot be trained as a run wants it."""
         from parascale.families import check_class, check_offered, kinds
 
@@ -93,12 +94,12 @@ class Model:
                 raise ConfigError(f"model.kind = `{self.kind}` offers no {axis} = {degree}. Allowed: {offered}")
         self.check_sizes(run)
 
-    def check_sizes(self, run):
+    def check_sizes(self, run: Any) -> None:
         """Raise ConfigError where sizes do not go together, or with a run's layout; families know."""
 
 
 @settings(RECIPE)
-class Training:
+class Training(Varied):
     """How much is trained, and what happens on the way."""
 
     global_batch: int = option("samples per optimizer step, over all ranks", default=64, low=1)
@@ -130,9 +131,9 @@ class Training:
 
     label_smoothing: ClassVar = 0.0
 
-    def short(self, steps):
+    def short(self, steps: int) -> Self:
         """The same training for a few steps, with neither evaluation nor checkpoints on the way."""
-        never = dict.fromkeys(("epochs", "evaluate_every", "checkpoint_every", "checkpoint_minutes"))
+        never: dict[str, Any] = dict.fromkeys(("epochs", "evaluate_every", "checkpoint_every", "checkpoint_minutes"))
         return replace(self, steps=steps, evaluate=False, **never)
 
 
@@ -191,7 +192,7 @@ class ImageTraining(Training):
         before="full",
     )
     workers: int = option("threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, default=0, low=0)
-    label_smoothing: Number = option(
+    label_smoothing: Number = option(  # type: ignore[misc]  # elsewhere it is no setting
         "fraction of a target that all classes share in training (Szegedy et al. 2016, arXiv:1512.00567)",
         default=0.0,
         low=0.0,
@@ -200,7 +201,7 @@ class ImageTraining(Training):
 
 
 @settings(RECIPE)
-class Workload:
+class Workload(Varied):
     """One training problem: `config/workloads/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader", SITE)
@@ -214,13 +215,13 @@ class Workload:
     of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
     of_images: ClassVar = False  # the dataset holds images; else it holds text
 
-    def refuse_script(self, instead):
+    def refuse_script(self, instead: str) -> None:
         """Raise ConfigError if a program of the user's own trains. instead: what that means here, or what to do."""
         if self.is_script:
             raise ConfigError(f"workload {self.name} is a script of your own: {instead}")
 
     @staticmethod
-    def variant(values, beside):
+    def variant(values: dict[str, Any], beside: dict[str, Any]) -> type:
         """The class of a task's workloads."""
         task = values.get("task", LANGUAGE_MODEL)
         return TASKS.get(task, Learning) if isinstance(task, str) else Learning
@@ -231,7 +232,7 @@ class Learning(Workload):
     """A training of ours: data, a model, an optimizer."""
 
     data: Data = section("the dataset", default_factory=Data)
-    model: chosen(Model) = section("the model", default_factory=dict)
+    model: Annotated[Model, chosen(Model)] = section("the model", default_factory=dict)
     optim: Optim = section("the optimizer", default_factory=Optim)
     training: Training = section("how much is trained", default_factory=Training)
     parity_precision: Literal["fp32", "fp64"] | None = option(
@@ -242,11 +243,11 @@ class Learning(Workload):
 
     unit: ClassVar = "tokens"  # each label that enters the loss is one
 
-    def windows_in(self, tokens):
+    def windows_in(self, tokens: int | None) -> int | None:
         """Samples of training in so many tokens; None where that does not follow from them."""
         return None
 
-    def in_parts(self, count):
+    def in_parts(self, count: int) -> Self:
         """The same training with a rank's share of a step in so many parts."""
         return replace(self, training=replace(self.training, accumulate=count))
 
@@ -260,11 +261,11 @@ class LanguageModelling(Learning):
     training: LanguageTraining = section("how much is trained", default_factory=LanguageTraining)
 
     @property
-    def sizes(self):
+    def sizes(self) -> tuple[int, ...]:
         """What a model is built for beside its settings and the number of its outputs: the tokens of a sample."""
         return (self.training.window,)
 
-    def windows_in(self, tokens):
+    def windows_in(self, tokens: int | None) -> int | None:
         """Windows of training in so many tokens; None of an unknown number."""
         stride = self.training.stride or self.training.window
         return None if tokens is None else max(1, math.ceil((tokens - 1) / stride))
@@ -280,7 +281,7 @@ class Summarisation(Learning):
     of_pairs: ClassVar = True
 
     @property
-    def sizes(self):
+    def sizes(self) -> tuple[int, ...]:
         """What a model is built for beside its settings and the number of its outputs: tokens of a document, of a summary."""
         return self.training.window, self.training.summary_window
 
@@ -296,7 +297,7 @@ class Classification(Learning):
     of_images: ClassVar = True
 
     @property
-    def sizes(self):
+    def sizes(self) -> tuple[int, ...]:
         """What a model is built for beside its settings and the number of its outputs: the pixels of an image's side."""
         return (self.training.image_size,)
 
@@ -329,17 +330,17 @@ class Script(Workload):
     optim: ClassVar = Optim()
 
     @property
-    def model(self):
+    def model(self) -> Model:
         """Its program stands for the model."""
         return Model(kind=self.command)
 
     @property
-    def training(self):
+    def training(self) -> Training:
         """Its steps, as far as they are known; a script of an unknown number counts as one."""
         return Training(steps=self.steps or 1, evaluate=False)
 
 
-TASKS = {
+TASKS: dict[str, type[Workload]] = {
     LANGUAGE_MODEL: LanguageModelling,
     "summarisation": Summarisation,
     "classification": Classification,
@@ -347,6 +348,6 @@ TASKS = {
 }
 
 
-def work_unit(step):
+def work_unit(step: dict[str, Any]) -> str | None:
     """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens`, `images` or `samples`; None: none of them."""
     return next((task.unit for task in TASKS.values() if task.unit in step), None)

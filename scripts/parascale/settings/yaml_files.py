@@ -7,7 +7,9 @@ import dataclasses
 import os
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,9 +17,10 @@ from parascale.errors import ConfigError
 from parascale.paths import DEFAULTED
 from parascale.settings import strict
 from parascale.settings.options import declared
+from parascale.settings.strict import File, Keys, Mark, Places
 
 
-def plain_value(text):
+def plain_value(text: str) -> object:
     """What YAML reads where a text stands without quotes: a number, truth value, or that text."""
     tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
     try:
@@ -31,36 +34,12 @@ def loaded(text: str) -> object:
     return yaml.load(text, _StrictLoader)
 
 
-class Places:
-    """Where each key of a mapping was written. As text it is the file, and the line of a whole mapping that is one line."""
-
-    def __init__(self, path, marks):
-        self.path, self.marks = path, marks
-
-    def __str__(self):
-        return self.of(())
-
-    def of(self, keys):
-        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file; columns count from 1."""
-        path, line, column = self._mark(keys)
-        return f"{path}" + (f", line {line}" if line else "") + (f", column {column}" if column else "")
-
-    def folder(self, keys):
-        """The folder of the file that a path of keys stands in; None where none does."""
-        path, line, _ = self._mark(keys)
-        return None if line is None else os.path.dirname(path)
-
-    def _mark(self, keys):
-        starts = (keys[:length] for length in range(len(keys), -1, -1))
-        return next((self.marks[start] for start in starts if start in self.marks), (self.path, None, None))
-
-
-def read_yaml(path):
+def read_yaml(path: File) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError where it is none, or a key appears twice."""
     return read_placed(path)[0]
 
 
-def read_placed(path):
+def read_placed(path: File) -> tuple[dict[str, Any], Places]:
     """(the mapping in a YAML file, its Places). Errors as `read_yaml`."""
     loader = _StrictLoader(strict.read_text(path, "a YAML file"))
     try:
@@ -79,14 +58,14 @@ def read_placed(path):
     return values or {}, Places(path, dict(_marks(node, path)))
 
 
-def with_name(values, name, path):
+def with_name(values: dict[str, Any], name: str, path: File) -> dict[str, Any]:
     """`values` with the name that their file gives them."""
     if "name" in values:
         raise ConfigError(f"{path}: leave out `name`: the file's own name is used")
     return {**values, "name": name}
 
 
-def extended(folder, path, seen):
+def extended(folder: File, path: File, seen: list[str]) -> tuple[dict[str, Any], Places]:
     """(values, Places) of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
     values, places = read_placed(path)
     base = values.pop("extends", None)
@@ -100,7 +79,7 @@ def extended(folder, path, seen):
     return merged(below, values), Places(path, marks.marks | places.marks)
 
 
-def merged(base, over):
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`, key by key through nested mappings.
 
     `steps` and `epochs` replace each other. So do sources, and models, of different kinds: their keys do not mix.
@@ -110,7 +89,7 @@ def merged(base, over):
         if one in over:
             result.pop(other, None)
     for key, value in over.items():
-        old = result.get(key)
+        old: Any = result.get(key)
         mixable = isinstance(value, dict) and isinstance(old, dict)
         if mixable and key in ("source", "model"):
             mixable = value.get("kind") in (None, old.get("kind"))
@@ -118,7 +97,7 @@ def merged(base, over):
     return result
 
 
-def resolved_paths(settings, places, keys=()):
+def resolved_paths(settings: Any, places: Places, keys: Keys = ()) -> Any:
     """`settings` with each path made relative to the current folder, where a file names it relative to its own."""
     changed = {}
     for name, setting in declared(type(settings)).items():
@@ -131,7 +110,7 @@ def resolved_paths(settings, places, keys=()):
     return dataclasses.replace(settings, **changed)
 
 
-def _relative(value, folder, of_class):
+def _relative(value: Any, folder: str | None, of_class: bool) -> Any:
     if isinstance(value, dict):
         return {key: _relative(entry, folder, of_class) for key, entry in value.items()}
     if isinstance(value, list):
@@ -143,7 +122,7 @@ def _relative(value, folder, of_class):
     return value if value.startswith(("~", "$")) else os.path.normpath(os.path.join(folder, value))
 
 
-def _number(loader, node):
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     """A number. `24:00:00`, of which plain YAML quietly makes 86400, stays text, and `0100`, of which it makes 64, is refused."""
     plain = yaml.SafeLoader.yaml_constructors[node.tag]
     if re.fullmatch(r"[-+]?0[0-7_]+", node.value):
@@ -159,7 +138,7 @@ class _StrictLoader(yaml.SafeLoader):
         f"tag:yaml.org,2002:{kind}": _number for kind in ("int", "float")
     }
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -168,7 +147,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _marks(node, path, keys=()):
+def _marks(node: Any, path: File, keys: Keys = ()) -> Iterator[tuple[Keys, Mark]]:
     """Yield (path of keys, (file, line, column)) of everything below a node."""
     if keys:
         yield keys, (path, node.start_mark.line + 1, node.start_mark.column + 1)
@@ -182,7 +161,7 @@ def _marks(node, path, keys=()):
             yield from _marks(value, path, (*keys, number))
 
 
-def named_file(folder, name, what):
+def named_file(folder: File, name: str, what: str) -> Path:
     """The path of `<folder>/<name>.yaml`. Raises ConfigError, with the nearest name that there is, where it is missing."""
     path = Path(folder) / f"{name}.yaml"
     if not Path(folder).is_dir():

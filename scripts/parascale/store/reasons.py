@@ -91,7 +91,7 @@ class Reasons:
         except (ParascaleError, KeyError):
             return "recorded by another version of parascale"
         changed = identity.changes(identity.recipe(before), identity.recipe(run), missing=identity.left_out(run))
-        devices = {"device": tuple(map(identity.kind_of_device, (site, self.site)))}
+        devices: identity.Changes = {"device": (identity.kind_of_device(site), identity.kind_of_device(self.site))}
         if not resharded:
             changed |= identity.changes(identity.settings(before, LAYOUT), identity.settings(run, LAYOUT))
             changed |= {"repeat": (before.repeat, run.repeat)}
