@@ -3,7 +3,7 @@
 import sys
 
 
-def main():
+def main() -> None:
     """The command. `check gpu` does without the libraries of the others."""
     if sys.argv[1:3] == ["check", "gpu"]:
         from parascale.check import main as check_gpus

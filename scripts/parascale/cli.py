@@ -12,7 +12,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
 import click
 import yaml
@@ -21,8 +23,8 @@ from click.shell_completion import CompletionItem
 from parascale import __version__, slurm
 from parascale.errors import PERMANENT_FAILURE, ConfigError, ParascaleError
 from parascale.files import FULL, REMEDY
-from parascale.settings import load_project_file, strict
-from parascale.settings.project import command_words
+from parascale.settings import Run, load_project_file, strict
+from parascale.settings.project import Project, command_words
 from parascale.settings.yaml_files import loaded, merged
 
 TIMEOUT = f"{__name__}.timeout_seconds"  # of the project that a verb has opened, in click's `meta`
@@ -46,6 +48,7 @@ VERBS = {
     "store": "store",
     "train": "train",
 }
+T = TypeVar("T")
 COUNT = click.IntRange(min=1)
 WHICH = click.Choice(["best", "last"])  # checkpoint of a run
 
@@ -54,10 +57,10 @@ class Verbs(click.Group):
     """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code; so does a file or folder
     that cannot be read or written, with exit code 1."""
 
-    def get_command(self, context, name):
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return getattr(importlib.import_module(f"parascale.commands.{VERBS[name]}"), name) if name in VERBS else None
 
-    def invoke(self, context):
+    def invoke(self, context: click.Context) -> None:
         """Call a verb; what it returns is the exit code."""
         code, words = 1, None
         try:
@@ -93,23 +96,23 @@ class Verbs(click.Group):
     cls=Verbs, commands=dict.fromkeys(VERBS), context_settings={"show_default": True, "max_content_width": 110}
 )
 @click.version_option(__version__)
-def parascale():
+def parascale() -> None:
     """From raw data to a verdict on how to scale a training. Each verb is one step and works without Snakemake."""
 
 
-def main():
+def main() -> None:
     """The command."""
     parascale(prog_name="parascale", obj=_end_in_time)
 
 
-def _end_in_time(code, seconds):
+def _end_in_time(code: int, seconds: float) -> None:
     """This process has done its work. A request to stop comes too late, and what keeps it from its end, such as a thread or a library's
     hook, is cut off: nobody may be above it who would see that it hangs, and is charged."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(math.ceil(seconds) + 60)  # for what hangs in C, when Python and its threads are gone
 
-    def cut_off():
+    def cut_off() -> None:
         for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile
             time.sleep(1.0)
         print(
@@ -123,7 +126,12 @@ def _end_in_time(code, seconds):
     threading.Thread(target=cut_off, daemon=True).start()
 
 
-def open_project(files=(), overrides=(), root=None, bases=()):
+def open_project(
+    files: Sequence[Path] = (),
+    overrides: Sequence[tuple[str, Any]] = (),
+    root: Path | None = None,
+    bases: Sequence[Path] = (),
+) -> Project:
     """The Project of these configuration files, of which later ones override earlier ones, as in Snakemake.
 
     overrides: pairs of a key and its value, which override all files. root: a folder that overrides that of the configuration.
@@ -132,7 +140,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     first, as in Snakemake.
     """
     pairs = [*overrides, *([] if root is None else [("root", str(root))])]
-    values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
+    values = functools.reduce(merged, ({key: value} for key, value in pairs), dict[str, Any]())
     if bases:
         return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
     above, marks = (Path.cwd(), *Path.cwd().parents), (Path("Snakefile"), CONFIGURATION)
@@ -149,21 +157,21 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
 
 
-def _opened(project):
+def _opened(project: Project) -> Project:
     """The Project that a verb has opened: its timeout is that of the process."""
     if context := click.get_current_context(silent=True):
         context.meta[TIMEOUT] = project.config.timeout_seconds
     return project
 
 
-def named(what, name, known, where):
+def named(what: str, name: str, known: Mapping[str, T], where: str) -> T:
     """`known[name]`. Raises ConfigError, with the nearest name, where there is none."""
     if name not in known:
         raise ConfigError(f"{what} `{name}` is not in {where}{strict.nearest(name, known)}")
     return known[name]
 
 
-def named_run(project, name):
+def named_run(project: Project, name: str) -> Run:
     """The run of the run table with this name. Raises ConfigError, with the nearest name, where there is none."""
     return named("run", name, project.runs, project.config.runs)
 
@@ -171,13 +179,13 @@ def named_run(project, name):
 class Location(click.Path):
     """A path of the command line, made absolute: the verb works in the project's folder, its user anywhere."""
 
-    def __init__(self, file_okay=True, **options):
+    def __init__(self, file_okay: bool = True, **options: Any) -> None:
         super().__init__(path_type=Path, file_okay=file_okay, **options)
         self.name = "file" if file_okay else "dir"
 
-    def convert(self, value, parameter, context):
+    def convert(self, value: Any, parameter: Any, context: Any) -> Path:
         # A shell leaves the `~` of `--root=~/here` as it is.
-        return Path.cwd() / super().convert(os.path.expanduser(value), parameter, context)
+        return Path.cwd() / Path(str(super().convert(os.path.expanduser(value), parameter, context)))
 
 
 InputFile = functools.partial(Location, exists=True, dir_okay=False)
@@ -188,7 +196,7 @@ OutputFolder = functools.partial(Location, file_okay=False)
 class Number(click.FloatRange):
     """A finite number in a range; click takes `nan` to be in every one."""
 
-    def convert(self, value, parameter, context):
+    def convert(self, value: Any, parameter: Any, context: Any) -> float:
         number = super().convert(value, parameter, context)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", parameter, context)
@@ -200,7 +208,7 @@ class Override(click.ParamType):
 
     name = "KEY=VALUE"
 
-    def convert(self, value, parameter, context):
+    def convert(self, value: Any, parameter: Any, context: Any) -> tuple[str, Any]:
         key, equals, text = value.partition("=")
         if not (key and equals):
             file = "; --configfile names a file" if value.endswith((".yaml", ".yml", ".json")) else ""
@@ -216,17 +224,17 @@ class RunName(click.ParamType):
 
     name = "NAME"
 
-    def shell_complete(self, context, parameter, incomplete):
+    def shell_complete(self, context: click.Context, parameter: Any, incomplete: str) -> list[CompletionItem]:
         given = {key: context.params[key] for key in ("files", "overrides", "root") if context.params.get(key)}
         with contextlib.suppress(ParascaleError):
             return [CompletionItem(name) for name in open_project(**given).runs if name.startswith(incomplete)]
         return []
 
 
-def run_option(help, **options):
+def run_option(help: str, **options: Any) -> Any:
     """The option `--run`, whose value a verb gets as `name`. It may be given once, unless options have `multiple`."""
 
-    def only_one(context, parameter, names):
+    def only_one(context: Any, parameter: Any, names: Sequence[str]) -> str | None:
         if len(names) > 1:  # click would take the last one, and say nothing of the others
             raise click.BadParameter(f"name one run, not {len(names)}", context, parameter)
         return names[0] if names else None
@@ -236,7 +244,7 @@ def run_option(help, **options):
     return click.option("--run", "name", type=RunName(), help=help, **options)
 
 
-def project_options(verb):
+def project_options(verb: Any) -> Any:
     """Decorate a verb with the options that say which project is meant; its argument `find` is a function that opens it."""
 
     @click.option(
@@ -258,30 +266,30 @@ def project_options(verb):
     )
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)
-    def chosen(files, overrides, root, bases, **options):
+    def chosen(files: Any, overrides: Any, root: Any, bases: Any, **options: Any) -> Any:
         return verb(find=functools.partial(open_project, files, overrides, root, bases), **options)
 
     return chosen
 
 
-def with_project(verb):
+def with_project(verb: Any) -> Any:
     """Decorate a verb as `project_options` does; its argument `project` is the loaded Project."""
 
     @functools.wraps(verb)
-    def opened(find, **options):
+    def opened(find: Callable[[], Project], **options: Any) -> Any:
         return verb(project=find(), **options)
 
     return project_options(opened)
 
 
-def configuration_words(context):
+def configuration_words(context: click.Context) -> list[str]:
     """The words of a command line that name the project which a context was called with."""
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
 
 
-def _say(words):
+def _say(words: str) -> None:
     """Print to standard error; where that cannot be written, to Slurm's own log of this job."""
     try:
         print(words, file=sys.stderr, flush=True)
@@ -290,12 +298,12 @@ def _say(words):
         _close(sys.stderr)
 
 
-def _close(stream):
+def _close(stream: TextIO) -> None:
     """Drop what a stream still holds: writing it would fail once more at the end of the process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _is_read():
+def _is_read() -> bool:
     """Whether standard output still has a reader."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)

@@ -1,5 +1,7 @@
 """Errors that a user can act on. Their message says what is wrong, where, and what to do."""
 
+from collections.abc import Iterable
+
 FAILED = 1
 # "Configuration error" of sysexits.h: the same start would fail in the same way until somebody changes something.
 PERMANENT_FAILURE = 78
@@ -61,7 +63,7 @@ class Interrupted(ParascaleError):
     """A run was asked to stop; it saved its state and continues where it stopped when started again."""
 
 
-def shorten_list(values, most=10, between=", "):
+def shorten_list(values: Iterable[object], most: int = 10, between: str = ", ") -> str:
     """The first of some values for a message, and how many more there are. most: values that it shows."""
     shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
     more = [f"… and {len(shown) - most:,} more"] if len(shown) > most else []

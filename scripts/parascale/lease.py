@@ -14,6 +14,8 @@ import threading
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import psutil
 
@@ -27,38 +29,39 @@ RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
 LOCK_SECONDS = 5.0
+Holder = dict[str, Any]
 KEYS = ("host", "pid", "job_id", "restarts")  # how two holders differ
 
 
 class Lease:
     """The right to write into a folder (of a run under way, or of a conversion), from `acquire` to `release`."""
 
-    def __init__(self, folder, remedy="Wait for it, or cancel that job, and start again."):
+    def __init__(self, folder: Path, remedy: str = "Wait for it, or cancel that job, and start again.") -> None:
         """remedy: what to do where somebody else holds it."""
         self.path, self.remedy = folder / LEASE, remedy
         self.since = time.strftime("%F %T")
         self.stopped = threading.Event()
-        self.thread = None
+        self.thread: threading.Thread | None = None
 
-    def acquire(self):
+    def acquire(self) -> float | None:
         """Take the lease, or raise TrainingError that names the living holder. Returns what `wait_for_holder` does."""
         holder = self.holder()
         if _is_former_start(holder):
-            last_sign = self._replace(holder)
+            last_sign: float | None = self._replace(holder)
             self._write()
         else:
             last_sign = self.wait_for_holder()
             while not self._claim(last_sign):
                 last_sign = self.wait_for_holder()
-        self.thread = threading.Thread(target=self._renew, daemon=True)
-        self.thread.start()
+        self.thread = thread = threading.Thread(target=self._renew, daemon=True)
+        thread.start()
         return last_sign
 
-    def wait_for_holder(self):
+    def wait_for_holder(self) -> float | None:
         """The last sign of a dead holder (seconds since the epoch); None without one. Raises TrainingError that names a living one."""
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not psutil.pid_exists(holder["pid"])):
-            return holder and holder["time"]
+            return holder["time"] if holder else None
         if holder["pid"] is None:
             print(
                 f"{self.path}: damaged, its holder is unknown; waits up to {STALE_SECONDS:.0f} s for a sign of life",
@@ -76,7 +79,7 @@ class Lease:
                 raise TrainingError(f"{self.path.parent} is being written by {_described(now)}. {self.remedy}")
         return holder["time"]
 
-    def wait(self):
+    def wait(self) -> float | None:
         """Wait until nobody holds the lease, and say once who does."""
         said = False
         while True:
@@ -87,7 +90,7 @@ class Lease:
                     print(f"waits: {error}", flush=True)
                 said = True
 
-    def release(self):
+    def release(self) -> None:
         """Give the lease back, if it is not given back already. Exit if another process holds it."""
         if not self._stop():
             return
@@ -95,7 +98,7 @@ class Lease:
             if not self._end_unless_own():
                 self.path.unlink()
 
-    def give_up(self, target=None):
+    def give_up(self, target: Path | None = None) -> None:
         """Give the lease back with its folder, which becomes `target`, or is removed, in one step."""
         self._stop()
         if self._end_unless_own():
@@ -108,7 +111,7 @@ class Lease:
         else:
             (gone / self.path.name).unlink(missing_ok=True)
 
-    def _stop(self):
+    def _stop(self) -> bool:
         """End the renewals; whether there were any."""
         self.stopped.set()
         thread, self.thread = self.thread, None
@@ -116,14 +119,15 @@ class Lease:
             thread.join()
         return thread is not None
 
-    def _end_unless_own(self):
+    def _end_unless_own(self) -> bool:
         """End this process where the lease is another's; whether it is."""
         holder = self.holder()
-        if lost := bool(holder and holder["pid"] and not _is_own(holder)):
+        if holder and holder["pid"] and not _is_own(holder):
             _end_process(f"{self.path.parent} is now written by {_described(holder)}")
-        return lost
+            return True
+        return False
 
-    def _claim(self, dead):
+    def _claim(self, dead: float | None) -> bool:
         """Write the lease where there is none, or one that was last renewed at `dead`; whether it is ours.
 
         Of several processes one succeeds; on a file system without locks, the next renewal tells which.
@@ -144,7 +148,7 @@ class Lease:
                 raise
         return True
 
-    def _replace(self, former):
+    def _replace(self, former: Holder) -> float:
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
         print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
         self._write()
@@ -158,7 +162,7 @@ class Lease:
                 self._write()
         return former["time"]
 
-    def _renew(self):
+    def _renew(self) -> None:
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError, TrainingError):
@@ -166,7 +170,7 @@ class Lease:
                     return
                 self._write()
 
-    def holder(self):
+    def holder(self) -> Holder | None:
         """What the lease says of its holder; None where there is none. Of a damaged lease, when it was written: a living holder soon
         rewrites it. TrainingError names the owner of one that may not be read.
         """
@@ -184,36 +188,37 @@ class Lease:
             remedy = "ask them, or choose another place, such as with --root"
             raise TrainingError(f"{self.path}: of the user {owner}, and not readable here; {remedy}") from None
 
-    def _write(self):
+    def _write(self) -> None:
         write_json(self.path, self._sign())
 
-    def _sign(self):
+    def _sign(self) -> Holder:
         return _own_start() | {"user": user_name(os.getuid()), "since": self.since, "time": time.time()}
 
 
-def _own_start():
+def _own_start() -> Holder:
     """KEYS of this process. job_id, restarts: of the Slurm job, and how often Slurm has requeued it; None where there is none."""
     return dict(zip(KEYS, (socket.gethostname(), os.getpid(), slurm.job_id(), slurm.restarts()), strict=True))
 
 
-def _is_own(holder):
+def _is_own(holder: Holder) -> bool:
     return (holder["host"], holder["pid"]) == (socket.gethostname(), os.getpid())
 
 
-def _is_former_start(holder):
+def _is_former_start(holder: Holder | None) -> TypeGuard[Holder]:
     """Whether a holder is an earlier start of the Slurm job that this process belongs to."""
     own = _own_start()
-    same_job = holder is not None and holder["job_id"] == own["job_id"] is not None
-    return same_job and None not in (holder["restarts"], own["restarts"]) and holder["restarts"] < own["restarts"]
+    if holder is None or holder["job_id"] is None or holder["job_id"] != own["job_id"]:
+        return False
+    return None not in (holder["restarts"], own["restarts"]) and holder["restarts"] < own["restarts"]
 
 
-def _end_process(reason):
+def _end_process(reason: str) -> None:
     """End at once: every byte that the training would still write goes into another's folder."""
     print(f"error: {reason}; this process ends", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def _described(holder):
+def _described(holder: Holder) -> str:
     job = f" (job {holder['job_id']})" if holder["job_id"] else ""
     since = f", of {holder['user']} since {holder['since']}" if "user" in holder else ""
     return f"process {holder['pid']} on {holder['host']}{job}{since}"

@@ -2,18 +2,22 @@
 
 import math
 import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from parascale.errors import shorten_list
 
 WHOLE = "the model"
+Row = dict[str, Any]  # of the card: see `row`
 
 
-def looks_like(flat, shape, parts, wrong, tolerance):
+def looks_like(flat: Tensor, shape: Sequence[int], parts: list[Any], wrong: list[Any], tolerance: float) -> str:
     """What a wrong tensor looks like, in words. flat, shape: the single process's. parts, wrong: (ranks, found, its elements), all, and those beyond."""
 
-    def near(found, expected):
+    def near(found: Tensor, expected: Tensor) -> bool:
         return rms(found - expected) <= max(10 * tolerance, 1e-3) * rms(expected)
 
     found, own = (torch.cat([part[at].flatten() for part in wrong]) for at in (1, 2))
@@ -56,7 +60,7 @@ def looks_like(flat, shape, parts, wrong, tolerance):
     return "; ".join([text, *only, *guess])
 
 
-def of_samples(own, shape, part, count, places=1):
+def of_samples(own: Tensor, shape: Sequence[int], part: Any, count: int, places: int = 1) -> Tensor:
     """Of the numbers of an output's elements, those of a process's samples and places (second, or first of what has no samples)."""
     each = own.shape[0] // count
     if each and shape[0] == each * len(part.rows) and own.shape[0] == each * count:
@@ -67,7 +71,7 @@ def of_samples(own, shape, part, count, places=1):
     return own
 
 
-def match(found, whole, columns):
+def match(found: Tensor, whole: Tensor, columns: list[int] | None) -> tuple[list[Any], list[int] | None]:
     """(rows, columns) of `whole` that a process's inputs are, by their values; None: a row that is not there, or all columns."""
     if columns is None and found.dim() > 1 and (size := found.shape[1]) < whole.shape[1]:
         if len(found) == len(whole) and None not in (columns := rows_of(found.transpose(0, 1), whole.transpose(0, 1))):
@@ -77,9 +81,9 @@ def match(found, whole, columns):
     return rows_of(found, whole if columns is None else whole[:, columns]), columns
 
 
-def rows_of(found, whole, most=0.1):
+def rows_of(found: Tensor, whole: Tensor, most: float = 0.1) -> list[Any]:
     """For each row, which row of `whole` is nearest; None beyond `most` of its size. Of equal ones, that after the last, or a new one."""
-    rows, whole = [], whole.reshape(len(whole), -1)
+    rows, whole = list[Any](), whole.reshape(len(whole), -1)
     for away in torch.cdist(found.reshape(len(found), -1), whole):
         least = away.min().item()
         near = (away <= least * (1 + 1e-9)).nonzero().flatten().tolist()
@@ -88,10 +92,10 @@ def rows_of(found, whole, most=0.1):
     return rows
 
 
-def nearest(found, whole, shares, count):
+def nearest(found: Tensor, whole: Tensor, shares: Iterable[Iterable[int]], count: int) -> list[int]:
     """Of lists of samples, of `count` in all, that whose outputs in `whole` a process's, or a plain shard of them, are nearest to."""
 
-    def away(rows):
+    def away(rows: Iterable[int]) -> float:
         pieces = [whole.unflatten(0, (count, -1))[list(rows)].flatten(0, 1)]
         for dim, size in enumerate(found.shape):
             if (last := pieces[0].shape[dim] - size) < 0:
@@ -102,41 +106,43 @@ def nearest(found, whole, shares, count):
     return [*min(shares, key=away)]
 
 
-def table(values):
+def table(values: Tensor) -> Tensor:
     """Values of samples, with a second dimension."""
     return values if values.dim() > 1 else values[:, None]
 
 
-def home(weight):
+def home(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-def rms(tensor):
+def rms(tensor: Tensor) -> float:
     """The root mean square of a tensor's elements, 0 without any."""
     return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0
 
 
-def finite(number):
+def finite(number: float) -> float:
     """A number for the card, which has no other."""
     return number if math.isfinite(number) else sys.float_info.max
 
 
-def spans(numbers):
+def spans(numbers: Iterable[int]) -> str:
     """Numbers in words: 0–3, 6."""
-    text, last = [], None
+    text, last = list[str](), None
     for number in sorted(numbers):
         text[-1:] = [f"{text[-1].partition('–')[0]}–{number}"] if number - 1 == last else [*text[-1:], str(number)]
         last = number
     return ", ".join(text) or "none"
 
 
-def row(module, tensor, difference, tolerance, looks_like="", ranks=()):
+def row(
+    module: str, tensor: str, difference: float, tolerance: float, looks_like: str = "", ranks: Iterable[int] = ()
+) -> Row:
     """A tensor on the card."""
     found = {"module": module or WHOLE, "tensor": tensor, "difference": difference, "tolerance": tolerance}
     return found | {"ranks": sorted(ranks), "looks_like": looks_like}
 
 
-def as_text(card):
+def as_text(card: dict[str, Any]) -> str:
     """The card for people."""
     sides = [(name, card[name]) for name in ("single", "parallel")]
     lines = [

@@ -16,6 +16,7 @@ waiting (`launch.hang`). A note is a mapping:
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 WAITING = "waiting for others"
@@ -38,12 +39,12 @@ START = re.compile(r"^--- \d{4}-\S+ rank \d+ on .*\n", re.MULTILINE)
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch's
 
 
-def note_path(logs, rank):
+def note_path(logs: Path | str, rank: int) -> Path:
     """The note of a rank, beside its log."""
     return Path(logs) / f"rank{rank}.note.json"
 
 
-def state_of(frames, still=False):
+def state_of(frames: Iterable[tuple[str, int, str]], still: bool = False) -> tuple[str, str | None]:
     """(what a thread was doing, at which line of ours) from its frames, (file, line, function) from the innermost outwards.
 
     still: whether its process used no processor meanwhile: within torch it waits, as a backward pass does whose gradients are summed.
@@ -55,7 +56,7 @@ def state_of(frames, still=False):
             inner.append(file)
             continue
         path = Path(file)
-        room = path.relative_to(PACKAGE).parts[0] if ours else None
+        room = path.relative_to(PACKAGE).parts[0] if ours else ""
         library = next((each for each in inner if "/torch/distributed/" in each), ALONE[0])
         doing = ROOMS.get(room, "computing") if any(each in library for each in ALONE) else WAITING
         if any("/torch/utils/data/" in each for each in inner):
@@ -67,18 +68,18 @@ def state_of(frames, still=False):
     return "computing", None
 
 
-def operation_of(frames):
+def operation_of(frames: Iterable[tuple[str, int, str]]) -> str | None:
     """The function of torch's for several processes that was called in these frames, such as `recv`; None where there is none."""
     names = (name for file, _, name in frames if file.endswith("/torch/distributed/distributed_c10d.py"))
     return next((name for name in names if not name.startswith("_")), None)
 
 
-def frames_in(text):
+def frames_in(text: str) -> list[tuple[str, int, str]]:
     """(file, line, function) of each frame in a text, in its order."""
     return [(file, int(line), function) for file, line, function in FRAME.findall(text)]
 
 
-def error_in(text):
+def error_in(text: str) -> tuple[str, str, list[tuple[str, int, str]]] | None:
     """(message, message of the exception that it came from, frames of that from the innermost outwards) of the last traceback in a text;
     None where there is none."""
     text, chain = RANK_PREFIX.sub("", text), []
@@ -89,7 +90,7 @@ def error_in(text):
     return (chain[0][2], chain[-1][2], frames_in(chain[-1][1])[::-1]) if chain else None
 
 
-def tail_of(log):
+def tail_of(log: Path | str) -> str:
     """The end of a log, as far as it is of the rank's last start."""
     with open(log, "rb") as handle:
         handle.seek(max(0, handle.seek(0, 2) - TAIL_BYTES))

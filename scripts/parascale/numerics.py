@@ -20,14 +20,14 @@ TABLE = "numerics.json"
 
 
 @functools.cache
-def training_modules(task, engine, families, files=()):
+def training_modules(task: str, engine: str, families: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[str, str]:
     """Module → digest, in the key of a training: as declared for our own, as they are now for `files` of the user's own.
 
     A part that is not declared yet, as a family under development, counts as it is now. Once a process: thousands of runs share
     few kinds.
     """
     parts = ["training", task, *(["lightning"] if engine == "lightning" else []), *(FAMILY + name for name in families)]
-    declared, found = read_json(provenance.PACKAGE / TABLE)["declared"], {}
+    declared, found = read_json(provenance.PACKAGE / TABLE)["declared"], dict[str, str]()
     for part in parts:
         known = declared.get(part) or {"version": 1, "modules": modules_now(part)}
         found |= known["modules"]
@@ -36,23 +36,23 @@ def training_modules(task, engine, families, files=()):
     return dict(sorted(found.items())) | provenance.modules_of(files=files)
 
 
-def modules_now(part):
+def modules_now(part: str) -> dict[str, str]:
     """Module → digest of a part as its code is now."""
     family = part.removeprefix(FAMILY)
     return provenance.modules_of(part) if family == part else provenance.modules_of(families=[family])
 
 
 @functools.cache
-def unproven(parts=()):
+def unproven(parts: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Modules of some parts (default: the declared ones) whose code is not the one that was last proven, once a process."""
     table = read_json(provenance.PACKAGE / TABLE)
-    now, proven = {}, table["proven"]
+    now, proven = dict[str, str](), table["proven"]
     for part in parts or table["declared"]:
         now |= modules_now(part)
     return tuple(sorted(name for name in now.keys() | proven if now.get(name) != proven.get(name)))
 
 
-def warning():
+def warning() -> str:
     """What to know of edited training code that is not proven; empty where there is none."""
     if not (names := unproven()):
         return ""

@@ -2,7 +2,9 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +20,7 @@ TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "float16":
 class Part:
     """What one process recorded in one step."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         try:
             self.file = safe_open(path, "pt")
             self.about = json.loads(self.file.metadata()["prove"])
@@ -29,13 +31,13 @@ class Part:
         self.keys, self.rows, self.columns = self.about["keys"], self.about["rows"], self.about["positions"]
         self.rank, self.updates = self.about["rank"], self.about["updates"]
         self.uneven = {"|".join(key.split("|")[:4]) for key in self.about.get("uneven", ())}
-        self.micros = defaultdict(list)  # key of an output or input → its keys with micro-batch
+        self.micros = defaultdict[str, list[str]](list)  # key of an output or input → its keys with micro-batch
         for key in self.keys:
             self.micros[key.rpartition("|")[0] if key.startswith(("output|", "input|")) else key].append(key)
         for name in self.names("gradient"):
             self.micros.setdefault(f"used|{name}", self.micros[f"gradient|{name}"])
         self.gradients = [f"gradient|{name}" for name in self.names("gradient")]
-        self.states = defaultdict(dict)  # weight → name in the state of its optimizer → key
+        self.states = defaultdict[str, dict[str, str]](dict)  # weight → name in the state of its optimizer → key
         for key in self.names("state"):
             self.states[key.rpartition("|")[0]][key.rpartition("|")[2]] = f"state|{key}"
         self.order = list(dict.fromkeys(key.split("|")[1] for key in self.keys if key.startswith("output|")))
@@ -43,10 +45,10 @@ class Part:
         self.types = {key: TYPES[kind] for key, kind in kinds.items() if kind in TYPES}
         self.autocast = {name: TYPES.get(kind, kind) for name, (kind, _) in self.about["autocast"].items()}
 
-    def names(self, kind):
+    def names(self, kind: str) -> list[str]:
         return [key.partition("|")[2] for key in self.keys if key.startswith(f"{kind}|")]
 
-    def get(self, key, each=None):
+    def get(self, key: str, each: int | None = None) -> tuple[torch.Tensor, dict[str, Any]] | None:
         """(tensor, facts), or None. Micro-batches are joined where `each` of a sample's elements come first in them (default: if they do)."""
         keys = self.micros.get(key, [])
         held = [self.file.get_tensor(name) for name in keys]
@@ -59,14 +61,15 @@ class Part:
                 return torch.cat(held).double(), facts and facts | {"whole": [sum(sizes), *facts["whole"][1:]]}
         return (held[0].double(), facts) if keys else None
 
-    def value(self, key):
-        return self.get(key)[0]
+    def value(self, key: str) -> Any:
+        found = self.get(key)
+        return found and found[0]
 
-    def stored(self, key):
+    def stored(self, key: str) -> Any:
         """A weight's or gradient's tensor in its own type, or None."""
         return self.file.get_tensor(self.micros[key][0]) if key in self.micros else None
 
-    def piece(self, key):
+    def piece(self, key: str) -> tuple[Any, Any] | None:
         """Which piece of a weight or gradient this process holds whole, as (offset, shape), of a plain tensor without the offset; else None."""
         if key not in self.micros:
             return None
@@ -74,25 +77,25 @@ class Part:
         shape = tuple(self.file.get_slice(self.micros[key][0]).get_shape())
         return (None, shape) if not facts else None if facts["partial"] else (tuple(facts["offset"]), shape)
 
-    def is_stuck(self):
+    def is_stuck(self) -> bool:
         """Whether no optimizer made a step and gradients are not finite: they overflowed, and the scaler of the loss skips the step."""
         return not self.updates and not all(self.stored(key).isfinite().all() for key in self.gradients)
 
-    def is_changed(self, name):
+    def is_changed(self, name: str) -> bool:
         """Whether the optimizer got another gradient than that which is compared first."""
         return f"gradient|{name}" in self.micros and self.micros[f"used|{name}"] != self.micros[f"gradient|{name}"]
 
-    def forget_unclipped(self):
+    def forget_unclipped(self) -> None:
         """Take gradients for what the optimizer got, though what stood before a clip was found."""
         for key in self.gradients if self.about["clip"] == "before" else ():
             self.micros[key] = self.micros[key.replace("gradient|", "used|", 1)]
 
-    def rounding(self, *keys):
+    def rounding(self, *keys: str) -> float:
         """The largest rounding error of the types of tensors."""
         kinds = (self.types.get(name) for key in keys for name in self.micros.get(key, ()))
-        return max((ROUNDOFF.get(kind, 0.0) for kind in kinds), default=0.0)
+        return max((ROUNDOFF.get(str(kind), 0.0) for kind in kinds), default=0.0)
 
-    def roundings(self):
+    def roundings(self) -> Iterator[tuple[str, float]]:
         """Yield (module, the rounding error of one of its outputs, or of what is computed inside it)."""
         products = self.about["products"]
         least = 0.0 if products == "fp32" else ROUNDOFF[products]
@@ -104,7 +107,7 @@ class Part:
             (name, ROUNDOFF.get(self.autocast[name], 0.0)) for name, (_, own) in self.about["autocast"].items() if own
         )
 
-    def precision(self):
+    def precision(self) -> str:
         """In words: the types of weights, of autocast and of other outputs, and what products are rounded to."""
         of = lambda kind: {self.types[key] for key in self.types if key.startswith(kind)}  # noqa: E731
         weights, cast, products = of("weight|"), {*self.autocast.values()}, self.about["products"]
@@ -112,7 +115,7 @@ class Part:
         words += [f"{kind} outputs" for kind in sorted(of("output|") - weights - cast)]
         return ", ".join(words + [f"products in {products}"] * (products != "fp32"))
 
-    def apart_from(self, single):
+    def apart_from(self, single: Self) -> str | None:
         """In what another precision is recorded here than in the single process, in words, or None."""
         if self.about["products"] != single.about["products"]:
             return f"products in {self.about['products']}, not {single.about['products']}"
@@ -130,12 +133,12 @@ class Part:
                 for part in (self, single)
             )
             if ours != theirs:
-                ours, theirs = (f"{stored}{f' under {cast}' if cast else ''}" for stored, cast in (ours, theirs))
-                return f"{kind} {name or 'of the model'} in {ours}, not {theirs}"
+                one, other = (f"{stored}{f' under {cast}' if cast else ''}" for stored, cast in (ours, theirs))
+                return f"{kind} {name or 'of the model'} in {one}, not {other}"
         return None
 
 
-def recording(folder):
+def recording(folder: Path | str) -> list[list[Part]]:
     """The parts of each step in a folder, by rank."""
     found = defaultdict(list)
     for path in sorted(Path(folder).glob("step-*-rank-*.safetensors")):
@@ -148,7 +151,7 @@ def recording(folder):
     return list(found.values())
 
 
-def precision(parts):
+def precision(parts: list[Part]) -> str:
     """That of all processes, or of each rank where they differ."""
     ranks = defaultdict(list)
     for part in parts:
@@ -158,7 +161,7 @@ def precision(parts):
     return "; ".join(f"rank{'s' * (len(held) > 1)} {spans(held)}: {words}" for words, held in ranks.items())
 
 
-def unequal(single, parts, key):
+def unequal(single: Part, parts: list[Part], key: str) -> tuple[list[int], float, str] | None:
     """(ranks, difference, words) where processes hold the same piece of a weight or gradient in different bits, or None.
 
     What they compute from the same samples may differ by rounding on GPUs; what only a reduction makes equal may not.

@@ -23,14 +23,18 @@ compared where g is JUDGED of its tensor's mean size, or 0: the mean of (e/g)² 
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self, cast
 
 import torch
+from torch import Tensor
 
 from parascale.errors import DataError, shorten_list
 from parascale.files import write_json, write_text
 from parascale.likeness import (
     WHOLE,
+    Row,
     as_text,
     finite,
     home,
@@ -43,17 +47,18 @@ from parascale.likeness import (
     spans,
     table,
 )
-from parascale.parts import ROUNDOFF, precision, recording, unequal
+from parascale.parts import ROUNDOFF, Part, precision, recording, unequal
 from parascale.replay import Replays
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
 ROUGH, ROUGH_NOISE = 3, 4  # in halves
 FP32 = ROUNDOFF["fp32"]
 INPUT = "input|0|0"
+Folder = Path | str
 EXIT_CODES = {"same": 0, "different": 1, "not comparable": 3}  # 2 is of a wrong command
 
 
-def compare(single, parallel, across_precisions=False):
+def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -> dict[str, Any]:
     """The verdict on the recording in folder `parallel` against the single process's in `single`, as plain values: the card."""
     one, many = recording(single), recording(parallel)
     if len(one[0]) != 1:
@@ -65,7 +70,7 @@ def compare(single, parallel, across_precisions=False):
             f"{single} and {parallel} keep one column of {shorten_list(sorted(kept))}; record both with one `every`"
         )
     told = ("world", "layout", "torch", "python", "system")
-    card = {"schema_version": 2, "verdict": "same", "steps": len(one), "first": None, "passes": []}
+    card: dict[str, Any] = {"schema_version": 2, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     apart = [
         (part.apart_from(whole), step)
         for step, ((whole,), parts) in enumerate(zip(one, many, strict=True))
@@ -77,11 +82,12 @@ def compare(single, parallel, across_precisions=False):
     card |= {"every": kept.pop(), "margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     if reason and not across_precisions:
         return card | {"verdict": "not comparable", "reason": reason}
-    step, unjudged = None, {}
+    step: Any = None
+    unjudged: dict[str, None] = {}
     for number, ((whole,), parts) in enumerate(zip(one, many, strict=True)):
         step = Step(whole, parts, step)
-        for name, rows in step.passes():
-            rows = [each for each in rows if each]
+        for name, found in step.passes():
+            rows: list[Row] = [each for each in found if each]
             outside = [each for each in rows if not each["difference"] <= each["tolerance"]]
             worst = max(rows, key=lambda each: each["difference"] / (each["tolerance"] or 1e-300), default=None)
             counted = {"step": number, "pass": name, "compared": len(rows), "outside": len(outside)}
@@ -97,12 +103,13 @@ def compare(single, parallel, across_precisions=False):
 class Step:
     """One step of the single process and of the others. before: the Step before it, or None."""
 
-    def __init__(self, single, parts, before):
+    def __init__(self, single: Part, parts: list[Part], before: Self | None) -> None:
         self.single, self.parts, self.before = single, parts, before
-        self.number, self.every = before.number + 1 if before else 0, (single, *parts)
-        self.skipped, self.unjudged = set(), []
+        self.number: int = before.number + 1 if before else 0
+        self.every = (single, *parts)
+        self.skipped, self.unjudged = set[str](), list[str]()
         self.place = {name: number for number, name in enumerate(single.order, 1)}
-        self.replays = before.replays if before else Replays()
+        self.replays: Replays = before.replays if before else Replays()
         clips = {part.about["clip"] for part in self.every}
         self.is_clipped = clips - {"before", "asked", "none"} or {"before", "none"} <= clips
         if not clips <= {"before", "asked"}:  # gradients before a clip are compared where all processes have them
@@ -116,36 +123,36 @@ class Step:
         self.unit = max([self.units[-1], *(part.rounding(*part.gradients) for part in self.every)])
         shapes = [single.file.get_slice(f"weight|{name}").get_shape() for name in single.names("weight")]
         self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1) * single.about.get("every", 1)
-        self.inputs = table(single.value(INPUT)) if INPUT in single.micros else None
+        self.inputs: Any = table(single.value(INPUT)) if INPUT in single.micros else None
         self.drift = before.drift_after() if before else {}
         self.skipped |= {name for part in parts for name in part.names("weight")} - {*single.names("weight")}
 
-    def place_of(self, weight):
+    def place_of(self, weight: str) -> int:
         """The place of the innermost module around a weight that was called."""
         around = (name for name in self.place if weight.startswith(f"{name}."))
         return self.place.get(max(around, key=len, default=None), len(self.place))
 
-    def tolerance(self, operations, terms, unit, module=None):
+    def tolerance(self, operations: float, terms: float, unit: float, module: str | None = None) -> float:
         drift = 2 * max(self.drift.get(None, 0.0), self.drift.get(module, 0.0))
         growth = math.sqrt(operations / 3)
         if unit > FP32:
             return ROUGH * math.sqrt(growth) * unit + MARGIN * growth * drift
         return MARGIN * growth * (unit * math.sqrt(1 + terms) + drift)
 
-    def conversion(self, key):
+    def conversion(self, key: str) -> float:
         """The tolerance of a tensor that is copied: none, unless to another type."""
         units = {part.rounding(key) for part in self.every if key in part.micros}
         return MARGIN * max(units) if len(units) > 1 else 0.0
 
-    def passes(self):
+    def passes(self) -> Iterator[tuple[str, list[Row | None]]]:
         """Yield (pass, rows) in the order of the computation; a row says by how much a tensor differs, and where."""
         single, place, last = self.single, self.place, len(self.place) or 1
         if not self.before:
             starts = [f"start|{name}" for name in single.names("start")]
             yield "start", [self.judge(key, self.conversion(key)) for key in starts]
         yield "samples", self.find_samples()
-        outputs = {key: key.split("|")[1] for key in single.micros if key.startswith("output|")}
-        outputs = sorted(outputs.items(), key=lambda item: place[item[1]])
+        kept = {key: key.split("|")[1] for key in single.micros if key.startswith("output|")}
+        outputs = sorted(kept.items(), key=lambda item: place[item[1]])
         forward = [
             self.judge(key, self.tolerance(place[name], self.columns, self.units[place[name]], name))
             for key, name in outputs
@@ -158,12 +165,12 @@ class Step:
         level = (ROUGH_NOISE if self.unit > FP32 else NOISE) * (
             math.sqrt(2) * self.unit + 2 * self.drift.get(None, 0.0)
         )
-        noise = defaultdict(float)  # by module: a bias is the sum of what its weight's gradient is made of
+        noise = defaultdict[str, float](float)  # by module: a bias is the sum of what its weight's gradient is made of
         for name, gradient in gradients.items():
             noise[home(name)] = max(noise[home(name)], level * max(mean, rms(gradient)))
         terms = max(self.columns, 1 if self.inputs is None else self.inputs.numel())
         tolerance = self.tolerance(2 * last, terms, self.unit)
-        found = [self.judge(f"gradient|{name}", tolerance, noise[home(name)] / tolerance) for name in names]
+        found: list[Any] = [self.judge(f"gradient|{name}", tolerance, noise[home(name)] / tolerance) for name in names]
         for each in found if self.is_clipped else ():
             each["looks_like"] += "; a clip came before it was recorded" if each["looks_like"] else ""
         yield "backward", [stuck, *found]
@@ -173,7 +180,7 @@ class Step:
         masks = {name: judged(gradient, noise[home(name)]) for name, gradient in gradients.items()}
         yield "weights", [*found, *(self.change(name, tolerance, masks.get(name)) for name in single.names("weight"))]
 
-    def change(self, name, tolerance, mask):
+    def change(self, name: str, tolerance: float, mask: Tensor | None) -> Row | None:
         """The row of a weight's change: of its optimizer done again, or else of how all differ; None where neither tells."""
         key, is_buffer = f"weight|{name}", name not in self.single.about["trained"] + self.single.about["others"]
         if not is_buffer and (found := self.replays.row(self, name, MARGIN)):
@@ -183,7 +190,7 @@ class Step:
             return self.uncommon(key)
         return self.judge(key, tolerance, 8 * self.unit / tolerance * rms(self.single.value(key)), mask, True)
 
-    def gradients_of(self, name):
+    def gradients_of(self, name: str) -> dict[int, Tensor]:
         """What each process's optimizer got for its part of a weight, by its number among all; the single process is the first."""
         used, key = f"used|{name}", f"weight|{name}"
         held = {number: part.stored(used) for number, part in enumerate(self.every) if used in part.micros}
@@ -195,7 +202,7 @@ class Step:
             held |= {rank + 1: flat[own] for ranks, _, own in self.placed(key, whole) for rank in ranks}
         return held
 
-    def stuck(self):
+    def stuck(self) -> Row | None:
         """The row of processes that make no step, as the scaler of a loss has them do where a gradient overflows; None if all do."""
         if not any(part.is_stuck() for part in self.every):
             return None
@@ -204,22 +211,22 @@ class Step:
         text = f"{'skipped' if still[0] else 'made'} in the single process alone: gradients that are not finite"
         return row("the optimizer", "step", float(bool(wrong)), 0.5, text, wrong)
 
-    def uncommon(self, key):
+    def uncommon(self, key: str) -> Row | None:
         """The row of what several processes hold, if their bits differ; else None."""
         if found := unequal(self.single, self.parts, key):
             ranks, difference, text = found
             return row(home(name := key.partition("|")[2]), name, difference, 0.0, text, ranks)
         return None
 
-    def began(self, part, key):
+    def began(self, part: Part, key: str) -> Tensor:
         """A weight of a process as this step found it."""
         if not self.before:
             return part.value(key.replace("weight|", "start|", 1))
         return (self.before.single if part is self.single else self.before.parts[part.about["rank"]]).value(key)
 
-    def drift_after(self):
+    def drift_after(self) -> dict[str | None, float]:
         """By how much weights differ after this step, of their size: of each module, and under None of all."""
-        apart, size = defaultdict(float), defaultdict(float)
+        apart, size = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
         for name in self.single.names("weight"):
             whole = self.single.value(f"weight|{name}")
             for _, found, own in self.placed(f"weight|{name}", whole):
@@ -228,7 +235,7 @@ class Step:
                     size[place] += whole.flatten()[own].square().sum().item()
         return {place: math.sqrt(apart[place] / size[place]) for place in size if size[place]}
 
-    def loss(self, outputs):
+    def loss(self, outputs: list[Row | None]) -> Row | None:
         """The row of the loss: each process has the single one's, or their mean or sum is it. outputs: rows of what it follows from."""
         losses = [sum(part.about["losses"]) for part in self.parts if part.about["losses"]]
         if not losses or not self.single.about["losses"]:
@@ -243,7 +250,7 @@ class Step:
         apart = finite(min(ways) / (abs(one) or 1.0) if all(map(math.isfinite, [one, *losses])) else math.inf)
         return row("the loss", "loss", apart, tolerance, text)
 
-    def find_samples(self):
+    def find_samples(self) -> list[Row | None]:
         """Find each process's rows of the batch and its places in the sequence, by its inputs; returns a row for what is missing."""
         if self.inputs is None:
             return []
@@ -274,12 +281,13 @@ class Step:
                         break
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
 
-    def placed(self, key, whole, change=False):
+    def placed(self, key: str, whole: Tensor, change: bool = False) -> Iterator[tuple[list[int], Any, Tensor]]:
         """Yield (ranks, what they hold, numbers of its elements in `whole`) for each part of a tensor; Partial parts are summed."""
-        sums, filled, output = defaultdict(lambda: [[], 0.0]), defaultdict(int), key.startswith("output|")
+        sums = defaultdict[str, list[Any]](lambda: [[], 0.0])
+        filled, output = defaultdict[str, int](int), key.startswith("output|")
         for part in self.parts:
             each = len(whole) // len(self.inputs) if output and self.inputs is not None else None
-            found, facts = part.get(key, each) or (None, None)
+            found, facts = cast(tuple[Any, Any], part.get(key, each) or (None, None))
             if found is None or (key.startswith("output||") and not {*self.place} <= {*part.order}):
                 continue  # a stage's own output is none of the whole model
             ranks, found = [part.about["rank"]], found - self.began(part, key) if change else found
@@ -308,7 +316,9 @@ class Step:
                 own = own.narrow(dim, begin, found.shape[dim])
             yield ranks, found, own
 
-    def judge(self, key, tolerance, floor=0.0, mask=None, change=False):
+    def judge(
+        self, key: str, tolerance: float, floor: float = 0.0, mask: Tensor | None = None, change: bool = False
+    ) -> Row | None:
         """A tensor's row, or None for an output that no process has: the largest difference of a part, of the size of the whole and `floor`."""
         kind, name = key.split("|")[:2]
         module = name if kind == "output" else home(name)
@@ -334,13 +344,13 @@ class Step:
         )
 
 
-def judged(gradient, noise):
+def judged(gradient: Tensor, noise: float) -> Tensor:
     """Elements of a weight whose changes are judged."""
     size = rms(gradient)
     return (gradient.abs() >= max(JUDGED * size, noise)) | ((gradient == 0) & (size == 0 or size >= noise))
 
 
-def write_card(single, parallel, folder=None, across_precisions=False):
+def write_card(single: Folder, parallel: Folder, folder: Folder | None = None, across_precisions: bool = False) -> int:
     """Print the card, and write it into a folder (default: that of the parallel recording); returns the exit code of its verdict."""
     card, folder = compare(single, parallel, across_precisions), Path(folder or parallel)
     write_json(folder / "proof.json", card)

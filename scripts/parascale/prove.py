@@ -15,14 +15,18 @@ import os
 import platform
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # of compile, checkpointing, FSDP1
 REHEARSALS = ("_forward_metadata_inference", "_shape_inference")  # by which a pipeline asks a stage for shapes
@@ -31,7 +35,14 @@ COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of its n
 
 
 @contextmanager
-def recording(model, folder, rows=None, positions=None, names=lambda name: name, every=1):
+def recording(
+    model: Any,
+    folder: Path | str,
+    rows: Iterable[Any] | None = None,
+    positions: Iterable[Any] | None = None,
+    names: Callable[[str], str] = lambda name: name,
+    every: int = 1,
+) -> Iterator["Record"]:
     """Record one training step of this process into `folder`; yields a Record. A step that ends with an exception is not recorded.
 
     model: the module that the script calls, wrapped or not; a list of them for several stages of a pipeline. Do not compile it.
@@ -59,7 +70,7 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name,
         hooks.enter_context(record.watch_clips())
         yield record
     record.finish()
-    told = {
+    told: dict[str, Any] = {
         "format": FORMAT,
         "rank": rank,
         "world": world,
@@ -86,34 +97,37 @@ def recording(model, folder, rows=None, positions=None, names=lambda name: name,
 class Record:
     """What one process held in one step. Keys are `<kind>|<name>`, of outputs and inputs also call, leaf and micro-batch."""
 
-    def __init__(self, models, names, every, is_first):
-        self.models, self.names, self.every, self.tensors, self.facts = models, names, every, {}, {}
-        self.is_first, self.others = is_first, {}  # others: tensors outside of the model
-        self.uneven = []  # keys of plain tensors of a number of columns that `every` does not divide
-        self.autocast, self.updates = {}, {}  # module → its type; weight → the optimizer that updated it
+    def __init__(self, models: list[torch.nn.Module], names: Callable[[str], str], every: int, is_first: bool) -> None:
+        self.models, self.names, self.every, self.is_first = models, names, every, is_first
+        self.tensors, self.facts = dict[str, torch.Tensor](), dict[str, Any]()
+        self.others: dict[str, torch.Tensor] = {}  # outside of the model
+        self.uneven: list[str] = []  # keys of plain tensors of a number of columns that `every` does not divide
+        # Module → its type; weight → the optimizer that updated it.
+        self.autocast, self.updates = dict[str, Any](), dict[str, Any]()
         self.clip = (
             "none"  # what is known of the gradients: as "asked" for, or none was seen, or as "before" or "after" one
         )
-        self.samples, self.losses, self.done = [], [], False
-        self.micro, self.calls, self.muted = [-1] * len(models), [Counter() for _ in models], [False] * len(models)
+        self.samples, self.losses, self.done = list[int](), list[float](), False
+        self.calls = [Counter[str]() for _ in models]
+        self.micro, self.muted = [-1] * len(models), [False] * len(models)
 
-    def loss(self, loss):
+    def loss(self, loss: torch.Tensor) -> None:
         """Note this process's loss, as `backward` gets it; those of accumulated micro-batches, one by one, are added."""
         self.losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).item())
 
-    def gradients(self):
+    def gradients(self) -> None:
         """Record the gradients here instead of at the first optimizer step: before they are clipped, for example."""
         if not self.done:
             self.clip = "asked"
         self._gradients()
 
-    def also(self, name, tensor):
+    def also(self, name: str, tensor: torch.Tensor) -> None:
         """Record a tensor outside of the model too, as it is now and when the step ends: an average of weights, updated in place."""
         if self.is_first and name not in self.others:
             self._keep(f"start|{name}", tensor)
         self.others[name] = tensor
 
-    def finish(self):
+    def finish(self) -> None:
         """Record what a step ends with, and find the gradients before a clip, if one factor for each is all that changed them since."""
         self._gradients()
         self.weights("weight")
@@ -123,7 +137,7 @@ class Record:
             key.partition("|")[2]: self.tensors.pop(key) for key in [*self.tensors] if key.startswith("unclipped|")
         }
         if begun and self.clip != "asked":
-            used = {name: self.tensors.get(f"used|{name}", self.tensors.get(f"gradient|{name}")) for name in begun}
+            used: Any = {name: self.tensors.get(f"used|{name}", self.tensors.get(f"gradient|{name}")) for name in begun}
             self.clip = "before" if all(is_multiple(used[name], begun[name]) for name in begun) else "after"
             for name, tensor in begun.items() if self.clip == "before" else ():
                 self.tensors[f"gradient|{name}"] = tensor
@@ -131,7 +145,7 @@ class Record:
                     self.tensors[f"used|{name}"] = used[name]
                     self.facts |= {f"used|{name}": fact for fact in [self.facts.get(f"gradient|{name}")] if fact}
 
-    def weights(self, kind):
+    def weights(self, kind: str) -> None:
         """Record all weights and kept buffers as they are now."""
         for name, parameter in self._parameters():
             self._keep(f"{kind}|{name}", parameter)
@@ -140,7 +154,7 @@ class Record:
                 if module._buffers[name] is not None:
                     self._keep(f"{kind}|{self.names(clean(f'{place}.{name}'.strip('.')))}", module._buffers[name])
 
-    def watch(self):
+    def watch(self) -> Iterator[RemovableHandle]:
         """Hook into every module, and into every optimizer's step; yields the hooks."""
         yield register_optimizer_step_pre_hook(self._before_step)
         for number, model in enumerate(self.models):
@@ -149,16 +163,16 @@ class Record:
             yield from (m.register_forward_hook(partial(self._leave, number, self.names(n))) for n, m in inner.items())
 
     @property
-    def trained(self):
+    def trained(self) -> list[str]:
         return [name for name, _ in self._parameters()]
 
     @contextmanager
-    def watch_clips(self):
+    def watch_clips(self) -> Iterator[None]:
         """Note the gradients that torch's functions clip, before they do: what they all call first, in every version, tells."""
         place, name = torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype"
-        group = getattr(place, name, None)
+        group: Any = getattr(place, name, None)
 
-        def noted(lists, *arguments, **keywords):
+        def noted(lists: Any, *arguments: Any, **keywords: Any) -> Any:
             clipped = {id(tensor) for tensors in lists for tensor in tensors}
             for weight, parameter in self._parameters():
                 if id(parameter.grad) in clipped:
@@ -173,7 +187,7 @@ class Record:
             if group:
                 setattr(place, name, group)
 
-    def products(self):
+    def products(self) -> str:
         """What products of fp32 numbers are rounded to before: fp32; tf32, also by convolutions on a GPU; bf16, on CPUs that know it."""
         weights = [parameter for _, parameter in self._parameters() if parameter.dtype == torch.float32]
         on_gpu, convolves = any(each.is_cuda for each in weights), any(each.dim() > 2 for each in weights)
@@ -186,43 +200,43 @@ class Record:
             return "tf32" if on_gpu and convolves and torch.backends.cudnn.allow_tf32 else "fp32"
         return "bf16" if chosen == "medium" and not on_gpu else "tf32"
 
-    def is_exact(self):
+    def is_exact(self) -> bool:
         """Whether the same operations on two processes give the same bits."""
         return torch.are_deterministic_algorithms_enabled() or not any(each.is_cuda for _, each in self._parameters())
 
-    def layout(self):
+    def layout(self) -> str:
         """How the weights are spread, in words."""
-        found = Counter()
+        found = Counter[str]()
         for _, weight in self._parameters():
             placed = zip(getattr(weight, "placements", ()), getattr(weight, "device_mesh", weight).shape, strict=False)
             found[", ".join(f"{how} over {size}" for how, size in placed) or "whole"] += 1
         kinds = "+".join(type(model).__name__ for model in self.models)
         return ", ".join([kinds, *(f"{count} weights {how}" for how, count in found.items())])
 
-    def _parameters(self):
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         pairs = (pair for model in self.models for pair in model.named_parameters(remove_duplicate=False))
         return ((self.names(clean(name)), parameter) for name, parameter in pairs)
 
-    def _before_step(self, optimizer, arguments, keywords):
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         """An optimizer that computes the gradients itself, by a closure, has them after that; what it is called with then."""
         closure = keywords.get("closure") or next(filter(callable, arguments[1:]), None)
         if closure is None:
             return self._note(optimizer)
 
-        def computed():
+        def computed() -> Any:
             loss = closure()
             self._note(optimizer)
             return loss
 
         return (optimizer, computed), {name: each for name, each in keywords.items() if name != "closure"}
 
-    def _gradients(self, scale=None):
+    def _gradients(self, scale: torch.Tensor | None = None) -> None:
         for name, parameter in self._parameters():
             if parameter.grad is not None and not self.done:
                 self._keep(f"gradient|{name}", parameter.grad if scale is None else parameter.grad / scale)
         self.done = True
 
-    def _note(self, optimizer):
+    def _note(self, optimizer: Any) -> None:
         """Record the gradients, and what this optimizer makes of them: its settings, its state before the first step, and what it gets."""
         scale = getattr(
             optimizer, "grad_scale", None
@@ -248,7 +262,7 @@ class Record:
                 if torch.equal(self.tensors[used], self.tensors[f"gradient|{name}"]):
                     del self.tensors[used]
 
-    def _enter(self, number, module, arguments, keywords):
+    def _enter(self, number: int, module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
         leaves = tensors_in((arguments, keywords))
         self.muted[number] = in_backward() or not leaves or is_rehearsal()
         if not self.muted[number]:
@@ -258,7 +272,7 @@ class Record:
             for index, leaf in enumerate(leaves):
                 self._keep(f"input|{number}|{index}|{self.micro[number]}", leaf)
 
-    def _leave(self, number, name, module, arguments, output):
+    def _leave(self, number: int, name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         leaves = [leaf for leaf in tensors_in(output) if leaf.is_floating_point()]
         if leaves and not self.muted[number] and not in_backward():  # which recomputes outputs
             if torch.is_autocast_enabled(
@@ -270,7 +284,7 @@ class Record:
                 self._keep(f"output|{name}|{self.calls[number][name]}|{index}|{max(self.micro[number], 0)}", leaf)
             self.calls[number][name] += 1
 
-    def _keep(self, key, tensor):
+    def _keep(self, key: str, tensor: Any) -> None:
         tensor = tensor.detach()
         if hasattr(tensor, "placements"):
             self.facts[key], tensor = facts_of(tensor), tensor.to_local()
@@ -278,9 +292,9 @@ class Record:
             tensor = self._thinned(key, tensor)
         self.tensors[key] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
-    def _thinned(self, key, tensor):
+    def _thinned(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """Every so-many-th column of the whole that this tensor is a part of."""
-        every, facts = self.every, self.facts.get(key)
+        every, facts = self.every, self.facts.get(key) or {}
         begin = facts["offset"][-1] if facts else 0
         self.uneven += [key] if not facts and tensor.shape[-1] % every else []
         for name in ("whole", "offset") if facts else ():
@@ -288,13 +302,13 @@ class Record:
         return tensor[..., -begin % every :: every]
 
 
-def clean(name):
+def clean(name: str) -> str:
     """A module's or weight's name without those of wrappers."""
     parts = name.split(".")
     return ".".join(part for part in parts[parts[0] == "module" :] if part not in WRAPPERS)
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """A setting of an optimizer as JSON has it, or None."""
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
@@ -302,7 +316,7 @@ def plain(value):
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def is_multiple(tensor, of):
+def is_multiple(tensor: torch.Tensor | None, of: torch.Tensor) -> bool:
     """Whether a tensor is another one times one factor, but for rounding."""
     if tensor is None or tensor.shape != of.shape:
         return False
@@ -311,7 +325,7 @@ def is_multiple(tensor, of):
     return torch.allclose(tensor, factor * of, rtol=8 * kind.eps, atol=kind.tiny)
 
 
-def facts_of(tensor):
+def facts_of(tensor: Any) -> dict[str, Any]:
     """Where a DTensor's local part lies: the whole's shape, the part's offset, of how many parts it is the sum (or mean), and its others."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -324,16 +338,16 @@ def facts_of(tensor):
     return {"whole": list(tensor.shape), "offset": list(offset), "partial": parts, "mean": mean, "same": str(same)}
 
 
-def tensors_in(values):
+def tensors_in(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dim()]
 
 
-def in_backward():
+def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def is_rehearsal():
-    frame = sys._getframe()
+def is_rehearsal() -> bool:
+    frame: FrameType | None = sys._getframe()
     while frame and frame.f_code.co_name not in REHEARSALS:
         frame = frame.f_back
     return frame is not None

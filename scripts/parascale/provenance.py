@@ -15,7 +15,9 @@ import operator
 import os
 import platform
 import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from parascale.errors import ConfigError
 
@@ -107,17 +109,17 @@ CODE = {
 }
 
 
-def code_of(*results, families=(), files=()):
+def code_of(*results: str, families: Iterable[str] = (), files: Sequence[Any] = ()) -> str:
     """The hex sha256 of what the code does that decides results of some kinds (see `modules_of`)."""
     return digest_of_modules(modules_of(*results, families=families, files=files))
 
 
-def digest_of_modules(modules):
+def digest_of_modules(modules: dict[str, str]) -> str:
     """The hex sha256 of what `modules_of` gave."""
     return hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in modules.items()).encode()).hexdigest()
 
 
-def modules_of(*results, families=(), files=()):
+def modules_of(*results: str, families: Iterable[str] = (), files: Sequence[Any] = ()) -> dict[str, str]:
     """Module → hex sha256 of what its code does, of those that decide results of some kinds, keys of `CODE`.
 
     families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
@@ -137,7 +139,7 @@ def modules_of(*results, families=(), files=()):
     return dict(ours) | {os.path.relpath(file, home or "."): _digest(file) for file in _with_neighbours(files)}
 
 
-def imports_of(file):
+def imports_of(file: Any) -> set[str]:
     """The top-level names that a file of Python imports; of one that is half written, none."""
     try:
         return {name.partition("/")[0] for name in _imports(_parsed(file)[1])}
@@ -145,7 +147,7 @@ def imports_of(file):
         return set()
 
 
-def _with_neighbours(files):
+def _with_neighbours(files: Iterable[Any]) -> list[str]:
     """Files, and those that they import from their own folders or the first one's, directly or not; of a package there, all of it."""
     found = [str(file) for file in files]
     for file in found:
@@ -155,7 +157,7 @@ def _with_neighbours(files):
     return found
 
 
-def _modules(folder, name):
+def _modules(folder: str, name: str) -> list[str]:
     """Files of the module `name`, as `package/module`, below a folder: a folder without `__init__.py` counts as far as it is named."""
     place = folder
     for part in name.split("/"):
@@ -168,10 +170,10 @@ def _modules(folder, name):
 
 
 @functools.cache
-def _imports(content):
+def _imports(content: bytes) -> tuple[str, ...]:
     """What Python code imports, as `package/module`, from top to bottom; of `from a import b` it may be the module `a/b`."""
     found = (node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.Import | ast.ImportFrom))
-    names = {}
+    names: dict[str, None] = {}
     for node in sorted(found, key=operator.attrgetter("lineno")):
         package = ""
         if isinstance(node, ast.ImportFrom):
@@ -180,7 +182,7 @@ def _imports(content):
     return tuple(names)
 
 
-def git_commit():
+def git_commit() -> str | None:
     """The commit that this package was checked out at, with `+dirty` where tracked files differ from it.
 
     None without git, or where the package is no part of a checkout (installed, or copied).
@@ -190,9 +192,9 @@ def git_commit():
     return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")
 
 
-def versions():
+def versions() -> dict[str, str | None]:
     """Name → version of Python and of the libraries that results depend on; None for what is not installed. It loads none of them."""
-    found = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
@@ -201,7 +203,7 @@ def versions():
     return found
 
 
-def _git(*arguments):
+def _git(*arguments: str) -> str | None:
     """What git answers in the package's folder, or None where it cannot."""
     try:
         answer = subprocess.run(
@@ -216,12 +218,12 @@ def _git(*arguments):
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _digest(file):
+def _digest(file: Any) -> str:
     """Digest of a file's syntax tree, or of the text of a file that is no Python by its name."""
     return _parsed(file)[0]
 
 
-def _parsed(file):
+def _parsed(file: Any) -> tuple[str, bytes]:
     """(`_digest` of a file, its content as far as it is Python)."""
     try:
         state = os.stat(file)
@@ -231,16 +233,16 @@ def _parsed(file):
 
 
 @functools.cache
-def _read(file, mtime, size):
+def _read(file: str, mtime: int, size: int) -> tuple[str, bytes]:
     """`_parsed`, once in a process for each state of a file."""
-    content, words = Path(file).read_bytes(), []
+    content, words = Path(file).read_bytes(), list[str]()
     if not file.endswith(".py"):
         return hashlib.sha256(content).hexdigest(), b""
     _describe(ast.parse(content), words.append)
     return hashlib.sha256("\n".join(words).encode()).hexdigest(), content
 
 
-def _describe(node, say):
+def _describe(node: ast.AST, say: Callable[[str], object]) -> None:
     """Say what a node does, in words that neither formatting nor the version of Python changes."""
     kind = node.__class__.__name__
     if kind == "Raise":
@@ -267,7 +269,7 @@ def _describe(node, say):
             say(ascii(value))
 
 
-def _without_message(node):
+def _without_message(node: Any) -> ast.AST:
     """A `raise` whose error's texts are left out: what an error says decides no number."""
     if not isinstance(node.exc, ast.Call):
         return node
@@ -277,20 +279,20 @@ def _without_message(node):
     return ast.Raise(ast.Call(node.exc.func, kept, node.exc.keywords), node.cause)
 
 
-def _effective(kind, field, node, items):
+def _effective(kind: str, field: str, node: Any, items: list[Any]) -> list[Any]:
     """The items of a list in a syntax tree, without what only speaks to readers."""
     if field == "body":
         return [item for item in items if not _is_remark(item)]
     if kind == "Call" and field == "keywords":
         return [item for item in items if item.arg != "help"]
-    if kind == "Call" and (position := EXPLANATIONS.get(getattr(node.func, "id", None))) is not None:
+    if kind == "Call" and (position := EXPLANATIONS.get(getattr(node.func, "id", ""))) is not None:
         return items[:position] + items[position + 1 :]
     if kind == "JoinedStr":
         return [item for item in items if getattr(item, "value", None) != ""]
     return items
 
 
-def _is_remark(statement):
+def _is_remark(statement: ast.AST) -> bool:
     """Whether a statement is a docstring, another text that stands alone, or the release's number."""
     match statement:
         case ast.Expr(value=ast.Constant(value=str())) | ast.Assign(targets=[ast.Name(id="__version__")]):

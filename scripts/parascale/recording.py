@@ -5,12 +5,14 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 FOLDER = "PARASCALE_FOLDER"  # a script's folder for its checkpoints; the record of the run lies beside it
 
 
-def record(*, step, loss=None, samples=None, **figures):
+def record(*, step: int, loss: Any = None, samples: Any = None, **figures: Any) -> None:
     """Record an optimizer step: the curve, and the rate, of the run that this process is part of. Outside of a run it does nothing.
 
     The first rank's call counts; others may call it too. step: its number; a script that continues goes on with it. loss: in any
@@ -26,9 +28,9 @@ def record(*, step, loss=None, samples=None, **figures):
         _lines(folder).add(int(step), plain)
 
 
-def by_step(lines):
+def by_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of steps, each step once: what a script says of it in several calls is joined. Equal lines are one that was written again."""
-    found = {}
+    found: dict[int, dict[str, Any]] = {}
     for line in lines:
         if (before := found.get(line["step"], line)) != line:
             line = before | line | {"seconds": {"total": before["seconds"]["total"] + line["seconds"]["total"]}}
@@ -39,15 +41,16 @@ def by_step(lines):
 class _Lines:
     """The end of `steps.jsonl`, where this process appends a line for each step."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         import psutil
 
         from parascale.paths import RunFolder
 
-        self.path, self.file = RunFolder(Path(folder).parent).steps, None
+        self.path = RunFolder(Path(folder).parent).steps
+        self.file: Any = None
         self.since = psutil.Process().create_time()
 
-    def add(self, step, numbers):
+    def add(self, step: int, numbers: dict[str, float]) -> None:
         """Append a line for a step: the only one, or one that `by_step` joins to those before."""
         now = time.time()
         seconds, self.since = now - self.since, now

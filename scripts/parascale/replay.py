@@ -2,23 +2,27 @@
 
 import inspect
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from parascale.likeness import finite, home, rms, row
+from parascale.likeness import Row, finite, home, rms, row
+from parascale.parts import Part
 
 # Those that treat each element for itself: a part of a weight is updated as the whole is.
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+Update = dict[str, Any]  # of a weight: the class of its optimizer, and its settings
 WAYS = {"params", "foreach", "fused", "capturable", "differentiable"}  # they change rounding alone
 
 
 class Replays:
     """Follows each process's weights from step to step."""
 
-    def __init__(self):
-        self.states, self.unknown = {}, set()
+    def __init__(self) -> None:
+        self.states, self.unknown = dict[Any, Any](), set[str]()
 
-    def row(self, step, name, margin):
+    def row(self, step: Any, name: str, margin: float) -> Row | None:
         """The row of a weight, or of an average of one, after a step; None where it is not known how the single process's came about."""
         update, gradients = step.single.updates.get(name), step.gradients_of(name)
         rows, share = [], None
@@ -43,7 +47,9 @@ class Replays:
         wrong = [rank for each in rows for rank in each["ranks"]]
         return max(rows, key=lambda each: each["difference"] / each["tolerance"]) | {"ranks": wrong}
 
-    def again(self, number, part, update, name, weight, gradient):
+    def again(
+        self, number: int, part: Part, update: Update | None, name: str, weight: Tensor, gradient: Tensor | None
+    ) -> Tensor | None:
         """What an optimizer makes of a process's weight, or None where it or its state is not known. number: of the process; 0 the single one."""
         state = self.states.setdefault((number, name), {key: part.stored(at) for key, at in part.states[name].items()})
         if update is None or gradient is None:
@@ -63,14 +69,16 @@ class Replays:
         return parameter.detach()
 
 
-def is_updated_elsewhere(part, parts, name):
+def is_updated_elsewhere(part: Part, parts: list[Part], name: str) -> bool:
     """Whether another process's optimizer has this part of a weight, and this one's has not: it gets what that one computes."""
     key = f"weight|{name}"
     others = (other for other in parts if name in other.updates and part.piece(key) == other.piece(key))
     return part in parts and name not in part.updates and next(others, None) is not None
 
 
-def average(part, name, began, found, share=None):
+def average(
+    part: Part, name: str, began: Tensor, found: Tensor, share: float | None = None
+) -> tuple[Tensor | None, float | None]:
     """(what an average of a weight's values is expected to be, how far it went to the weight: in the single process, which has no `share` yet)."""
     own = max((each for each in part.about["trained"] if name.endswith(each)), key=len, default=None)
     if own is None or (weight := part.stored(f"weight|{own}")).shape != began.shape:
@@ -81,7 +89,7 @@ def average(part, name, began, found, share=None):
     return (began + share * way).to(found.dtype), share
 
 
-def away(found, expected, began, is_average=False):
+def away(found: Tensor, expected: Tensor, began: Tensor, is_average: bool = False) -> float:
     """By how much a weight is off, of its size and its change's: in the mean of all elements, or a quarter of that of the worst one."""
     least = torch.finfo(found.dtype if found.is_floating_point() else torch.float64).tiny
     found, expected, began = found.double(), expected.double(), began.double()
@@ -90,13 +98,13 @@ def away(found, expected, began, is_average=False):
     return max(off.square().mean().sqrt().item(), off.max().item() / 4) if off.numel() else 0.0
 
 
-def unlike(update, other, began, found, expected):
+def unlike(update: Update | None, other: Update | None, began: Tensor, found: Tensor, expected: Tensor) -> str:
     """How a process's update of a weight differs from the single process's, in words."""
     if update and not other:
         return "no optimizer changes it"
     if other and not update:
         return "an optimizer changes it here alone"
-    if update and update["class"] != other["class"]:
+    if update and other and update["class"] != other["class"]:
         return f"changed by {other['class']}, not {update['class']}"
     ours, theirs = (each["settings"] if each else {} for each in (other, update))
     if names := [name for name in theirs if name not in WAYS and ours.get(name) != theirs[name]]:

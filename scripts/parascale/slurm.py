@@ -8,13 +8,16 @@ import os
 import re
 import socket
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from parascale.errors import RequirementError
 from parascale.files import user_name
 
+Fields = dict[str, str]
 FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ANSWER_SECONDS = 60  # where the answer is needed
@@ -26,24 +29,24 @@ GLANCE_SECONDS = 10  # where a plan is
 # --- this process's job
 
 
-def job_id():
+def job_id() -> str | None:
     """The id of the Slurm job that this process belongs to, or None."""
     return os.environ.get("SLURM_JOB_ID")
 
 
-def restarts():
+def restarts() -> int | None:
     """How often Slurm has requeued this job (sbatch(1)); None where it is unknown."""
     count = os.environ.get("SLURM_RESTART_COUNT")
     return None if count is None else int(count)
 
 
-def note_restarts():
+def note_restarts() -> None:
     """Put the number of restarts back into the environment: Snakemake's job-step plugin takes it away."""
     if (count := described(job_id(), RECORD_SECONDS).get("Restarts")) is not None:
         os.environ["SLURM_RESTART_COUNT"] = count
 
 
-def node_name():
+def node_name() -> str:
     """This node's name: Slurm's inside a job, else the machine's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -54,7 +57,7 @@ def number_in_step() -> int | None:
     return None if number is None else int(number)
 
 
-def allocation():
+def allocation() -> dict[str, Any] | None:
     """Slurm's facts of this process's job, for the record of an attempt; None without Slurm, or where it does not answer.
 
     submitted, allocated: seconds since 1970 by this machine's clock. limit_seconds: the time limit, or None without one.
@@ -63,7 +66,7 @@ def allocation():
     return parse_job(said) if said else None
 
 
-def parse_job(said):
+def parse_job(said: Fields) -> dict[str, Any]:
     """The same of a job's fields, as text."""
     return {
         "submitted": _moment(said.get("SubmitTime")),
@@ -73,17 +76,17 @@ def parse_job(said):
     }
 
 
-def _moment(text):
+def _moment(text: str | None) -> float | None:
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError):  # `Unknown`
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:  # `Unknown`
         return None
 
 
 # --- job steps
 
 
-def srun_command(command, nodes, site, gpus, wait):
+def srun_command(command: Sequence[str], nodes: int, site: Any, gpus: int, wait: float) -> list[str]:
     """The srun line that runs `command` once on each node of the job.
 
     wait: seconds that srun waits after the first task has ended; for a task that is lost without Slurm's notice it would wait for
@@ -98,17 +101,17 @@ def srun_command(command, nodes, site, gpus, wait):
     return [*line, *command]
 
 
-def ask_steps_to_stop():
+def ask_steps_to_stop() -> None:
     """Send SIGTERM to the job's steps: without --batch or --full it reaches them alone."""
-    subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=ANSWER_SECONDS)
+    subprocess.run(["scancel", "--signal=TERM", str(job_id())], timeout=ANSWER_SECONDS)
 
 
-def cancel(job):
+def cancel(job: str) -> None:
     """End a job."""
     output_or_empty(["scancel", job], ANSWER_SECONDS)
 
 
-def note_permanent_failure():
+def note_permanent_failure() -> None:
     """Say in the comment of this process's job that it would fail again, so that it is not retried. The first launcher says it.
 
     Snakemake's processes between Slurm and ours pass no exit code on, and a full disk takes no file.
@@ -127,12 +130,12 @@ def append_to_log(words):
 # --- jobs that this user has submitted
 
 
-def fails_permanently(said):
+def fails_permanently(said: dict[str, str]) -> bool:
     """Whether a job that has ended said that it would fail again. said: Slurm's facts of it."""
     return said.get("Comment") == PERMANENT_FAILURE_COMMENT
 
 
-def waiting_or_running(name, noted):
+def waiting_or_running(name: str, noted: dict[str, str]) -> dict[str, str]:
     """{id: comment} of the jobs of this name that have not ended: this user's, and of others those of `noted`, {id: user}. A stranger's
     may have the same name. RequirementError where Slurm does not answer."""
     command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%U|%u|%k"]
@@ -140,20 +143,20 @@ def waiting_or_running(name, noted):
     return {job: comment for job, number, user, comment in rows if number == own or noted.get(job) == user}
 
 
-def states(name):
+def states(name: str) -> dict[str, tuple[str, str]]:
     """{id: (state, reason why it waits)} of the jobs of this name that Slurm has not forgotten. RequirementError without an answer."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T|%r"]
     rows = (line.split("|", 2) for line in _ask(command).splitlines())
     return {identity: (state, reason) for identity, state, reason in rows}
 
 
-def last_state(job):
+def last_state(job: str) -> str | None:
     """The state of a job in the accounting, such as COMPLETED; None where there is none."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
     return next(iter(output_or_empty(command).split()), None)
 
 
-def described(job, within=GLANCE_SECONDS):
+def described(job: str | None, within: float = GLANCE_SECONDS) -> Fields:
     """Slurm's facts of a job, as text by field; empty without a job, where it does not answer, or has forgotten it (`MinJobAge`)."""
     return fields(output_or_empty(["scontrol", "show", "job", job, "--oneliner"], within)) if job else {}
 
@@ -161,29 +164,29 @@ def described(job, within=GLANCE_SECONDS):
 # --- the machine
 
 
-def records(kind):
+def records(kind: str) -> dict[str, Fields]:
     """Name → fields, as text, of every `node`, `partition` or `reservation`. RequirementError where Slurm does not answer."""
     return parse_records(kind, _ask(["scontrol", "show", kind, "--oneliner"]))
 
 
-def configuration():
+def configuration() -> Fields:
     """`slurm.conf` as the controller reads it, as text by key. RequirementError where Slurm does not answer."""
     lines = (line.partition("=") for line in _ask(["scontrol", "show", "config"]).splitlines())
     return {key.strip(): value.strip() for key, _, value in lines if value}
 
 
-def partitions():
+def partitions() -> dict[str, Fields]:
     """`records("partition")`; empty where Slurm does not answer."""
     return parse_records("partition", output_or_empty(["scontrol", "show", "partition", "--oneliner"]))
 
 
-def parse_records(kind, text):
+def parse_records(kind: str, text: str) -> dict[str, Fields]:
     """Name → fields in what `scontrol show <kind> --oneliner` prints; kind: as in `records`."""
     key = f"{kind.capitalize()}Name"
     return {record[key]: record for record in map(fields, text.splitlines()) if key in record}
 
 
-def accounts():
+def accounts() -> list[str]:
     """The accounts of this user, by name, as far as Slurm tells."""
     command = ["sacctmgr", "-nP", "show", "associations", f"user={user_name(os.getuid())}", "format=account"]
     return sorted(set(output_or_empty(command, ANSWER_SECONDS).split()))
@@ -201,20 +204,20 @@ class Charged:
     seconds: float
 
 
-def charged(job_ids):
+def charged(job_ids: Sequence[str]) -> dict[str, Charged]:
     """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
     return parse_sacct(output_or_empty(sacct_command(job_ids))) if job_ids else {}
 
 
-def sacct_command(job_ids):
+def sacct_command(job_ids: Sequence[str]) -> list[str]:
     """The command whose lines `parse_sacct` reads: whole jobs, with every start of a requeued one."""
     options = ("--allocations", "--duplicates", "--noheader", "--parsable2")
     return ["sacct", *options, f"--jobs={','.join(job_ids)}", "--format=JobIDRaw,NNodes,NCPUS,ElapsedRaw"]
 
 
-def parse_sacct(text):
+def parse_sacct(text: str) -> dict[str, Charged]:
     """{job id: Charged} from lines `id|nodes|cores|seconds`. A job that was requeued has a line for each start: they add up."""
-    jobs = {}
+    jobs: dict[str, Charged] = {}
     for line in text.splitlines():
         identity, nodes, cores, elapsed = line.split("|")
         earlier = jobs[identity].seconds if identity in jobs else 0.0
@@ -225,13 +228,13 @@ def parse_sacct(text):
 # --- how it answers
 
 
-def fields(line):
+def fields(line: str) -> Fields:
     """Key → value, as text, in a record of `scontrol show … --oneliner`. Of a key that comes twice, the first counts: people's own words
     (comments, reasons) come last."""
     return dict(reversed(FIELD.findall(line)))
 
 
-def seconds(text):
+def seconds(text: str | None) -> float | None:
     """Seconds of a duration `[days-]hours:minutes:seconds`; None for all else, such as `UNLIMITED`."""
     if (match := DURATION.fullmatch(text or "")) is None:
         return None
@@ -239,7 +242,7 @@ def seconds(text):
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
 
 
-def _ask(command, within=ANSWER_SECONDS):
+def _ask(command: list[str], within: float = ANSWER_SECONDS) -> str:
     """The output of a Slurm command; RequirementError where there is none within so many seconds."""
     line = " ".join(command)
     try:
@@ -253,7 +256,7 @@ def _ask(command, within=ANSWER_SECONDS):
     return done.stdout
 
 
-def output_or_empty(command, within=GLANCE_SECONDS):
+def output_or_empty(command: list[str], within: float = GLANCE_SECONDS) -> str:
     """The output of a command, Slurm's or a driver's; empty where there is none within so many seconds."""
     with suppress(RequirementError):
         return _ask(command, within)

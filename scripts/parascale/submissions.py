@@ -6,8 +6,11 @@ So a job is charged even if it died before its record began, and a workflow that
 import json
 import os
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from parascale.files import append_line, read_json_lines, user_name
 from parascale.paths import RunFolder
@@ -16,7 +19,15 @@ FILE = "submissions.jsonl"
 FIELDS = ("job_id", "rule", "kind", "run", "key", "jobs")
 
 
-def note(store, job_id, rule, kind=None, run=None, key=None, jobs=None):
+def note(
+    store: Path,
+    job_id: str,
+    rule: str,
+    kind: str | None = None,
+    run: str | None = None,
+    key: str | None = None,
+    jobs: list[Any] | None = None,
+) -> None:
     """Write down a job that was submitted. store: folder below the root. kind, run: of a training. key: a training's, or a digest of what
     decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it."""
     line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
@@ -24,7 +35,7 @@ def note(store, job_id, rule, kind=None, run=None, key=None, jobs=None):
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))
 
 
-def noted(store):
+def noted(store: Path) -> list[dict[str, Any]]:
     """Every line, in order; one that tells of no job, as a crash or a damaged disk leaves it, is left out."""
     with suppress(FileNotFoundError):
         lines = read_json_lines(store / FILE, readable=True)
@@ -32,21 +43,21 @@ def noted(store):
     return []
 
 
-def jobs_of_runs(lines, kind="run", latest=False):
+def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: bool = False) -> dict[str, list[str]]:
     """Run → ids of all jobs that were submitted for it, whatever its settings and code were then.
 
     lines: what `noted` gives. kind: `run`, `parity` or `probe`. latest: only those with the settings and code that it had last.
     """
     lines = [line for line in lines if line["kind"] == kind]
     last = {line["run"]: line["key"] for line in lines}
-    jobs = {run: [] for run in last}
+    jobs: dict[str, list[str]] = {run: [] for run in last}
     for line in lines:
         if not latest or line["key"] == last[line["run"]]:
             jobs[line["run"]].append(line["job_id"])
     return jobs
 
 
-def stopped_with_progress(work, job_id):
+def stopped_with_progress(work: Path, job_id: str) -> bool:
     """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
     under way. What cannot be read shows no progress."""
     with suppress(TypeError, KeyError):

@@ -14,7 +14,10 @@ import csv
 import math
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from parascale.paths import RunFolder
 
@@ -44,28 +47,28 @@ class Device:
     values: dict = field(default_factory=lambda: {name: array("d") for name in VALUES})
     throttled: Counter = field(default_factory=Counter)  # reason → samples
 
-    def known(self, name):
+    def known(self, name: str) -> list[float]:
         """The values of a column that are known."""
         return [value for value in self.values[name] if not math.isnan(value)]
 
-    def mean(self, name):
+    def mean(self, name: str) -> float | None:
         """Mean of a column over the samples, or None."""
         known = self.known(name)
         return math.fsum(known) / len(known) if known else None
 
-    def increase(self, name):
+    def increase(self, name: str) -> float | None:
         """How far a counter rose in all: it begins at 0 with each attempt. None where it is unknown."""
         known = self.known(name)
         steps = zip([0.0, *known], known, strict=False)
         return math.fsum(after - before if after >= before else after for before, after in steps) if known else None
 
 
-def read_samples(paths):
+def read_samples(paths: Iterable[Path]) -> list[Device]:
     """The Devices in one or more files of samples, in the order gpu, rank, host and by node and number.
 
     A line that was cut short by a crash, or that is being written, is passed over.
     """
-    devices = {}
+    devices: dict[Any, Device] = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:
             for cells in csv.reader(handle):
@@ -74,7 +77,7 @@ def read_samples(paths):
     return sorted(devices.values(), key=lambda device: (KINDS.index(device.kind), device.node, device.index))
 
 
-def _add(devices, line):
+def _add(devices: dict[Any, Device], line: dict[str, str]) -> None:
     kind, node, index = key = line["kind"], int(line["node"]), int(line["index"])
     if key not in devices:
         devices[key] = Device(kind, node, line["host"], index, int(line["rank"]) if line["rank"] else None)
@@ -85,18 +88,19 @@ def _add(devices, line):
     device.throttled.update(filter(None, line["throttled"].split("+")))
 
 
-def total(devices, kind, name):
+def total(devices: Iterable[Device], kind: str, name: str) -> float | None:
     """Sum of a counter's increase over the devices of a kind and all attempts; None where it is unknown for one, or there are none."""
     return _sum(device.increase(name) for device in devices if device.kind == kind)
 
 
-def _sum(values):
+def _sum(values: Iterable[float | None]) -> float | None:
     """The sum of values; None where one is unknown, or there are none."""
     values = list(values)
-    return math.fsum(values) if values and None not in values else None
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None
 
 
-def figures(devices):
+def figures(devices: list[Device]) -> dict[str, float | None]:
     """Figures of a run's samples in its summary; None is unknown.
 
     gpu_utilisation: mean over all GPUs of the job, idle ones included. cores_busy: mean cores that the run's processes kept busy;
@@ -112,12 +116,12 @@ def figures(devices):
         "energy_joules": total(devices, "gpu", "energy_joules"),
         "gpu_utilisation": None if used is None else used / len(gpus),
         "cores_busy": ours,
-        "other_cores_busy": None if None in (ours, all_cores) else max(0.0, all_cores - ours),
+        "other_cores_busy": None if ours is None or all_cores is None else max(0.0, all_cores - ours),
         "monitor_cpu_seconds": total(devices, "host", "monitor_seconds"),
     }
 
 
-def sample_files(folder):
+def sample_files(folder: Path) -> list[Path]:
     """The files of samples of a run: one a node while it is under way, one in all when it is finished."""
     whole = RunFolder(folder).devices
     return [whole] if whole.is_file() else sorted(folder.glob("device-*.csv"))
