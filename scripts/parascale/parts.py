@@ -9,15 +9,15 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from parascale.diagnosis import finite, rms, spans
 from parascale.errors import DataError
-from parascale.likeness import finite, rms, spans
 from parascale.prove import FORMAT
 
 ROUNDOFF = {"fp64": 2**-53, "fp32": 2**-24, "tf32": 2**-11, "fp16": 2**-11, "bf16": 2**-8}
 TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "float16": "fp16", "bfloat16": "bf16"}
 
 
-class Part:
+class StepRecording:
     """What one process recorded in one step."""
 
     def __init__(self, path: Path) -> None:
@@ -138,11 +138,11 @@ class Part:
         return None
 
 
-def recording(folder: Path | str) -> list[list[Part]]:
+def recording(folder: Path | str) -> list[list[StepRecording]]:
     """The parts of each step in a folder, by rank."""
     found = defaultdict(list)
     for path in sorted(Path(folder).glob("step-*-rank-*.safetensors")):
-        found[path.name.split("-")[1]].append(Part(path))
+        found[path.name.split("-")[1]].append(StepRecording(path))
     if not found:
         raise DataError(f"{folder}: no recording; `with prove.recording(model, folder):` around a step makes one")
     for parts in found.values():
@@ -151,7 +151,7 @@ def recording(folder: Path | str) -> list[list[Part]]:
     return list(found.values())
 
 
-def precision(parts: list[Part]) -> str:
+def precision(parts: list[StepRecording]) -> str:
     """That of all processes, or of each rank where they differ."""
     ranks = defaultdict(list)
     for part in parts:
@@ -161,7 +161,7 @@ def precision(parts: list[Part]) -> str:
     return "; ".join(f"rank{'s' * (len(held) > 1)} {spans(held)}: {words}" for words, held in ranks.items())
 
 
-def unequal(single: Part, parts: list[Part], key: str) -> tuple[list[int], float, str] | None:
+def unequal(single: StepRecording, parts: list[StepRecording], key: str) -> tuple[list[int], float, str] | None:
     """(ranks, difference, words) where processes hold the same piece of a weight or gradient in different bits, or None.
 
     What they compute from the same samples may differ by rounding on GPUs; what only a reduction makes equal may not.

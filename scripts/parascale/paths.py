@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +27,18 @@ def defaulted(path: str) -> list[str]:
     return [match[1] for match in DEFAULTED.finditer(path) if not os.environ.get(match[1])]
 
 
-@dataclass(frozen=True)
 class Paths:
     """Paths of a project. Results are declared by rules; work is declared by none, so that it survives a failed job."""
 
-    root: Path
-    workloads: str = "config/workloads"
-
-    @property
-    def results(self) -> Path:
-        """What is finished."""
-        return self.root / "results"
-
-    @property
-    def store(self) -> Path:
-        """Trainings that were charged, whatever `results` shows of them: no rule declares it, and no start empties it."""
-        return self.root / "store"
-
-    @property
-    def trainings(self) -> Path:
-        return self.store / "trainings"
-
-    @property
-    def under_way(self) -> Path:
-        """Unfinished runs and their logs."""
-        return self.root / "work"
-
-    @property
-    def events(self) -> Path:
-        """The ledger of workflows: the start and the end of each job."""
-        return self.results / "plan" / "events.jsonl"
+    def __init__(self, root: Path, workloads: str = "config/workloads") -> None:
+        self.root, self.workloads = root, workloads
+        self.results = root / "results"
+        self.report = self.results / "report"
+        self.events = self.results / "plan/events.jsonl"  # the ledger of workflows: start and end of each job
+        self.under_way = root / "work"  # unfinished runs and their logs
+        # Trainings that were charged, whatever `results` shows of them: no rule declares them, and no start empties it.
+        self.store = root / "store"
+        self.trainings = self.store / "trainings"
 
     def raw(self, dataset: str) -> Path:
         return self.results / "data" / dataset / "raw"
@@ -111,10 +92,6 @@ class Paths:
 
     def logs(self, run: str) -> Path:
         return self.under_way / "logs" / run
-
-    @property
-    def report(self) -> Path:
-        return self.results / "report"
 
 
 class RunFolder:

@@ -30,9 +30,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from parascale.errors import DataError, shorten_list
-from parascale.files import write_json, write_text
-from parascale.likeness import (
+from parascale.diagnosis import (
     WHOLE,
     Row,
     as_text,
@@ -47,7 +45,9 @@ from parascale.likeness import (
     spans,
     table,
 )
-from parascale.parts import ROUNDOFF, Part, precision, recording, unequal
+from parascale.errors import DataError, shorten_list
+from parascale.files import write_json, write_text
+from parascale.parts import ROUNDOFF, StepRecording, precision, recording, unequal
 from parascale.replay import Replays
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
@@ -85,7 +85,7 @@ def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -
     step: Any = None
     unjudged: dict[str, None] = {}
     for number, ((whole,), parts) in enumerate(zip(one, many, strict=True)):
-        step = Step(whole, parts, step)
+        step = StepComparison(whole, parts, step)
         for name, found in step.passes():
             rows: list[Row] = [each for each in found if each]
             outside = [each for each in rows if not each["difference"] <= each["tolerance"]]
@@ -100,10 +100,10 @@ def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -
     return card | {"not_compared": sorted(step.skipped), "not_judged": list(unjudged), "others": others}
 
 
-class Step:
-    """One step of the single process and of the others. before: the Step before it, or None."""
+class StepComparison:
+    """One step of the single process and of the others. before: the StepComparison before it, or None."""
 
-    def __init__(self, single: Part, parts: list[Part], before: Self | None) -> None:
+    def __init__(self, single: StepRecording, parts: list[StepRecording], before: Self | None) -> None:
         self.single, self.parts, self.before = single, parts, before
         self.number: int = before.number + 1 if before else 0
         self.every = (single, *parts)
@@ -218,7 +218,7 @@ class Step:
             return row(home(name := key.partition("|")[2]), name, difference, 0.0, text, ranks)
         return None
 
-    def began(self, part: Part, key: str) -> Tensor:
+    def began(self, part: StepRecording, key: str) -> Tensor:
         """A weight of a process as this step found it."""
         if not self.before:
             return part.value(key.replace("weight|", "start|", 1))

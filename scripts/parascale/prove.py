@@ -70,24 +70,12 @@ def recording(
         hooks.enter_context(record.watch_clips())
         yield record
     record.finish()
-    told: dict[str, Any] = {
-        "format": FORMAT,
-        "rank": rank,
-        "world": world,
-        "rows": rows,
-        "positions": positions,
-        "keys": list(record.tensors),
-    }
+    told: dict[str, Any] = {"format": FORMAT, "rank": rank, "world": world, "rows": rows, "positions": positions}
+    told |= {"keys": list(record.tensors), "trained": record.trained, "others": list(record.others)}
+    told |= {"exact": record.is_exact(), "every": every, "uneven": record.uneven}
     told |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
     told |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
     told |= {"products": record.products(), "autocast": record.autocast, "updates": record.updates, "clip": record.clip}
-    told |= {
-        "trained": record.trained,
-        "others": list(record.others),
-        "exact": record.is_exact(),
-        "every": every,
-        "uneven": record.uneven,
-    }
     path = folder / f"step-{step:05}-rank-{rank:05}.safetensors"
     save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(told)})
     os.replace(path.with_suffix(".partial"), path)
@@ -104,9 +92,8 @@ class Record:
         self.uneven: list[str] = []  # keys of plain tensors of a number of columns that `every` does not divide
         # Module → its type; weight → the optimizer that updated it.
         self.autocast, self.updates = dict[str, Any](), dict[str, Any]()
-        self.clip = (
-            "none"  # what is known of the gradients: as "asked" for, or none was seen, or as "before" or "after" one
-        )
+        # What is known of the gradients: as "asked" for, or none was seen, or as "before" or "after" one.
+        self.clip = "none"
         self.samples, self.losses, self.done = list[int](), list[float](), False
         self.calls = [Counter[str]() for _ in models]
         self.micro, self.muted = [-1] * len(models), [False] * len(models)
@@ -238,9 +225,8 @@ class Record:
 
     def _note(self, optimizer: Any) -> None:
         """Record the gradients, and what this optimizer makes of them: its settings, its state before the first step, and what it gets."""
-        scale = getattr(
-            optimizer, "grad_scale", None
-        )  # of a loss, by which a fused optimizer divides, or with which it skips a step
+        # Of a loss, by which a fused optimizer divides, or with which it skips a step.
+        scale = getattr(optimizer, "grad_scale", None)
         self._gradients(scale)
         if (skips := getattr(optimizer, "found_inf", None)) is not None and skips.item():
             return
@@ -249,9 +235,8 @@ class Record:
         for name, parameter in self._parameters():
             if (group := held.get(id(parameter))) is None:
                 continue
-            again = (
-                self.updates.get(name, {}).get("class", "").startswith("torch.optim.")
-            )  # and not around another optimizer
+            # And not around another optimizer.
+            again = self.updates.get(name, {}).get("class", "").startswith("torch.optim.")
             settings = {key: plain(value) for key, value in group.items() if key != "params"}
             self.updates[name] = {"class": "several steps" if again else kind, "settings": settings}
             for key, value in optimizer.state.get(parameter, {}).items() if self.is_first else ():
@@ -275,9 +260,7 @@ class Record:
     def _leave(self, number: int, name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         leaves = [leaf for leaf in tensors_in(output) if leaf.is_floating_point()]
         if leaves and not self.muted[number] and not in_backward():  # which recomputes outputs
-            if torch.is_autocast_enabled(
-                leaves[0].device.type
-            ):  # also what a class of one's own computes between casts
+            if torch.is_autocast_enabled(leaves[0].device.type):  # also what one's own class computes between casts
                 inside = str(torch.get_autocast_dtype(leaves[0].device.type)).removeprefix("torch.")
                 self.autocast[name] = [inside, not type(module).__module__.startswith("torch.nn.")]
             for index, leaf in enumerate(leaves):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parascale.likeness import Row, finite, home, rms, row
-from parascale.parts import Part
+from parascale.diagnosis import Row, finite, home, rms, row
+from parascale.parts import StepRecording
 
 # Those that treat each element for itself: a part of a weight is updated as the whole is.
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -48,7 +48,13 @@ class Replays:
         return max(rows, key=lambda each: each["difference"] / each["tolerance"]) | {"ranks": wrong}
 
     def again(
-        self, number: int, part: Part, update: Update | None, name: str, weight: Tensor, gradient: Tensor | None
+        self,
+        number: int,
+        part: StepRecording,
+        update: Update | None,
+        name: str,
+        weight: Tensor,
+        gradient: Tensor | None,
     ) -> Tensor | None:
         """What an optimizer makes of a process's weight, or None where it or its state is not known. number: of the process; 0 the single one."""
         state = self.states.setdefault((number, name), {key: part.stored(at) for key, at in part.states[name].items()})
@@ -69,7 +75,7 @@ class Replays:
         return parameter.detach()
 
 
-def is_updated_elsewhere(part: Part, parts: list[Part], name: str) -> bool:
+def is_updated_elsewhere(part: StepRecording, parts: list[StepRecording], name: str) -> bool:
     """Whether another process's optimizer has this part of a weight, and this one's has not: it gets what that one computes."""
     key = f"weight|{name}"
     others = (other for other in parts if name in other.updates and part.piece(key) == other.piece(key))
@@ -77,7 +83,7 @@ def is_updated_elsewhere(part: Part, parts: list[Part], name: str) -> bool:
 
 
 def average(
-    part: Part, name: str, began: Tensor, found: Tensor, share: float | None = None
+    part: StepRecording, name: str, began: Tensor, found: Tensor, share: float | None = None
 ) -> tuple[Tensor | None, float | None]:
     """(what an average of a weight's values is expected to be, how far it went to the weight: in the single process, which has no `share` yet)."""
     own = max((each for each in part.about["trained"] if name.endswith(each)), key=len, default=None)

@@ -93,7 +93,7 @@ def rows_of(single, parallel):
     """{(step, pass, tensor): difference}: of all passes, also after the first that differs."""
     rows, step = {}, None
     for number, ((one,), parts) in enumerate(zip(proof.recording(single), proof.recording(parallel), strict=True)):
-        step = proof.Step(one, parts, step)
+        step = proof.StepComparison(one, parts, step)
         for name, judged in step.passes():
             for row in filter(None, judged):
                 rows[number, name, row["module"], row["tensor"]] = row["difference"]

@@ -32,7 +32,7 @@ def photo(seed, width=200, height=150, mode="RGB", **how):
 
 def view(data, box, size, decoder="scaled"):
     part = None if decoder == "full" else crops.jpeg_part(data, lambda *_: (box, False), size)
-    return crops.View(data, lambda *_: (box, False), part, lambda: "sample 2")
+    return crops.EncodedView(data, lambda *_: (box, False), part, lambda: "sample 2")
 
 
 def drawn(data, box, size, decoder, scratch=None):
@@ -50,7 +50,7 @@ def difference(data, box, size):
 def decoded(data, box, eighths):
     """The pixels that are decoded for a box: rows × columns × 3."""
     part, scratch = crops.frame_part(crops.jpeg_frame(data), box, False, eighths, 16), crops.Scratch(16)
-    assert scratch.decoded(crops.View(data, None, part, None)) is part
+    assert scratch.decoded(crops.EncodedView(data, None, part, None)) is part
     return scratch.pixels[: 3 * math.prod(part.shape)].reshape(*part.shape, 3)
 
 

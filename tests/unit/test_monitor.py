@@ -16,15 +16,15 @@ from parascale.files import write_text
 from parascale.slurm import fields, parse_job
 from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
-from parascale.train.monitor import Monitor, monitored, publish
+from parascale.train.monitor import DeviceMonitor, monitored, publish
 from tests.pace import starts
 from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
 
 def sample(path, gauges, seconds=0.01, times=3):
-    """Let a Monitor take some samples; the Devices it saw."""
-    with Monitor(path, 0, gauges, seconds):
+    """Let a DeviceMonitor take some samples; the Devices it saw."""
+    with DeviceMonitor(path, 0, gauges, seconds):
         time.sleep(seconds * (times - 1))
     return read_samples([path])
 
@@ -70,7 +70,7 @@ def test_the_gpus_that_the_job_holds_are_sampled(visible, held, handles):
 
 def test_a_node_without_gpus_is_sampled(tmp_path):
     path = tmp_path / "device-00000.csv"
-    with Monitor(path, 0, [NodeGauges({0: os.getpid()})], 0.1):
+    with DeviceMonitor(path, 0, [NodeGauges({0: os.getpid()})], 0.1):
         begun, before = time.monotonic(), time.process_time()
         while (seconds := time.monotonic() - begun) < 0.5 or (len(path.read_text().splitlines()) < 9 and seconds < 60):
             pass  # until there are four samples of both
@@ -90,7 +90,7 @@ def test_the_interval_is_fixed_and_a_sample_cheap(tmp_path):
     """What the sampling thread takes of the processor for a sample of a node with four processes: half a percent
     of the default interval at most."""
     path, interval, began = tmp_path / "device-00000.csv", 0.05, time.monotonic()
-    with Monitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval):
+    with DeviceMonitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval):
         time.sleep(1.0)
     host = read_samples([path])[-1]
     samples = len(host.times)
@@ -123,7 +123,7 @@ def test_counters_add_up_over_attempts(attempts):
 def test_samples_of_all_nodes_become_one_file(tmp_path):
     for node in (0, 1):
         gauges = [Gpus(RecordedNvml(GPUS), None, 2, range(2))]
-        with Monitor(tmp_path / f"device-{node:05d}.csv", node, gauges, 0.01):
+        with DeviceMonitor(tmp_path / f"device-{node:05d}.csv", node, gauges, 0.01):
             pass
     kept = publish(tmp_path, tmp_path / "out/device.csv")
     assert kept["energy_joules"] > 0 and kept["gpu_utilisation"] == pytest.approx(0.48)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from parascale import cli, proof, prove
+from parascale.diagnosis import looks_like
 from parascale.errors import DataError
-from parascale.likeness import looks_like
 
 
 def test_what_records_may_be_copied():
@@ -122,7 +122,7 @@ def test_samples_of_a_stage_that_begins_with_a_table_are_found(shares, verdict, 
         with prove.recording(model, tmp_path / "ranks"):
             model(inputs if rank < 2 else model.first.forward(inputs), stages=(rank // 2,))
     single, parts = proof.recording(tmp_path / "single")[0][0], proof.recording(tmp_path / "ranks")[0]
-    [found] = proof.Step(single, parts, None).find_samples()
+    [found] = proof.StepComparison(single, parts, None).find_samples()
     assert (found["difference"] == 0.0) == (verdict == "same")
     if verdict == "same":
         assert [part.rows for part in parts] == [[0, 1], [2, 3]] * 2
@@ -166,7 +166,7 @@ def test_convolutions_in_tf32_widen_the_tolerance(module, allowed, rounded, tmp_
         module(torch.ones(2, 3, 3)).sum().backward()
     ((part,),) = proof.recording(tmp_path)
     assert (part.about["products"] == "tf32") is rounded
-    assert (proof.Step(part, [part], None).unit == proof.ROUNDOFF["tf32"]) is rounded
+    assert (proof.StepComparison(part, [part], None).unit == proof.ROUNDOFF["tf32"]) is rounded
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy as np
 
 from parascale.data.ahead import read_ahead
 from parascale.data.crops import (
+    EncodedView,
     Scratch,
-    View,
     draw,
     empty_pixels,
     jpeg_part,
@@ -88,14 +88,14 @@ class ClassImages:
         return zip(here, data, strict=True)
 
     def _views(self, numbers, encoded):
-        """The View of each image of a batch. All are made before the first is decoded: between two images it takes several times as long,
+        """The EncodedView of each image of a batch. All are made before the first is decoded: between two images it takes several times as long,
         because the decoder fills the processor's caches.
         """
         views = []
         for number, data in zip(map(int, numbers), encoded, strict=True):
             seen = self._seen(number)
             part = None if self.decoder == "full" else jpeg_part(data, seen, self.size)
-            views.append(View(data, seen, part, partial(self.reader.where, number % len(self.reader))))
+            views.append(EncodedView(data, seen, part, partial(self.reader.where, number % len(self.reader))))
         return views
 
     def _decoded(self, threads, pinned, numbers, encoded):

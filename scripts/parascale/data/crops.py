@@ -30,7 +30,7 @@ class Frame(NamedTuple):
     width: int
 
 
-class Part(NamedTuple):
+class VisiblePart(NamedTuple):
     """The visible part of an image, and how to decode and resize it.
 
     box: (left, top, right, bottom) in the image's pixels, the same for every decoder. shape: (rows, columns) to decode, at `scale`.
@@ -48,7 +48,7 @@ class Part(NamedTuple):
     height: bytes | None = None
 
 
-class View(NamedTuple):
+class EncodedView(NamedTuple):
     """An encoded image and what is seen of it.
 
     seen: function (width, height) → (box in pixels, not always whole; mirrored). part: None if only decoding tells the image's
@@ -57,18 +57,18 @@ class View(NamedTuple):
 
     data: bytes
     seen: object
-    part: Part | None
+    part: VisiblePart | None
     where: object
 
 
 def jpeg_part(data, seen, size):
-    """The Part of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in View. size: as in `moved`."""
+    """The VisiblePart of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in EncodedView. size: as in `moved`."""
     frame = jpeg_frame(data)
     return frame and frame_part(frame, *moved(*seen(frame.width, frame.height), frame.width, frame.height, size), size)
 
 
 def frame_part(frame, box, mirrored, eighths, size):
-    """The Part of a JPEG with its rows from the first one to the end of the box."""
+    """The VisiblePart of a JPEG with its rows from the first one to the end of the box."""
     least_rows = math.ceil(box[3] * eighths / 8) * 8 // eighths
     height = min(frame.height, math.ceil(least_rows / frame.unit) * frame.unit)
     shape = -(-height * eighths // 8), -(-frame.width * eighths // 8)
@@ -76,12 +76,12 @@ def frame_part(frame, box, mirrored, eighths, size):
 
 
 def _part(box, mirrored, shape, scale, size, *header):
-    """A Part. Its box need not end at a whole pixel, and may end beyond the last one by what rounding adds."""
+    """A VisiblePart. Its box need not end at a whole pixel, and may end beyond the last one by what rounding adds."""
     (height, width), (left, top, right, bottom) = shape, (place * scale for place in box)
     wide, high, left, top = right - left, bottom - top, round(left), round(top)
     rows, columns = min(math.ceil(high), height - top), min(math.ceil(wide), width - left)
     window = (1, 3, rows, columns), (0, 1, 3 * width, 3), 3 * (top * width + left)
-    return Part(box, mirrored, shape, scale, window, (size / high, size / wide), *header)
+    return VisiblePart(box, mirrored, shape, scale, window, (size / high, size / wide), *header)
 
 
 def moved(box, mirrored, width, height, size):
@@ -103,7 +103,7 @@ def moved(box, mirrored, width, height, size):
 
 
 def draw(view, scratch, pixels_CHW):
-    """Decode a View, resize it, and write it into an array of 3 × size × size, uint8, RGB. DataError names a damaged image."""
+    """Decode an EncodedView, resize it, and write it into an array of 3 × size × size, uint8, RGB. DataError names a damaged image."""
     part = readable(view, view.where, scratch.decoded)
     resized_CHW = scratch.resized(part)
     pixels_CHW[:] = resized_CHW[..., ::-1] if part.mirrored else resized_CHW
@@ -198,7 +198,7 @@ class Scratch:
         self.pixels = self._tensor.numpy()  # what was decoded last, row by row
 
     def decoded(self, view):
-        """Decode an image into this memory; returns its Part. Raises jpeg.BadImage."""
+        """Decode an image into this memory; returns its VisiblePart. Raises jpeg.BadImage."""
         part = view.part
         if part is None:
             return self._decoded_whole(view)

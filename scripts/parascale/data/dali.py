@@ -22,7 +22,7 @@ class Dali:
     def batch(self, views, others):
         """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device. DataError names a damaged image.
 
-        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise.
+        views: row → EncodedView of a JPEG, with its VisiblePart. others: row → pixels of an image that was decoded otherwise.
         """
         import torch
 

@@ -16,7 +16,7 @@ from parascale.data import imagenet
 from parascale.data.imagenet import opened_tar, tar_members
 from parascale.data.named_files import SPLIT_NAMES, is_foreign, require_no_names_of_splits
 from parascale.data.sources.archives import opened_zip
-from parascale.data.sources.tables import Table
+from parascale.data.sources.tables import SourceTable
 from parascale.errors import DataError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -25,7 +25,7 @@ HDF5_ENDINGS = (".h5", ".hdf5")
 DAMAGED = (*imagenet.DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
-class Samples(Table):
+class Samples(SourceTable):
     """The images and labels of a file, `part` of it where it has several. Opened anew for each pass."""
 
     suffix = ""

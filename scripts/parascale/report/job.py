@@ -12,7 +12,7 @@ from parascale.report.comparing import Report, build_report, compare
 from parascale.report.findings import findings, time_used
 from parascale.report.layouts import hardware_text
 from parascale.report.page import render
-from parascale.report.parts import Part
+from parascale.report.parts import Section
 from parascale.report.records import load_records
 from parascale.report.summary import row_of
 from parascale.report.tables import Column, columns, make_table
@@ -92,8 +92,8 @@ def render_job(job, folder=None):
     record, run = job.record, job.record.run
     of_run = (run.workload.name, run.strategy, record.site.title or record.site.name) if run is not None else ()
     folded = [
-        Part("usage", "Use of the hardware", (), (), (usage_table(job.devices),)),
-        Part("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
+        Section("usage", "Use of the hardware", (), (), (usage_table(job.devices),)),
+        Section("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
         *(make(job.report) for make in (parts.parity, parts.quality, parts.provenance)),
     ]
     return render(

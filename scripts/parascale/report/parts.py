@@ -1,6 +1,6 @@
 """The parts folded below the comparison: parity's numbers, memory, loss, quality, formats, checkpoints and origins.
 
-To add a part, write a function of a Report that returns a Part and name it in PARTS; one that holds nothing is left out.
+To add a part, write a function of a Report that returns a Section and name it in PARTS; one that holds nothing is left out.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from parascale.report.tables import RUN, Column, columns, make_table
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """words: sentences above its charts and tables; notes: a list below them."""
 
     identity: str
@@ -33,8 +33,8 @@ def parts(report):
 
 
 def figure(name, title):
-    """A function of a Report that makes the Part of a figure alone."""
-    return lambda report: Part(name, title, charts=tuple(filter(None, [figures.chart(report, name)])))
+    """A function of a Report that makes the Section of a figure alone."""
+    return lambda report: Section(name, title, charts=tuple(filter(None, [figures.chart(report, name)])))
 
 
 # --- is the result the same?
@@ -72,7 +72,7 @@ def parity(report):
         return vars(found) | {"compared": compared}
 
     table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, row)
-    return Part("parity", "Is the result the same?", SAME, tables=(table,), notes=(*allowed, *reasons))
+    return Section("parity", "Is the result the same?", SAME, tables=(table,), notes=(*allowed, *reasons))
 
 
 # --- how good are the models?
@@ -96,7 +96,7 @@ def quality(report):
         make_table("Some summaries", EXAMPLES, _examples(report)),
     )
     kept = tuple(table for table in tables if len(table))
-    return Part("quality", "How good the models are", tables=kept, notes=tuple(_exclusions(report)))
+    return Section("quality", "How good the models are", tables=kept, notes=tuple(_exclusions(report)))
 
 
 def _scores(report):
@@ -161,7 +161,7 @@ def formats(report):
     known = [each for each in report.readings if each.frame is not None]
     words = tuple(f"`{each.name}`: {each.advice} Measured on {each.machine.get('cpu')}." for each in known)
     notes = tuple(each.note for each in report.readings if each.note)
-    return Part("formats", "Which data format", words, tables=tuple(map(_formats_table, known)), notes=notes)
+    return Section("formats", "Which data format", words, tables=tuple(map(_formats_table, known)), notes=notes)
 
 
 def _formats_table(readings):
@@ -184,7 +184,7 @@ def conversions_table(report):
 
 def checkpoints(report):
     """Converted checkpoints: the layout that trained, the form that was written, and whether it is the same model."""
-    return Part("checkpoints", "Checkpoints in other forms", COPIES, tables=(conversions_table(report),))
+    return Section("checkpoints", "Checkpoints in other forms", COPIES, tables=(conversions_table(report),))
 
 
 def _form(row):
@@ -208,7 +208,7 @@ def provenance(report):
     left_out = shorten_list([f"`{name}`" for name in report.left_out], 12)
     notes = (f"Not in the run table, and left out: {left_out}.",) if left_out else ()
     tables = (make_table("Origin of the runs", ORIGIN, rows).known(),)
-    return Part("provenance", "Where this comes from", tables=tables, notes=notes)
+    return Section("provenance", "Where this comes from", tables=tables, notes=notes)
 
 
 def _origin(record):

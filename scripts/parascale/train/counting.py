@@ -59,7 +59,7 @@ def keep_count(workload, outputs):
     return place
 
 
-class Live(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Bytes of the storages that are alive, without the `known` ones, and their peak; beside it what is computed.
 
     known: storage that was there before → whether it is split.
@@ -157,7 +157,7 @@ class Pass:
             self.targets = labels.numel() / samples
             self._watch()
             known = (*inputs, labels, *model.parameters(), *model.buffers())
-            self.live = Live({_key(each): each in self.split for each in known})
+            self.live = LiveBytes({_key(each): each in self.split for each in known})
             with self.live:
                 self.bytes = {name: [*map(float, pair)] for name, pair in self._run(inputs, labels).items()}
 

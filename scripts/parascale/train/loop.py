@@ -24,7 +24,7 @@ from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import PATIENCE, Watchdog, garbage_kept, listen_for_signals, peak_memory
 from parascale.train.ram import data_folder
-from parascale.train.record import Progress
+from parascale.train.record import TrainingProgress
 from parascale.train.state import RunState
 from parascale.train.step import Stepper, local_samples, torch_seed
 
@@ -72,7 +72,9 @@ def train(job, make_steps=None):
         stack.enter_context(_failure_noted(state))
         if first_step == 1:
             refuse_foresight(run, model, task.outputs)
-        progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
+        progress = stack.enter_context(
+            TrainingProgress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
+        )
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Prefetcher(parts, training.accumulate, device)
         model.train()
@@ -143,7 +145,7 @@ class Session:
     feed: Prefetcher  # of this rank's batches of training, in the order in which they are computed
     stepper: Stepper
     state: RunState
-    progress: Progress
+    progress: TrainingProgress
     profiler: object  # of train.clock, or None
     attention: AttentionSeen
     stop_requested: object  # function: whether this process was asked to stop

@@ -38,7 +38,7 @@ def sampled(job, node, processes):
     ranks, gauges = list(processes), [NodeGauges(processes)]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
-    return Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)
+    return DeviceMonitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)
 
 
 def _gpus(held, ranks):
@@ -53,7 +53,7 @@ def _gpus(held, ranks):
         return []
 
 
-class Monitor:
+class DeviceMonitor:
     """While entered, appends a line for each device to a file, at a fixed interval; at the end the last one."""
 
     def __init__(self, path, node, gauges, seconds):

@@ -130,7 +130,7 @@ class Recorder:
         return [every[started] for started in sorted(every)]
 
 
-class Progress:
+class TrainingProgress:
     """Shows step, loss and rate: a bar on a terminal, a plain line now and then in a log. Rank 0 alone shows it."""
 
     def __init__(self, name, steps, done, shown, unit):

@@ -23,9 +23,9 @@ FORMS = {
 
 
 def open_table(path):
-    """A Parquet file, or what has its shape, a Table: an Arrow file, or one that is given. Raises DataError where it is none, or not whole."""
+    """A Parquet file, or what has its shape, a SourceTable: an Arrow file, or one that is given. Raises DataError where it is none, or not whole."""
     try:
-        if isinstance(path, Table):
+        if isinstance(path, SourceTable):
             return path
         # `pre_buffer` would keep all that was read.
         table = ArrowTable(path) if form_of(path) == "Arrow" else pyarrow.parquet.ParquetFile(path, pre_buffer=False)
@@ -38,11 +38,11 @@ def open_table(path):
         raise DataError(f"{path}: not a whole {form_of(path)} file ({error}); fetch it again") from None
 
 
-class Table:
+class SourceTable:
     """The parts of a ParquetFile that are used: `schema_arrow`, `metadata.num_rows` where rows are counted, and `iter_batches`."""
 
 
-class ArrowTable(Table):
+class ArrowTable(SourceTable):
     """An Arrow file, or a stream as `datasets` writes it, memory-mapped, with what is used of a ParquetFile."""
 
     def __init__(self, path):
@@ -69,7 +69,7 @@ class ArrowTable(Table):
 
 
 def form_of(path):
-    """The name of a table's kind: by its ending, or as a Table calls itself."""
+    """The name of a table's kind: by its ending, or as a SourceTable calls itself."""
     return getattr(path, "form", None) or {".arrow": "Arrow", ".parquet": "Parquet"}.get(Path(path).suffix.lower())
 
 
