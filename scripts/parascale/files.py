@@ -126,10 +126,7 @@ def read_json(path: File) -> Any:
 
 
 def read_json_lines(path: File, readable: bool = False) -> list[Any]:
-    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is a DamagedError.
-
-    readable: leave out every line that is no JSON, for readers that count what is lost.
-    """
+    """The values of a JSON Lines file, without a last line that a crash cut short; with `readable`, without any line that is no JSON."""
     lines = Path(path).read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, 1):

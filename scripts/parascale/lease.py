@@ -128,10 +128,7 @@ class Lease:
         return False
 
     def _claim(self, dead: float | None) -> bool:
-        """Write the lease where there is none, or one that was last renewed at `dead`; whether it is ours.
-
-        Of several processes one succeeds; on a file system without locks, the next renewal tells which.
-        """
+        """Write the lease where there is none, or one last renewed at `dead`; whether it is ours. Without locks, the next renewal tells."""
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()

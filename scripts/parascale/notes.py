@@ -97,7 +97,7 @@ def tail_of(log: Path | str) -> str:
         return START.split(handle.read().decode("utf-8", "replace"))[-1]
 
 
-def state_in(log):
+def state_in(log: Path | str) -> tuple[str | None, str | None]:
     """`state_of` the thread that Python's fault handler wrote last into a log as a program's main one; Nones where there is none."""
     for stack in reversed(STACK.findall(tail_of(log))):
         frames = frames_in(stack)

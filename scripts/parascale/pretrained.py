@@ -171,10 +171,7 @@ def refuse_other_forms(location: str) -> None:
 
 
 def tokenizer_state(folder: Path) -> tuple[dict, dict]:
-    """(`tokenizer.json` with what files beside it add or decide, what these say), as `transformers` reads a folder.
-
-    Raises DataError where they contradict each other.
-    """
+    """(`tokenizer.json` with what files beside it add, what these say), as `transformers` reads a folder. DataError for contradictions."""
     state, said = _json_if_there(folder / TOKENIZER), _json_if_there(folder / TOKENIZER_CONFIG)
     try:
         there, entries = {token["content"]: token for token in state["added_tokens"]}, _entries(state)

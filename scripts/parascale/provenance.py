@@ -183,10 +183,7 @@ def _imports(content: bytes) -> tuple[str, ...]:
 
 
 def git_commit() -> str | None:
-    """The commit that this package was checked out at, with `+dirty` where tracked files differ from it.
-
-    None without git, or where the package is no part of a checkout (installed, or copied).
-    """
+    """The commit of this package's checkout, with `+dirty` where tracked files differ; None without git or a checkout."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")

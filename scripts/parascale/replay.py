@@ -82,9 +82,7 @@ def is_updated_elsewhere(part: StepRecording, parts: list[StepRecording], name: 
     return part in parts and name not in part.updates and next(others, None) is not None
 
 
-def average(
-    part: StepRecording, name: str, began: Tensor, found: Tensor, share: float | None = None
-) -> tuple[Tensor | None, float | None]:
+def average(part: StepRecording, name: str, began: Tensor, found: Tensor, share: float | None) -> tuple[Any, Any]:
     """(what an average of a weight's values is expected to be, how far it went to the weight: in the single process, which has no `share` yet)."""
     own = max((each for each in part.about["trained"] if name.endswith(each)), key=len, default=None)
     if own is None or (weight := part.stored(f"weight|{own}")).shape != began.shape:

@@ -6,10 +6,7 @@ V_SCHEDULES = ("ZBVZeroBubble",)
 
 
 def held_stages(layout: Any, rank: int) -> list[int]:
-    """The stages that pipeline rank `rank` holds, in ascending order.
-
-    Loops place stages r, r + pp; V-shaped schedules r and n − 1 − r, so that the last stage is on rank 0.
-    """
+    """The stages of a pipeline rank: r and r + pp in loops; r and n − 1 − r in V-shaped schedules, with the last stage on rank 0."""
     if layout.stages == layout.pp:
         return [rank]
     if layout.pipeline_schedule in V_SCHEDULES:

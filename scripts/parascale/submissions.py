@@ -44,10 +44,7 @@ def noted(store: Path) -> list[dict[str, Any]]:
 
 
 def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: bool = False) -> dict[str, list[str]]:
-    """Run → ids of all jobs that were submitted for it, whatever its settings and code were then.
-
-    lines: what `noted` gives. kind: `run`, `parity` or `probe`. latest: only those with the settings and code that it had last.
-    """
+    """Run → ids of its jobs of a kind (`run`, `parity`, `probe`). latest: only those with the settings and code that it had last."""
     lines = [line for line in lines if line["kind"] == kind]
     last = {line["run"]: line["key"] for line in lines}
     jobs: dict[str, list[str]] = {run: [] for run in last}

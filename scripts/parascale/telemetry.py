@@ -64,10 +64,7 @@ class Device:
 
 
 def read_samples(paths: Iterable[Path]) -> list[Device]:
-    """The Devices in one or more files of samples, in the order gpu, rank, host and by node and number.
-
-    A line that was cut short by a crash, or that is being written, is passed over.
-    """
+    """The devices in files of samples: gpu, rank, host, each by node and number. A line that was cut short is passed over."""
     devices: dict[Any, Device] = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:

@@ -17,26 +17,3 @@ from parascale.settings.run import Run
 from parascale.settings.site import Site
 from parascale.settings.strict import make
 from parascale.settings.workload import Model, Workload
-
-__all__ = [
-    "SPLITS",
-    "Config",
-    "Data",
-    "Formats",
-    "Layout",
-    "Model",
-    "Optim",
-    "Run",
-    "Site",
-    "Source",
-    "Summaries",
-    "Text",
-    "Workload",
-    "compiled_where_it_gains",
-    "load_project",
-    "load_project_file",
-    "load_site",
-    "load_workload",
-    "make",
-    "run_from_dict",
-]

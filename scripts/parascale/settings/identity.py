@@ -44,10 +44,7 @@ def recipe(run: Run) -> dict[str, Any]:
 
 
 def settings(run: Run, *decisions: str) -> dict[str, Any]:
-    """Dotted key → plain value of the settings of a run that decide one of `decisions`, paths aside.
-
-    A class of the user's own goes by the name of its file: what it says is in the digest of the code.
-    """
+    """The settings of a run that decide one of `decisions`, by dotted key, paths aside. A user's class goes by the name of its file."""
     return {
         key: os.path.basename(value) if info.path else _plain(value)
         for key, info, value in _settings(run, decisions)
@@ -56,10 +53,7 @@ def settings(run: Run, *decisions: str) -> dict[str, Any]:
 
 
 def of_group(group: Any, *decisions: str) -> dict[str, Any]:
-    """Name → plain value of the settings of a group, as a dataset's `source`, that decide one of `decisions`; default: any.
-
-    Paths are among them: data is made from what lies there.
-    """
+    """The settings of a group, such as a dataset's `source`, that decide one of `decisions` (default: any), paths included."""
     found = _settings(group, decisions or DECISIONS)
     return {name: _plain(value) for name, info, value in found if value != info.before}
 
@@ -102,11 +96,7 @@ def kind_of_device(site: Site) -> str:
 
 
 def key_of(run: Run, site: Site, code: str, data: list[Any] | None = None) -> str:
-    """The key of a finished training: 64 hexadecimal digits.
-
-    code: digest of the training's code. data: what is known of the prepared data, and of a checkpoint that it starts from; None
-    before it is there.
-    """
+    """The key of a finished training. code: its digest. data: what is known of the data and of a first checkpoint, once they are there."""
     return digest_of(
         [recipe(run), settings(run, LAYOUT), threads(run, site), kind_of_device(site), code, data, run.repeat]
     )

@@ -47,10 +47,7 @@ ALONE = "no other run to compare it with: add a row of its workload on one proce
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded configuration: settings, the site, and every run by name, in the table's order; `Rows` where some are wrong.
-
-    untrained: the workloads, by name, that no run trains but whose data is converted and measured. studies: name → Ladders.
-    """
+    """A loaded configuration. untrained: workloads that no run trains but whose data is converted and measured. studies: by name."""
 
     config: Config
     site: Site
@@ -188,11 +185,8 @@ def load_project(values: Values, files: Files = (), bases: Files = ("config",), 
 def load_project_file(
     *files: File, overrides: Values | None = None, bases: Files | None = None, whole: bool = True
 ) -> Project:
-    """Load the configuration in YAML files, later ones on top of earlier ones.
-
-    overrides: single keys on top of all, whose paths are relative to the current folder. bases, whole: as in `load_project`;
-    default: the folder of the first file.
-    """
+    """Load the configuration in YAML files, later ones on top, then `overrides`, whose paths are relative to the current folder. bases, whole:
+    as in `load_project`; default: the folder of the first file."""
     return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])], whole)
 
 

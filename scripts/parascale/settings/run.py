@@ -129,19 +129,13 @@ class Run:
 
     @property
     def peak_lr(self) -> float:
-        """Peak learning rate after `lr_scaling`.
-
-        linear: Goyal et al. 2017, arXiv:1706.02677; square root: Krizhevsky 2014, arXiv:1404.5997.
-        """
+        """Peak rate after `lr_scaling`: linear, Goyal et al. 2017, arXiv:1706.02677; square root, Krizhevsky 2014, arXiv:1404.5997."""
         growth = self.global_batch / self.workload.training.global_batch
         factor = {"none": 1.0, "linear": growth, "sqrt": math.sqrt(growth)}[self.workload.optim.lr_scaling]
         return self.workload.optim.lr * factor
 
     def checkpoint_folder(self, which: str) -> str:
-        """Name of the folder of the finished run that holds its `best` or `last` checkpoint.
-
-        A run that is not evaluated knows no best weights: its last ones stand for them.
-        """
+        """The folder of a finished run with its `best` or `last` checkpoint; without evaluation the last stands for both."""
         return "best" if which == "best" and self.workload.training.evaluate else "checkpoint"
 
     def check(self) -> None:

@@ -69,10 +69,7 @@ class Row(NamedTuple):
 
 
 class Rows(Mapping[str, Run]):
-    """The runs of a table of which rows are wrong: who asks for one of those, or for all, gets their errors; names alone are always there.
-
-    right: {name: Run}. errors: {name, or place of a row without one: ConfigError}.
-    """
+    """The runs of a table with wrong rows, in `errors` by name or place. Asking for one of those, or for all, raises them."""
 
     def __init__(self, right: dict[str, Run], errors: dict[str, ConfigError]) -> None:
         self.right, self.errors = right, errors

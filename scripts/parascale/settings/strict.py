@@ -80,11 +80,7 @@ Place = Places | str  # where something was written, for messages
 
 
 def load(kind: Any, values: object, where: Place, prefix: str = "", columns: Container[str] = ()) -> Any:
-    """Make settings of class `kind` from a mapping of plain values.
-
-    where: the file, for messages. prefix: the dotted key that leads here.
-    columns: of the run table, where one might look for them here.
-    """
+    """Settings of class `kind` from plain values. prefix: the dotted key that leads here. columns: of the run table, for messages."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping of keys, not {_shown(values)}")
     kind = kind.variant(values, {}) if hasattr(kind, "variant") else kind
@@ -136,10 +132,7 @@ def read_text(path: File, what: str) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """A sentence that names the nearest allowed word and all of them.
-
-    elsewhere: dotted keys that are allowed in other places. They come before words that are only spelt like this one.
-    """
+    """The nearest allowed word and all of them, as a sentence. elsewhere: dotted keys of other places, before words spelt alike."""
     allowed = list(allowed)
     if not allowed:
         return ". There is none yet"

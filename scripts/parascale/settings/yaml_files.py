@@ -80,10 +80,7 @@ def extended(folder: File, path: File, seen: list[str]) -> tuple[dict[str, Any],
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, key by key through nested mappings.
-
-    `steps` and `epochs` replace each other. So do sources, and models, of different kinds: their keys do not mix.
-    """
+    """`over` on top of `base`, key by key. `steps` and `epochs` replace each other, as do sources and models of different kinds."""
     result = dict(base)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in over:
