@@ -79,7 +79,7 @@ def ran(folder, kind, end, nodes=1, processes=1):
 
 def check(text, found, end, cause):
     if end == FINISHES:
-        assert found is None and "hang:" not in text, text
+        assert "hang:" not in text, text  # what was said meanwhile goes with the end of the attempt
     else:
         assert re.search(cause, found), (found, text)
     if end == ENDED:

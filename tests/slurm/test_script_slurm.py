@@ -9,7 +9,7 @@ import pytest
 from tests.foreign_scripts import SCRIPTS, write_script
 from workflow import ROOT, Workflow
 
-from parascale.files import read_json
+from parascale.files import read_json, read_json_lines
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 
@@ -139,7 +139,7 @@ def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(clust
         run = workflow.run("hangs")
         workflow.start(run.target, options=["--retries", "0"], settings=["timeout_seconds=15"])
         workflow.wait(timeout=900, succeeds=False)
-        (attempt,) = run.attempts()
+        (attempt,) = read_json_lines(run.work / "attempts.jsonl")
         assert attempt["outcome"] == "failed" and f"hang: {attempt['cause']}" in workflow.story()
         assert re.match(
             r"rank 1 on jrc\w+ did not join .*, where rank 0 on jrc.*: idle at .* \(sleeps\)", attempt["cause"]
