@@ -137,7 +137,7 @@ def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(clust
         (folder / "hangs.py").write_text(program.replace(call, 'train("sleeps", 0.0)'))
         (folder / "hangs.yaml").write_text("task: script\ncommand: hangs.py\n")
         run = workflow.run("hangs")
-        workflow.start(run.target, options=["--retries", "0"], settings=["timeout_seconds=15"])
+        workflow.start(run.target, options=["--retries", "0"], settings=["timeout_seconds=45"])
         workflow.wait(timeout=900, succeeds=False)
         (attempt,) = read_json_lines(run.work / "attempts.jsonl")
         assert attempt["outcome"] == "failed" and f"hang: {attempt['cause']}" in workflow.story()
