@@ -82,7 +82,8 @@ def frames_in(text: str) -> list[tuple[str, int, str]]:
 def error_in(text: str) -> tuple[str, str, list[tuple[str, int, str]]] | None:
     """(message, message of the exception that it came from, frames of that from the innermost outwards) of the last traceback in a text;
     None where there is none."""
-    text, chain = RANK_PREFIX.sub("", text), []
+    text = RANK_PREFIX.sub("", text)
+    chain: list[re.Match] = []
     for found in reversed(list(TRACEBACK.finditer(text))):
         if chain and not text[found.end() : chain[-1].start()].endswith(CHAINED):
             break

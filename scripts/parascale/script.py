@@ -11,7 +11,6 @@ from parascale.provenance import imports_of
 from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.strict import nearest
-from parascale.settings.workload import Script
 
 # Columns that say how the workflow starts and compares a run; a script need not be told.
 OURS = ("run", "workload", "layout", "scaling", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
@@ -58,7 +57,7 @@ def check(run: Any) -> None:
                 )
 
 
-def placeholders(workload: Script) -> set[str]:
+def placeholders(workload: Any) -> set[str]:
     """What braces in the arguments of a script name."""
     texts = [each for _, values in _given(workload.arguments) for each in values if isinstance(each, str)]
     return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}

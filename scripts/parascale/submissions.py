@@ -64,7 +64,7 @@ def stopped_with_progress(work: Path, job_id: str) -> bool:
     return False
 
 
-def last_attempt(work):
+def last_attempt(work: Path) -> dict[str, Any]:
     """What is recorded of the last attempt of the run under way in a folder; {} where nothing is, or it cannot be read."""
     with suppress(OSError, IndexError):
         last = read_json_lines(RunFolder(work).attempts, readable=True)[-1]

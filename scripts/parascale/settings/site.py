@@ -188,8 +188,9 @@ class Site:
 
     def cores_charged(self, nodes: int, cores: int | None = None, partition: str | None = None) -> int:
         """Cores that a job is charged for on so many nodes: JSC counts whole ones, whatever of them is used. cores: those it asks for."""
-        asked = self.charges == "cores" and cores is not None
-        return cores if asked else nodes * (self.cores(partition) or 1)
+        if self.charges == "cores" and cores is not None:
+            return cores
+        return nodes * (self.cores(partition) or 1)
 
     def threads(self, processes: int) -> int:
         """Cores that each of `processes` processes of a machine computes with."""

@@ -1,7 +1,7 @@
 """A scaling study: a row of the run table, trained for a few steps on a ladder of sizes."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 from pydantic import Field, Strict
@@ -98,7 +98,7 @@ def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladder
         if bool(study.nodes) == bool(study.gpus):
             raise ConfigError("give either `nodes` or `gpus`")
         if study.grows not in (None, *DEGREES):
-            raise ConfigError(f"grows = `{study.grows}` is not known{nearest(study.grows, DEGREES)}")
+            raise ConfigError(f"grows = `{study.grows}` is not known{nearest(str(study.grows), DEGREES)}")
         if study.warmup >= study.steps:
             raise ConfigError(f"warmup = {study.warmup} leaves no step of steps = {study.steps}")
         row = rows[study.run]
@@ -143,13 +143,13 @@ def _spread(study: Study, layout: Layout, nodes: int, gpus: int) -> Layout:
     return replace(spread, **{grows: spread.world_size // fixed})
 
 
-def _workload(study: Study, row: Run, kind: str, layout: Layout) -> tuple[Workload, str, str]:
+def _workload(study: Study, row: Run, kind: str, layout: Layout) -> tuple[Workload, Any, str]:
     """(the row's workload for a few steps; what the run says of scaling; what of this its name says).
 
     Of ours, the batch says the kind. Ranks get equal shares of it; weak scaling keeps the row's. More ranks accumulate less, as far as their
     shares shrink. The end alone evaluates and saves.
     """
-    workload = row.workload
+    workload: Any = row.workload
     if workload.is_script:
         told = "steps" in script.placeholders(workload)
         workload = replace(workload, steps=study.steps) if told else workload
