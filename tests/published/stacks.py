@@ -182,7 +182,7 @@ def _rank(row, work, rank):
     layout, batch = row.run.layout, rank.batch
     if not layout.loss_parallel and rank.last:
         size = rank.sizes.tokens(batch) * rank.sizes.vocabulary * batch.compute
-        logits = half_ring(layout, "tp", size, row.site.linked_gpus)
+        logits = half_ring(layout, "tp", size, row.site.node_pairs and row.site.gpus_per_node)
         work = replace(work, root_gather=work.root_gather.plus(logits))
     if row.told.get("sums") == "bf16":  # what FSDP scatters and sums
         names = ("reduce", "root_reduce", "end_reduce")

@@ -74,17 +74,14 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
 
 def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
     """`Job.assumed` of a training."""
-    if prediction.basis == "history" or not prediction.beside:
+    if prediction.basis == "history":
         return {}
     ours, known = planner.site.assumed, planner.calibration.measured(planner.site).assumed
-    found = {name: prediction.beside[name] for name in ("start-up", "saving")}
-    if ours.startup_seconds != known.startup_seconds:
-        del found["start-up"]
-    if ours.save_gigabytes_per_second != known.save_gigabytes_per_second:
-        del found["saving"]
-    if prediction.basis == "formula":
-        found["steps"] = prediction.seconds + prediction.beside["evaluation"]
-    return {name: seconds / 3600 for name, seconds in found.items()}
+    found, measured = prediction.beside or {}, {"steps": prediction.basis != "formula" or prediction.seconds is None}
+    for name, key in (("start-up", "startup_seconds"), ("saving", "save_gigabytes_per_second")):
+        measured[name] = name not in found or getattr(ours, key) != getattr(known, key)
+    found = {"steps": prediction.seconds} | found
+    return {name: found[name] / 3600 for name, is_known in measured.items() if not is_known}
 
 
 def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:

@@ -136,7 +136,13 @@ def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
 
 
 def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
-    layout, fused, batch, kind, linked = run.layout, run.layout.compile, rank.batch, gpu_kind(site), site.linked_gpus
+    layout, fused, batch, kind, linked = (
+        run.layout,
+        run.layout.compile,
+        rank.batch,
+        gpu_kind(site),
+        site.node_pairs and site.gpus_per_node,
+    )
     longer = 1 + kind["attention_start"] / max(run.workload.sizes)
     operations = sizes.block_operations(batch, fused)
     forward, backward = _loads(operations, kind["wave"], longer)
@@ -286,7 +292,8 @@ def _sends(run: Run, rank: Any, linked: int | None) -> Transfer:
 
 
 def half_ring(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
-    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis. linked: see `Site.linked_gpus`.
+    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis. linked: GPUs of a
+    node, where each two have a link of their own.
 
     Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
     bytes, as NCCL has it where each GPU has such a link. Where ranks are placed cell by cell, they pass between two cells of a Dragonfly,

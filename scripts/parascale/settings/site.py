@@ -78,12 +78,10 @@ class Assumed:
     step_milliseconds: Number = option("time of a step beside its phases, in runs on CPUs", default=3.0, above=0.0)
     startup_seconds: Number = option("time from the start of a job to its first step", default=30.0, above=0.0)
     startup_nodes: Number = option(
-        "nodes on which a job takes about twice as long to start, as all read the same files", default=80.0, above=0.0
+        "nodes on which a job takes twice as long to start, as all read the same files", default=80.0, above=0.0
     )
     save_gigabytes_per_second: Number = option(
-        "rate at which a node saves or checks a checkpoint, indexes or compares images, or copies tokens",
-        default=0.5,
-        above=0.0,
+        "rate of a node that saves, checks a checkpoint, compares images or copies tokens", default=0.5, above=0.0
     )
     most_save_gigabytes_per_second: Number = option(
         "rate at which all nodes of a job save together, at most", default=50.0, above=0.0
@@ -120,11 +118,7 @@ class Site:
     gpus_per_node: int | None = option("GPUs per node; default: no limit (processes on CPUs)", default=None, low=1)
     gpu: str = option("name of the GPU", default="")
     gpu_memory_gb: Number | None = option("memory of one GPU, in 10⁹ bytes", default=None, above=0.0)
-    gpu_watts: Number | None = option(
-        "power of one GPU at work: of a plan's energy, and of how fast a GPU computes that may draw less than others of its kind",
-        default=None,
-        above=0.0,
-    )
+    gpu_watts: Number | None = option("power of one GPU at work: its energy, and its speed", default=None, above=0.0)
     cpu_watts: Number = option("of `gpu_watts`, what a CPU on the same module takes", default=0.0, low=0.0)
     co2_grams_per_kwh: Number | None = option(
         "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", default=None, low=0.0
@@ -137,10 +131,7 @@ class Site:
     )
     memory_gigabytes_per_second: Number | None = option("memory bandwidth of one GPU", default=None, above=0.0)
     node_link: Link = section("between the GPUs of a node", default_factory=Link)
-    node_pairs: bool = option(
-        "the GPUs of a node are linked in pairs, without a switch: two of them have an equal part of `node_link`",
-        default=False,
-    )
+    node_pairs: bool = option("no switch: each two GPUs of a node have an equal part of `node_link`", default=False)
     network_link: Link = section("between nodes", default_factory=Link)
     network: Network = section("how processes find each other", default_factory=Network)
     environment: dict[str, object] = option(
@@ -166,11 +157,6 @@ class Site:
     inode_limit: int | None = option(
         "files and folders that a project may have; the workflow warns before", default=None, low=1
     )
-
-    @property
-    def linked_gpus(self) -> int | None:
-        """GPUs of a node where each has a link of its own to each other one; None where a switch is between them."""
-        return self.gpus_per_node if self.node_pairs else None
 
     @property
     def gpus_charged_whole(self) -> int | None:
@@ -219,9 +205,8 @@ class Site:
     def startup_factor(self, layout: Layout) -> float:
         """How many times as long as one process a run takes to start."""
         shared = self.effective_layout(layout)
-        return self.crowding(shared.processes_per_node) * (
-            1 + ((shared.nodes - 1) / self.assumed.startup_nodes) ** STARTUP_POWER
-        )
+        slower = 1 + ((shared.nodes - 1) / self.assumed.startup_nodes) ** STARTUP_POWER
+        return slower * self.crowding(shared.processes_per_node)
 
     def save_bytes_per_second(self, layout: Layout) -> float:
         """At which a run saves: each rank writes files of its own."""
