@@ -19,8 +19,9 @@ MISSED = (
 WARNING_SECONDS = 180
 
 
-def lacking(said, logs):
-    """{node: path} of what nodes of a job did not have that is there on this machine. said: Slurm's facts of the job; logs: its log files."""
+def lacking(said, logs, known):
+    """{node: path} of what nodes of a job did not have that is there on this machine. said: Slurm's facts of the job. logs: its files; what
+    they say of nodes that are `known` to lack something is of an earlier attempt."""
     host, found = said.get("BatchHost"), {}
     if said.get("ExitCode") == NO_LOG and os.path.isdir(folder := os.path.dirname(said.get("StdOut", ""))):
         return {host: folder}
@@ -28,8 +29,9 @@ def lacking(said, logs):
         with suppress(OSError), open(log, encoding="utf-8", errors="replace") as file:
             text = file.read()
             for match in (each for pattern in MISSED for each in pattern.finditer(text)):
-                if (match["node"] or said.get("NumNodes") == "1") and os.path.exists(match["path"]):
-                    found.setdefault(match["node"] or host, match["path"])
+                node = match["node"] or (host if said.get("NumNodes") == "1" else None)
+                if node and node not in known and os.path.exists(match["path"]):
+                    found.setdefault(node, match["path"])
     return found
 
 

@@ -103,7 +103,7 @@ class RootExecutor(Executor):
         """Submit a job again after a pause, longer each time: a retry at once would be spent for nothing. A reason is told once while jobs
         wait for it."""
         first, most = AWAY_SECONDS
-        told = {each for _, each in self.away.values()}
+        told = {each for _, each in list(self.away.values())}  # another thread may add to it
         seconds = min(2 * self.away[job][0], most) if job in self.away else first
         self.away[job] = seconds, reason
         if reason not in told:
@@ -285,7 +285,7 @@ class RootExecutor(Executor):
         else:
             said = slurm.described(identity)
             logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
-            missed = lacking(said, logs)
+            missed = lacking(said, logs, self._failed_nodes)
             self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
             if said:
                 msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, self._has_begun(job, identity))
