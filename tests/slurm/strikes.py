@@ -1,5 +1,6 @@
 """What strikes a training in a schedule of faults: each takes the Schedule and the name of a run."""
 
+import json
 import os
 import re
 import shutil
@@ -7,9 +8,14 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 
 import daemons
 
+from parascale import submissions
+from parascale.paths import Paths
+
+LONG = "disk full until jobs have ended"
 DAMAGED = "newest checkpoint damaged"
 TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
 
@@ -84,7 +90,27 @@ def kill_snakemake(schedule, name):
     schedule.start()
 
 
-def fill_disk(schedule, name):
+def kill_before_the_note(schedule, name):
+    """As if Snakemake had died when Slurm had taken the job, and before it wrote that down."""
+    schedule.workflow.kill()
+    notes = Paths(schedule.workflow.root).store / submissions.FILE
+    kept = [line for line in submissions.noted(notes.parent) if line["job_id"] != schedule.job(name)]
+    notes.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    schedule.start()
+
+
+def limit_submissions(schedule, name):
+    """The job dies, and for a while Slurm takes no other."""
+
+    def limit(jobs):
+        schedule.cluster.run(["sacctmgr", "-i", "modify", "user", "where", "name=root", "set", f"MaxSubmitJobs={jobs}"])
+
+    limit(0)
+    scancel(schedule, name)
+    schedule.after(40, lambda: limit(-1))
+
+
+def fill_disk(schedule, name, seconds=12):
     filler = schedule.disk / "filler"
 
     def fill():
@@ -94,9 +120,9 @@ def fill_disk(schedule, name):
                 os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
 
     fill()
-    for seconds in range(3, 12, 3):
-        schedule.after(seconds, fill)
-    schedule.after(12, lambda: filler.unlink(missing_ok=True))
+    for later in range(3, seconds, 3):
+        schedule.after(later, fill)
+    schedule.after(seconds, lambda: filler.unlink(missing_ok=True))
 
 
 def kill_slurmctld(schedule, name):
@@ -113,7 +139,7 @@ def _repair(schedule, node):
 
 
 # Faults that a run may survive without beginning again, and the seconds after which it has.
-PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "disk full": 30, "slurmctld away": 40}
+PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "no note": 30, "disk full": 30, LONG: 66, "slurmctld away": 40}
 PASSING |= {"step 0's slurmstepd -9": 30, "hangs at exit": 0}  # these show at the end of a training
 FAULTS = {
     "rank -9": kill_rank,
@@ -127,7 +153,10 @@ FAULTS = {
     "SIGSTOP": stop_rank,
     DAMAGED: damage_newest,
     "Snakemake -9": kill_snakemake,
+    "no note": kill_before_the_note,
+    "submit limit": limit_submissions,
     "disk full": fill_disk,
+    LONG: partial(fill_disk, seconds=48),
     "slurmctld away": kill_slurmctld,
     "hangs at exit": hang_at_exit,
 }
