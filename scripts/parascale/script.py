@@ -13,7 +13,7 @@ from parascale.settings.options import declared
 from parascale.settings.strict import nearest
 
 # Columns that say how the workflow starts and compares a run; a script need not be told.
-OURS = ("run", "workload", "layout", "scaling", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
+OURS = ("run", "workload", "layout", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
 
 
 def check(run: Any) -> None:

@@ -131,7 +131,12 @@ def user_message(text, workflow):
         if found := UNPARSABLE.search(text):
             return f"error: --config {found[1]}: not of the form KEY=VALUE"
         found = SYSTEM.search(text)
-        return f"error: {found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else text
+        cache = (
+            "; Snakemake keeps its cache there: set XDG_CACHE_HOME to a folder of yours"
+            if "sourcecache.py" in text
+            else ""
+        )
+        return f"error: {found[2]}: {found[1][0].lower()}{found[1][1:]}{cache}" if found else text
     if "No Snakefile found" in text:
         return (
             f"error: {Path.cwd()}: no project here; go into the folder of its Snakefile, or name both: "

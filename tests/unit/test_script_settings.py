@@ -107,6 +107,7 @@ OWN, ALONE = "workloads/own.yaml", "dp\nalone\town\t1\t1"
         ((OWN, "command:", "comand:"), "did you mean `command`"),
         (("runs.tsv", ALONE, "dp\tprecision\nalone\town\t1\t1\tbf16"), '`arguments: {precision: "{precision}"}`'),
         (("runs.tsv", ALONE, "dp\tseed\nalone\town\t1\t1\t2"), "seed = 2 would do nothing"),
+        (("runs.tsv", ALONE, "dp\tscaling\nalone\town\t1\t1\tweak"), "scaling = weak would do nothing"),
         (("runs.tsv", ALONE, "dp\tinit_from\nalone\town\t1\t1\tboth"), "init_from = both would do nothing"),
         (("runs.tsv", ALONE, "dp\tmicro_batch\nalone\town\t1\t1\t2"), "did you mean `micro_batches`"),
     ],

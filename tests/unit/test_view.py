@@ -40,6 +40,10 @@ TRACEBACK = 'Traceback (most recent call last):\n\n  File "x.py", line 12, in lo
             f"{TRACEBACK}FileNotFoundError: [Errno 2] No such file or directory: 'nope.yaml'\n",
             "error: nope.yaml: no such file or directory",
         ),
+        (
+            f"{TRACEBACK.replace('x.py', '/lib/sourcecache.py')}PermissionError: [Errno 13] Permission denied: '/none'\n",
+            "error: /none: permission denied; Snakemake keeps its cache there: set XDG_CACHE_HOME to a folder of yours",
+        ),
         (f"{TRACEBACK}KeyError: 'a fault of ours'", f"{TRACEBACK}KeyError: 'a fault of ours'"),
     ],
 )
