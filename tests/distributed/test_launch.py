@@ -72,17 +72,45 @@ main()
 """
 
 
+# A script of a user's own, which says where its ranks listen once they have met.
+LISTENS = """
+import json, psutil, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+found = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+with open(f"{sys.argv[2]}/rank{dist.get_rank()}.json", "w") as file:
+    json.dump([total.item(), sorted(found)], file)
+dist.barrier()
+dist.destroy_process_group()
+"""
+# A machine whose loopback is as it should be, has only IPv6, or is down.
+NETWORKS = {
+    "127.0.0.1": "",
+    "::1": "ip link set lo up && ip address del 127.0.0.1/8 dev lo",
+    "none": "true",
+}
+
+
+def in_network(address, command):
+    """`command` on a machine with this loopback; the test is skipped where none can be made."""
+    changed = ["unshare", "--map-root-user", "--net", "sh", "-c", f'{NETWORKS[address]} && exec "$@"', "sh"]
+    if address != "127.0.0.1" and subprocess.run([*changed, "test", "-e", "/proc/net/if_inet6"]).returncode:
+        pytest.skip("no namespaces, or no IPv6")
+    return [*(changed if address != "127.0.0.1" else []), *command]
+
+
 class Launched:
     """A launcher under test with the folder its ranks write to."""
 
-    def __init__(self, folder, code, mode, nodes=1, processes=2, flags=(), path=None, **options):
+    def __init__(self, folder, code, mode, nodes=1, processes=2, flags=(), path=None, address="127.0.0.1", **options):
         self.folder, self.ranks = folder, nodes * processes
         script = folder / "rank.py"
         script.write_text(code)
         given = {"nodes": nodes, "processes": processes, "logs": folder / "logs", **options}
         arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen(
-            [*LAUNCH, *arguments, *flags, "--", script, mode, folder],
+            in_network(address, [*LAUNCH, *arguments, *flags, "--", script, mode, folder]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -121,6 +149,22 @@ def test_each_rank_finds_what_torchrun_would_tell_it(tmp_path, nodes, processes)
     for rank in range(nodes * processes):
         assert f"hello from rank {rank}" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
     assert "hello from rank 0" in output and "hello from rank 1" not in output
+
+
+@pytest.mark.parametrize(
+    ("address", "nodes"), [("127.0.0.1", 1), ("::1", 2), pytest.param("::1", 1, marks=pytest.mark.slow)]
+)
+def test_ranks_of_a_script_on_one_machine_listen_for_no_other(tmp_path, address, nodes):
+    """Torch's store takes orders from whoever connects."""
+    launched = Launched(tmp_path, LISTENS, "", nodes, 2 // nodes, address=address)
+    code, output = launched.finish()
+    assert code == 0, output
+    assert launched.facts() == [[2.0, [address]]] * 2
+
+
+def test_a_machine_without_a_loopback_is_refused_at_once(tmp_path):
+    code, output = Launched(tmp_path, LISTENS, "", address="none").finish()
+    assert code == 1 and "reaches itself neither at 127.0.0.1 nor at ::1" in output.splitlines()[-1]
 
 
 def test_one_process_replaces_the_launcher(tmp_path):

@@ -7,9 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from parascale import slurm
+from parascale import loopback, slurm
 from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED
@@ -17,7 +17,7 @@ from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.environment import check_node, of_allocator
 from parascale.launch.hang import explain, note_cause
 from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
-from parascale.launch.rendezvous import interface_addresses, reserve_port
+from parascale.launch.rendezvous import interface_addresses, local_store, reserve_port
 from parascale.launch.silence import Silence
 from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, Workers, root_cause
 from parascale.recording import FOLDER
@@ -55,6 +55,11 @@ class Launch:
     ends_silent: bool = False  # a script that records no step is ended, whatever it does
 
     @property
+    def hosts_store(self):
+        """Whether the launcher of node 0 hosts torch's store on one machine: ranks of a user's program would listen for all others."""
+        return self.nodes * self.processes > 1 and self.command[:2] != ("-m", "parascale")
+
+    @property
     def threads(self):
         """Threads of a process."""
         return max(1, self.cores // self.processes)
@@ -71,7 +76,7 @@ class Place:
 
     node: int = 0
     folder: str | None = None
-    address: str = "127.0.0.1"  # of this node
+    address: str = field(default_factory=loopback.loopback)  # of this node
     bind: bool = False  # the cores that we see are taken to be ours alone, and are dealt out
     gone: Callable[[int], bool] = lambda node: False  # whether another node's launcher is known to have ended
 
@@ -101,14 +106,17 @@ def run_node(launch, place, watched=contextlib.nullcontext):
             sys.exit(TERMINATED)
         time.sleep(TICK_SECONDS)
 
-    with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder:
+    stack = contextlib.ExitStack()
+    with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder, stack:
         check_node(launch.site)
         address, port = peers.meet(holder.getsockname()[1], wait)
-        if launch.nodes > 1 and address != "127.0.0.1":
+        if launch.nodes > 1 and address not in loopback.ADDRESSES:
             interface_addresses(launch.site.network, slurm.node_name())  # or an error
         if place.node == 0 and launch.nodes * launch.processes > 1:
             print("\n".join(node.line() for node in peers.nodes), flush=True)
         os.makedirs(launch.logs, exist_ok=True)
+        if launch.hosts_store and address in loopback.ADDRESSES and place.node == 0:
+            stack.enter_context(local_store(address, port))
         workers = Workers(_start(launch, place, address, port))
         silence = Silence(launch, place.node, workers, peers) if launch.files else None
         try:
@@ -137,11 +145,13 @@ def _start(launch, place, address, port):
     """Start this node's ranks, one after the other."""
     environment = process_environment(launch, os.environ)
     # One node talks to itself alone, whatever its name resolves to.
-    interface = launch.site.network.interface if address != "127.0.0.1" else "lo"
-    if interface:
+    local = address in loopback.ADDRESSES
+    if interface := loopback.INTERFACE if local else launch.site.network.interface:
         environment["GLOO_SOCKET_IFNAME"] = interface
-        if interface != "lo":
+        if not local:
             environment["NCCL_SOCKET_IFNAME"] = interface
+    if local and launch.hosts_store:
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # of `local_store`
     cores = cores_of_ranks(launch.site, launch.processes) if place.bind else [None] * launch.processes
     for local_rank in range(launch.processes):
         rank = place.node * launch.processes + local_rank

@@ -1,19 +1,33 @@
 """Where the ranks of several nodes meet through torch: a port of node 0, under an address that the other nodes reach.
 
-Torch's own store, which the ranks then use, listens on the loopback for one node (`parallel.mesh.open_store`), else on every
-interface, and asks nobody who they are: whoever reaches its port while
+Torch's own store, which the ranks then use, listens on the loopback for one node (`parallel.mesh.open_store`, `local_store`), else on
+every interface, and asks nobody who they are: whoever reaches its port while
 a training runs can read and change what the ranks tell each other. Keeping others away from the ports of a job is the site's part.
 """
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import psutil
 
 from parascale.errors import RequirementError
+from parascale.launch import die_with_parent
+from parascale.loopback import ADDRESSES, listen
 from parascale.settings.site import Network
 
 REACH_SECONDS = 20.0
+# Hosts a store on a socket that listens already: address, port, number of its file.
+HOST_STORE = """
+import signal, sys
+from torch.distributed import TCPStore
+address, port, file = sys.argv[1], *map(int, sys.argv[2:])
+store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=file)
+signal.pause()
+"""
 
 
 def address_of(host: str, network: Network) -> str:
@@ -38,10 +52,26 @@ def reserve_port() -> socket.socket:
     return holder
 
 
+@contextlib.contextmanager
+def local_store(address: str, port: int) -> Iterator[None]:
+    """Host torch's store at a loopback address, as torchrun does, for the ranks of a user's program: their own would listen on every
+    interface. The launcher itself loads no torch; where there is none, the program needs no store."""
+    own = os.getpid()
+    with listen(address, port) as server:
+        command = [sys.executable, "-c", HOST_STORE, address, str(port), str(server.fileno())]
+        ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own), "pass_fds": [server.fileno()]}
+        host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **ties)
+    try:
+        yield
+    finally:
+        host.kill()
+        host.wait()
+
+
 def reached(address: str, port: int, host: str) -> str:
     """The IPv4 address of node 0, whose machine answers this one, `host`, at a port. RequirementError if it does not."""
     try:
-        found = socket.gethostbyname(address)
+        found = address if address in ADDRESSES else socket.gethostbyname(address)
         with contextlib.suppress(ConnectionRefusedError):  # an answer: torch does not listen yet
             socket.create_connection((found, port), timeout=REACH_SECONDS).close()
         return found

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -12,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from parascale import loopback
 from parascale.settings import Layout
 from parascale.settings.layout import DATA_AXES, MESH_AXES
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def start_processes(device_kind: str, timeout_seconds: float, store: dist.Store 
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_seconds)
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
-        if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK and not hosted:
+        if store is None and os.environ.get("MASTER_ADDR") in loopback.ADDRESSES and not hosted:
             store = open_store(timeout)
         place: dict[str, Any] = (
             {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -106,8 +104,8 @@ def open_store(timeout: timedelta, wait_for_workers: bool = True) -> dist.TCPSto
     would on every interface, and it asks nobody who they are."""
     rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     listener: dict[str, Any] = {}
-    if rank == 0 and address[0] == LOOPBACK:
-        listener["master_listen_fd"] = socket.create_server(address).detach()
+    if rank == 0 and address[0] in loopback.ADDRESSES:
+        listener["master_listen_fd"] = loopback.listen(*address).detach()
     ranks = int(os.environ["WORLD_SIZE"])
     return dist.TCPStore(*address, ranks, rank == 0, timeout, wait_for_workers=wait_for_workers, **listener)
 

@@ -14,6 +14,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
+from parascale import loopback
 from parascale.errors import RequirementError
 from parascale.parallel.mesh import disable_wakeup_preemption
 from parascale.train.gauges import NOT_BUSY
@@ -38,7 +39,7 @@ def measure(seconds=8.0, quiet=QUIET):
         )
     if (os.cpu_count() or 1) < RANKS:
         return found
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(loopback.loopback(), 0, is_master=True, wait_for_workers=False)
     with context.Pool(RANKS) as pool:
         return found | pool.starmap(_together, [(rank, store.port, each) for rank in range(RANKS)], chunksize=1)[0]
 
@@ -75,7 +76,8 @@ def _together(rank, port, seconds):
     """The figures of one of two processes that talk."""
     torch.set_num_threads(1)
     disable_wakeup_preemption()  # as in a training
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback.INTERFACE
+    store = dist.TCPStore(loopback.loopback(), port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     try:
         message = _least(seconds, rank)
