@@ -84,7 +84,7 @@ LAYOUTS = [
     ({"idle_gpus": 1}, "idle_gpus = 1 leaves no GPU of gpus_per_node = 1"),
     (DDP | {"micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
     ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
-    (PP | {"micro_batches": 2, "schedule": "Interleaved1F1B"}, r"as many micro_batches as stages \(4\), not 2"),
+    (PP | {"micro_batches": 2, "schedule": "Interleaved1F1B"}, r"least as many micro_batches as stages \(4\), not 2"),
 ]
 ONE_CYCLE, SUMMARIES = {"schedule": "one_cycle"}, {"task": "summarisation", "model": {"kind": "encoder_decoder"}}
 SERVER = {"average_every": 4, "averaging": "server"}
@@ -116,7 +116,7 @@ SERVER = {"average_every": 4, "averaging": "server"}
         ({"layout": TP, "model": {"hidden": 30}}, "tp = 4 does not divide model.hidden = 30"),
         ({"layout": TP, "training": {"window": 18}}, "window = 18 to be a multiple of tp = 4"),
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
-        ({"model": {"kind": "transformer_l"}}, "= `transformer_l` is not known.*did you mean `transformer_lm`"),
+        ({"model": {"kind": "transformer_l"}}, "kind = `transformer_l` is not known.*did you mean `transformer_lm`"),
         ({"model": {"kind": "encoder_decoder"}}, "is for the task summarisation, not language_model"),
         ({"model": {"kind": "nowhere/mine.py:Mine"}}, "no such file `nowhere/mine.py`"),
         (SUMMARIES | {"layout": PP | {"micro_batches": 2}}, r"offers no pp = 2\. Allowed: single, dp, fsdp, tp$"),

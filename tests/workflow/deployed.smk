@@ -1,6 +1,5 @@
 from snakemake.utils import min_version
 
-
 min_version("6.10.0")
 
 

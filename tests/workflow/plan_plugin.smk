@@ -11,7 +11,9 @@ RESULTS = PROJECT.paths.results
 follow(workflow, PLANNER)
 
 
-localrules: download, report
+localrules:
+    download,
+    report,
 
 
 onstart:
@@ -23,43 +25,61 @@ def layout(key):
 
 
 rule all:
-    input: RESULTS / "report.txt"
+    input:
+        RESULTS / "report.txt",
 
 
 rule download:
-    output: RESULTS / "raw.txt"
-    shell: "echo download >> executed.txt; touch {output:q}"
+    output:
+        RESULTS / "raw.txt",
+    shell:
+        "echo download >> executed.txt; touch {output:q}"
 
 
 rule prepare:
-    input: RESULTS / "raw.txt"
-    output: RESULTS / "data.txt"
-    resources: runtime=30
-    shell: "echo prepare >> executed.txt; touch {output:q}"
+    input:
+        RESULTS / "raw.txt",
+    output:
+        RESULTS / "data.txt",
+    resources:
+        runtime=30,
+    shell:
+        "echo prepare >> executed.txt; touch {output:q}"
 
 
 rule train_any:
-    input: RESULTS / "data.txt"
-    output: RESULTS / "train_any" / "{run}.txt"
+    input:
+        RESULTS / "data.txt",
+    output:
+        RESULTS / "train_any" / "{run}.txt",
     resources:
         nodes=layout("nodes"),
         gres=lambda wildcards: f"gpu:{PROJECT.runs[wildcards.run].layout.gpus_per_node}",
         runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt),
-    params: kind="run"
-    shell: "echo train_any >> executed.txt; touch {output:q}"
+    params:
+        kind="run",
+    shell:
+        "echo train_any >> executed.txt; touch {output:q}"
 
 
 rule parity_any:
-    input: RESULTS / "data.txt"
-    output: RESULTS / "parity_any" / "{run}.txt"
+    input:
+        RESULTS / "data.txt",
+    output:
+        RESULTS / "parity_any" / "{run}.txt",
     resources:
         nodes=layout("nodes"),
         runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt, "parity"),
-    params: kind="parity"
-    shell: "echo parity_any >> executed.txt; touch {output:q}"
+    params:
+        kind="parity",
+    shell:
+        "echo parity_any >> executed.txt; touch {output:q}"
 
 
 rule report:
-    input: expand(RESULTS / "{kind}/{run}.txt", kind=["train_any", "parity_any"], run=PROJECT.runs)
-    output: RESULTS / "report.txt"
-    shell: "echo report >> executed.txt; touch {output:q}"
+    input:
+        expand(RESULTS / "{kind}/{run}.txt", kind=["train_any", "parity_any"], run=PROJECT.runs),
+    output:
+        RESULTS / "report.txt",
+    shell:
+        "echo report >> executed.txt; touch {output:q}"
