@@ -12,7 +12,7 @@ from parascale.report.layouts import degrees_text
 from parascale.report.machines import machines_text
 from parascale.report.measured import read_record
 from parascale.report.page import render
-from parascale.report.parts import Part
+from parascale.report.parts import Section
 from parascale.report.scaling import STEP, Row, StudyReport
 from parascale.report.tables import Column, Table, columns, make_table
 from parascale.telemetry import read_samples, sample_files, total
@@ -67,11 +67,11 @@ def write_study(study: StudyReport, folder: Path) -> None:
     files.write_text(folder / "study.tex", _latex(text))
 
 
-def part(studies: list[StudyReport]) -> Part:
+def part(studies: list[StudyReport]) -> Section:
     """The folded section of the page."""
     tables = [table for study in studies for table in (*ladders(study).values(), milestones(study)) if len(table)]
     notes = [note for study in studies for note in study.notes]
-    return Part("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(notes))
+    return Section("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(notes))
 
 
 def ladders(study: StudyReport) -> dict[str, Table]:
