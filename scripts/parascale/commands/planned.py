@@ -3,7 +3,7 @@
 from parascale.plan import budget, tables
 from parascale.report.comparing import grouped
 from parascale.report.page import render
-from parascale.report.parts import Part
+from parascale.report.parts import Section
 from parascale.report.records import RunRecord
 from parascale.report.tables import columns, make_table
 from parascale.report.verdict import RANKING, Verdict, heading
@@ -24,7 +24,7 @@ def planned_page(plan, planner):
         workloads=[(_planned(planner, name, some), ()) for name, some in workloads.items()],
         steps=(),
         cost=None,
-        parts=[Part("jobs", "Every job, and why", tables=(jobs,), notes=tables.remarks(plan))] if plan.jobs else (),
+        parts=[Section("jobs", "Every job, and why", tables=(jobs,), notes=tables.remarks(plan))] if plan.jobs else (),
         tables=(),
     )
 
