@@ -185,8 +185,9 @@ def test_sums_of_micro_batches_are_paid_for():
     assert more == pytest.approx(3 * model_sizes(GPT_350M, VOCABULARY, 1024).count)
 
 
-def test_a_pipeline_makes_its_copies_once_and_fsdp_none():
-    """FSDP sums whole gradients, in 10 bytes an element, where it reduces them once a step: ZeRO-1, pipelines, replicas."""
+def test_a_pipeline_makes_its_copies_once_and_fsdp_lays_out_what_it_gathers():
+    """Gathered in 4 bytes an element, twice where it frees them, and gradients in 6. FSDP sums whole ones, in 10, where it reduces them once a
+    step: ZeRO-1, pipelines, replicas."""
     batches = {
         "pp": make_run(GPT_350M, "bf16", pp=2, micro_batches=4),
         "fsdp": make_run(GPT_350M, "bf16", fsdp=2),
@@ -196,10 +197,10 @@ def test_a_pipeline_makes_its_copies_once_and_fsdp_none():
     }
     assert {name: parameter_bytes(run, MicroBatch.of(run)) for name, run in batches.items()} == {
         "pp": (6 / 4, 6 + 12 * 3 / 4),
-        "fsdp": (0, 0),
-        "fsdp, once a step": (0, 10 * 3 / 4),
-        "fsdp, pp": (0, 10 * 3 / 4),
-        "dp, tp": (0, 10 * 3 / 4),
+        "fsdp": (4, 4 + 6),
+        "fsdp, once a step": (4, 4 + 6 / 4 + 10 * 3 / 4),
+        "fsdp, pp": (4 / 4, 6 / 4 + 10 * 3 / 4),
+        "dp, tp": (4, 4 + 6 / 4 + 10 * 3 / 4),
     }
 
 
