@@ -25,11 +25,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
+from parascale.families.counted import CountedSizes
 from parascale.parallel import make_mesh, recompute
 from parascale.plan.memory import peak_memory, saved_bytes, total
 from parascale.settings import Layout, Run, load_workload
 from parascale.settings.layout import DEGREES
+from parascale.train.counting import count
 
 WORKLOADS = Path(__file__).parents[2] / "config/workloads"
 
@@ -76,7 +78,9 @@ def ceiling(run, vocabulary):
             stepper.step(batches)
         counter.bare, counter.longer = counter.communication(_split_groups(mesh))
     seconds = sum(counter.seconds.values()) * (1 + run.layout.bubble) + counter.bare + counter.longer
-    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes) or CountedSizes(
+        count(run.workload, vocabulary)
+    )
     targets = run.global_batch * sizes.targets / run.layout.world_size
     return counter, seconds, sizes.flops_per_target * targets / seconds / PEAK
 
@@ -120,9 +124,9 @@ def main():
         sizes = [each.size for each in counter.collectives if each.name == name]
         print(f"{name:32} {len(sizes):6} times {sum(sizes) / 1e6:9.1f} MB")
     print(f"links      {1e3 * counter.bare:9.2f} ms bare, {1e3 * counter.longer:.2f} ms beside computing")
-    memory = total(peak_memory(run, vocabulary, "cuda"))
+    memory = total(peak_memory(run, vocabulary, "cuda") or {})  # of images with other sizes unknown
     batches = sum(array.nbytes for part in fake_steps._batches(run) for array in part)
-    saved = saved_bytes(run, vocabulary) / run.layout.world_size
+    saved = (saved_bytes(run, vocabulary) or 0) / run.layout.world_size
     print(
         f"memory     {memory / 1e9:9.2f} GB by the plan; batches of a step {batches / 1e6:.3f} MB, a checkpoint {saved / 1e9:.2f} GB"
     )

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from parascale.errors import ConfigError
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan.memory import beside_tensors, capacity_bytes, verdict
 from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work

@@ -49,7 +49,7 @@ def test_convolutions_cost_what_the_plan_says(script):
     for compile in (False, True):
         run = script["run_of"]("imagewoof", {"compile": compile, "depths": [1, 1]})
         counter, _, _ = script["ceiling"](run, 10)
-        planned = script["model_sizes"](run.workload.model, 10, *run.workload.sizes).flops_per_target * run.global_batch
+        planned = script["CountedSizes"](script["count"](run.workload, 10)).flops_per_target * run.global_batch
         assert counter.flops["convolutions"] == pytest.approx(planned, rel=0.02)
 
 

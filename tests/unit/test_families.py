@@ -10,11 +10,13 @@ from parascale import families
 from parascale.checkpoint.export import words_of
 from parascale.errors import CheckpointError, ConfigError
 from parascale.families.build import model_class
+from parascale.families.counted import NOT_COUNTED
 from parascale.families.kind import PLANS
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import DataFacts, predict
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.workload import TASKS
+from parascale.train.counting import keep_count
 from tests.benchmarks.fake_steps import measure_with_data
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,7 @@ from parascale.families.kind import Kind
 
 KINDS = {
     "bigram": Kind(
-        task="language_model", settings="settings:Bigram", model="modules:Bigram", sizes="sizes:BigramSizes"
+        task="language_model", settings="settings:Bigram", model="modules:Bigram"
     )
 }
 """,
@@ -56,26 +58,6 @@ class Bigram(nn.Module):
     def forward(self, tokens_BT):
         return self.head(self.blocks(self.embedding(tokens_BT)))
 """,
-    "sizes.py": """
-from parascale.families.sizes import Sizes
-
-
-class BigramSizes(Sizes):
-    def __init__(self, model, vocabulary, window):
-        self.dim, self.window, self.vocabulary = model.dim, window, vocabulary
-        self.layers, self.targets = model.layers, window
-        self.block_whole = model.dim * (model.dim + 1)
-        self.embedding_whole, self.head = vocabulary * model.dim, vocabulary * (model.dim + 1)
-        self.block_flops, self.ends_flops = 2 * window * model.dim**2, 2 * window * vocabulary * model.dim
-
-    def block_bytes(self, batch):
-        return batch.samples * self.window * self.dim * batch.compute
-
-    boundary_bytes = working_bytes = ends_bytes = block_bytes
-
-    def logits_bytes(self, batch, loss_parallel):
-        return batch.samples * self.window * self.vocabulary * 4
-""",
 }
 
 
@@ -89,7 +71,7 @@ def bigram(tmp_path, monkeypatch):
     workload = make(
         Workload,
         name="test",
-        model=make(Model, kind="bigram", dim=64, layers=8),
+        model=make(Model, kind="bigram", dim=64, layers=8, counts=str(tmp_path / "counts")),
         training={"window": 32, "global_batch": 16, "steps": 2},
     )
     return Run("test", workload, Layout(), "fp32")
@@ -102,8 +84,10 @@ def test_a_folder_is_a_family_and_goes_with_it(bigram):
 
 
 def test_a_new_family_is_planned_and_trains(bigram):
-    """Steps of the real training on one process hold what its formulas say, to 5 %."""
+    """Steps of the real training on one process hold what was counted, to 5 %."""
     site = Site("here", peak_tflops={"fp32": 1.0}, memory_gigabytes_per_second=100.0, device="cpu", cores_per_node=2)
+    assert NOT_COUNTED in predict(bigram, site, facts=DataFacts(500, 10_000)).unknown
+    keep_count(bigram.workload, 500)
     prediction = predict(bigram, site, facts=DataFacts(500, 10_000))
     assert prediction.unknown is None and prediction.seconds > 0
     assert prediction.flops_per_token == 3 * 2 * (8 * 64 * 64 + 500 * 64)
@@ -127,7 +111,7 @@ def test_a_kind_offers_the_degrees_that_its_class_has_plans_for(kind):
 
 def test_a_new_family_s_settings_are_read_as_strictly_as_all_others(bigram):
     assert bigram.workload.model.layers == 8
-    with pytest.raises(ConfigError, match=r"unknown key `heads`\. Allowed: kind, options, dim, layers"):
+    with pytest.raises(ConfigError, match=r"unknown key `heads`\. Allowed: kind, options, counts, dim, layers"):
         make(Model, kind="bigram", heads=2)
 
 

@@ -80,13 +80,12 @@ def test_a_batch_is_cut_as_it_pays_not_as_the_workload_has_it():
     def cut(workload):
         return dataclasses.replace(workload, training=dataclasses.replace(workload.training, accumulate=2))
 
-    def advised(workload):
-        return [each.run for each in advise(workload, CLUSTER, 4, "bf16", facts=FACTS)]
+    def advised(workload, facts=FACTS):
+        return [each.run for each in advise(workload, CLUSTER, 4, "bf16", facts=facts)]
 
     assert advised(cut(LLAMA)) == advised(LLAMA)
-    parts = [
-        run.workload.training.accumulate for run in advised(cut(load_workload("config/workloads", "images-small")))
-    ]
+    images = cut(load_workload("config/workloads", "images-small"))
+    parts = [run.workload.training.accumulate for run in advised(images, DataFacts(10))]
     assert parts and not any(each % 2 for each in parts)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation

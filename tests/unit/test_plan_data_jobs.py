@@ -4,13 +4,15 @@ import dataclasses
 
 import pytest
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
+from parascale.families.counted import count_found, counts_of
+from parascale.files import write_json
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.price import limit_minutes, price
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
-from parascale.settings import Layout, load_project_file
+from parascale.settings import Layout, load_project_file, load_workload
 from tests.unit.pretrained_folders import T5_SMALL, describe
 
 
@@ -67,7 +69,7 @@ def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
 
 
 def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monkeypatch):
-    """Its trainings, and the job that writes its summaries; before, they say which file is missing."""
+    """Its trainings, and the job that writes its summaries, and it is counted; before, they say which file is missing, or the command."""
     monkeypatch.setenv("DATA", str(tmp_path))
     files = "config/config.yaml", "config/jureca-xsum-t5.yaml"
     project, job = (
@@ -78,6 +80,12 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
     assert f"{tmp_path}/t5-small/config.json: no such file" in missing.unknown and missing.memory is None
     assert price(job, Planner(project), {}).expected is None
     describe(tmp_path / "t5-small", T5_SMALL, 32100)
+    assert (
+        "parascale check model config/workloads/xsum-t5.yaml" in Planner(project).prediction("xsum-t5-single").unknown
+    )
+    workload, shipped = project.runs["xsum-t5-single"].workload, load_workload("config/workloads", "xsum")
+    place, digest = counts_of(workload.model, 32100, *workload.sizes)
+    write_json(place, {digest: count_found(shipped.model, 32000, *shipped.sizes)})
     there = Planner(project)
     hours = {run: there.prediction(run).wall_seconds for run in project.runs}
     assert hours["xsum-t5-single"] > hours["xsum-t5-ddp-4"] > 0 and price(job, there, {}).expected > 0

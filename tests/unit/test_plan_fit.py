@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.fit import FITTED, fit
 from parascale.plan.predict import DataFacts

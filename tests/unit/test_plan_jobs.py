@@ -13,7 +13,7 @@ import pytest
 from parascale.checkpoint.manifest import MANIFEST
 from parascale.data.text import check_expected
 from parascale.errors import DataError
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.files import write_json
 from parascale.paths import Paths
 from parascale.plan import budget, calibrate, tables

@@ -10,10 +10,12 @@ from unittest.mock import patch
 
 import pytest
 
-from parascale.families import kinds
-from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.families import is_counted, kinds, model_sizes
+from parascale.families.counted import CountedSizes
+from parascale.families.sizes import MicroBatch
 from parascale.plan.memory import RankMemory, peak, peak_memory, rank_stages, total
 from parascale.settings import Layout, Model, Run, Workload, make, run_from_dict
+from parascale.train.counting import count
 from tests.distributed.cases import ONCE, ZERO_1, ranks_of
 from tests.forks import FORKS
 from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, describe
@@ -58,8 +60,11 @@ def measured(settings, vocabulary, rank):
 
 
 def sizes_of(run, vocabulary=VOCABULARY):
-    """The Sizes of a run's model."""
-    return model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    """The Sizes of a run's model, which is counted now unless there is a formula, or the model is one's own and was counted."""
+    workload = run.workload
+    if is_counted(workload.model) and not workload.model.is_own:
+        return CountedSizes(count(workload, vocabulary))
+    return model_sizes(workload.model, vocabulary, *workload.sizes)
 
 
 def measured_as_on_gpus(settings, vocabulary):

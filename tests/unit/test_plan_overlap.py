@@ -8,7 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.families.sizes import MicroBatch, Operations, Product, model_sizes
+from parascale.families import model_sizes
+from parascale.families.sizes import MicroBatch, Operations, Product
 from parascale.parallel.precision import HALF, Copies
 from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
 from parascale.plan.work import BUCKET_BYTES, TILE, _loads, parameter_bytes, step_work

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.families import model_sizes
+from parascale.families.sizes import MicroBatch
 from parascale.plan.advise import advise
 from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.predict import DataFacts

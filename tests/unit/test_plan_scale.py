@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan.advise import advise, reason
 from parascale.plan.predict import DataFacts, predict
 from parascale.plan.time import Prices, formula_rates, gpu_kind, step_seconds

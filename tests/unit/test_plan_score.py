@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan.fit import most_probable
 from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work

@@ -7,8 +7,7 @@ import pytest
 
 from parascale.data import progress
 from parascale.data.progress import Progress
-from parascale.train.record import LOG_SECONDS
-from parascale.train.record import TrainingProgress
+from parascale.train.record import LOG_SECONDS, TrainingProgress
 
 
 @pytest.fixture

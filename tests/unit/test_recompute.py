@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,17 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from parascale.errors import ConfigError
+from parascale.families import model_sizes
 from parascale.families.build import build_model
-from parascale.families.images.settings import XResNet
-from parascale.families.images.sizes import ImageSizes
 from parascale.families.language.modules import Block
 from parascale.families.language.sizes import TransformerSizes
-from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.families.sizes import MicroBatch
 from parascale.parallel.precision import Copies
 from parascale.parallel.recompute import PRODUCTS, recomputed
 from parascale.parallel.tensor import split_tensors
 from parascale.plan.work import step_work
-from parascale.settings import Layout, Model, Site, make
+from parascale.settings import Layout, Model, Site, Workload, make
+from parascale.train.counting import count
 from tests.unit.test_plan_memory import make_run
 
 GPT = make(Model, dim=32, heads=4)
@@ -188,26 +187,22 @@ def test_a_backward_pass_in_two_parts_finds_nothing_twice(schedule, switch, valu
         layout.check()
 
 
-@pytest.mark.parametrize(("number", "shortcut"), [(0, True), (1, False)])
-def test_the_plan_knows_which_convolution_is_computed_again(number, shortcut):
-    """Of a block with a shortcut of its own the first convolution, else the second; and the last, before a norm."""
-    settings = XResNet(dim=8, depths=[2], norm="group")
-    block = build_model(settings, 10, 32).stages[0][number]
-    assert (block.project is not None) == shortcut
-    block.forward = recomputed(block, True)
-    with Shapes() as shapes:
-        result = block(torch.randn(2, block.reduce.convolution.in_channels, 8, 8, requires_grad=True))
-        forward = len(shapes.seen)
-        result.sum().backward()
-    sizes = ImageSizes(settings, 10, 32)
-    first = len(sizes.blocks[0]) * number
-    products = sizes.block_operations(SimpleNamespace(samples=2, compute=4), False).products[first:]
-    planned = [
-        (each.outputs, each.inputs, each.size)
-        for each, product in zip(sizes.blocks[number], products, strict=False)
-        if product.again
-    ]
-    assert shapes.seen[forward:] == planned
+def test_the_plan_knows_which_convolutions_are_computed_again():
+    """Of a block with a shortcut of its own the first of the others, else the second; and the last, before a norm."""
+    training = {"image_size": 32, "global_batch": 2, "steps": 1}
+    model = {"kind": "xresnet", "dim": 8, "depths": [2], "norm": "group"}
+    workload = make(Workload, name="x", task="classification", model=model, training=training)
+    seen = []
+    for block in build_model(workload.model, 10, 32).stages[0]:
+        block.forward = recomputed(block, True)
+        with Shapes() as shapes:
+            result = block(torch.randn(2, block.reduce.convolution.in_channels, 8, 8, requires_grad=True))
+            forward = len(shapes.seen)
+            result.sum().backward()
+        seen += [(inputs * size**2, outputs) for outputs, inputs, size in shapes.seen[forward:]]
+    products = count(workload, 10)["forms"]["4"]["blocks"]["products"]
+    planned = [each for _, *each, _, again, times in products for _ in range(round(2 * times)) if again]
+    assert sorted(seen) == sorted(map(tuple, planned))
 
 
 class Shapes(TorchDispatchMode):

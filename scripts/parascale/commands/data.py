@@ -7,8 +7,8 @@ import click
 
 from parascale.cli import COUNT, named, with_project
 from parascale.errors import ConfigError, ParascaleError
+from parascale.families import unknown_sizes
 from parascale.families.counted import NOT_COUNTED
-from parascale.families.sizes import unknown_sizes
 from parascale.files import write_json
 from parascale.plan.planner import require_windows
 from parascale.settings import load_workload

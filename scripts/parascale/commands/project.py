@@ -8,6 +8,7 @@ import click
 from parascale import slurm
 from parascale.cli import COUNT, InputFile, named_run, project_options, run_option
 from parascale.errors import ConfigError
+from parascale.families import is_counted
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
@@ -101,7 +102,7 @@ def model(find, target, window, vocabulary):
             f"{target} cannot be made as a language model with default settings ({type(error).__name__}: {error}): name the file of its "
             "workload instead"
         ) from error
-    if target.endswith(".yaml") and workload.model.is_own:
+    if target.endswith(".yaml") and is_counted(workload.model):
         if not known:
             print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
             return

@@ -3,7 +3,7 @@
 import click
 
 from parascale.cli import named, with_project
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.launch.resources import resources
 from parascale.plan.planner import Planner
 from parascale.plan.predict import RANGE, quantile

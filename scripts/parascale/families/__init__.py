@@ -4,7 +4,8 @@ A family is a folder beside this file: it is found, no list names it. It says in
 
 - `settings.py`: what a model can be told: keys, defaults, bounds, and what does not go together
 - `modules.py`: plain torch modules that know nothing of parallelism (any file `*modules.py`)
-- `sizes.py`: what a plan counts of them, without torch (`parascale.families.sizes.Sizes`; any file `*sizes.py`)
+- `sizes.py`: what a plan needs to know of them by formula (`parascale.families.sizes.Sizes`; any file `*sizes.py`); without it plans
+  read what was counted (`parascale.families.counted`)
 - `export.py`: the same model in the words of `transformers`, where it has an equal there
 
 A model class may *offer plans*, which are plain data and which `parascale.parallel` reads:
@@ -23,6 +24,7 @@ import pkgutil
 from importlib import import_module
 
 from parascale.errors import ConfigError
+from parascale.families.counted import CountedSizes, check_counted, count_found, unknown_count
 from parascale.settings.strict import nearest
 
 
@@ -63,6 +65,27 @@ def part_of(kind, part):
     return getattr(found, name) if name else found
 
 
+def model_sizes(model, outputs, *places):
+    """The Sizes of a config Model with `outputs` (entries of its vocabulary, or classes), for samples of `places` (a workload's `sizes`).
+
+    None where `unknown_sizes` says why: what is unknown is never counted as 0.
+    """
+    if (formula := part_of(model.kind, "sizes")) is not None:
+        return formula(model, outputs, *places)
+    found = count_found(model, outputs, *places)
+    return CountedSizes(found) if found else None
+
+
+def unknown_sizes(model, outputs, *places):
+    """Why `model_sizes` knows none, in words: a model that is not counted, or a file that is missing; else None."""
+    return unknown_count(model, outputs, *places) if is_counted(model) else None
+
+
+def is_counted(model) -> bool:
+    """Whether plans know a config Model by counting; else by a formula."""
+    return part_of(model.kind, "sizes") is None
+
+
 def check_class(path, name, kind):
     """Raise ConfigError where the user's file of a model `kind` has no such name. The file is read, not run: it may load torch."""
     try:
@@ -80,7 +103,7 @@ def check_class(path, name, kind):
 
 def check_offered(model, layout) -> None:
     """Raise ConfigError for a layout that a model of nobody's family here does not offer, as far as it was counted."""
-    import_module(f"{__name__}.counted").check_counted(model, layout)
+    check_counted(model, layout)
 
 
 @functools.cache

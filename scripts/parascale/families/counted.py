@@ -1,6 +1,7 @@
-"""Sizes of models without a formula, folders of `transformers` and classes of one's own: what `parascale.train.counting` found.
+"""Sizes of models without a formula, which are all but our decoder: what `parascale.train.counting` found.
 
-The counts lie beside the model, in `<folder or file>.counts.json`, each under a digest of what it depends on.
+The counts of a folder of `transformers` and of a class of one's own lie beside it, in `<folder or file>.counts.json`, those of our kinds
+in a folder beside the workload's file (`model.counts`); each under a digest of what it depends on.
 """
 
 import dataclasses
@@ -10,34 +11,41 @@ import json
 import math
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from parascale.errors import ParascaleError
 from parascale.families.kind import check_offer
-from parascale.families.sizes import Operations, Product, Sizes
+from parascale.families.sizes import LossBytes, MicroBatch, Operations, Product, Sizes, loss_bytes
 from parascale.files import read_json
 from parascale.pretrained import CONFIG, Pretrained
 
 SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model "  # and the workload's file
 _version = functools.cache(metadata.version)  # of the library, which decides what a folder's model offers
-FORM = 4  # of a count; another one is counted again
+FORM = 5  # of a count; another one is counted again
 
 
-def counts_of(model, outputs, *places):
+def counts_of(model: Any, outputs: int | None, *places: int) -> tuple[Path, str]:
     """(file of the counts, digest of that of a config Model with `outputs` for samples of `places`).
 
-    Raises OSError where the class's file or the folder's `config.json` is missing.
+    Raises DataError or OSError where the class's file or the folder's `config.json` is missing.
     """
-    if model.folder:  # its `config.json` decides the rest
-        settings, outputs, source = {}, None, Pretrained(model.folder, "model.folder").folder
+    settings = dict(vars(model))
+    place, read = settings.pop("counts", None), None
+    if model.folder or model.pretrained:  # its `config.json` decides the rest
+        source = _folder(model).folder
         read = source / CONFIG
-    else:
-        path, _, name = model.kind.partition(":")
+        settings, outputs = ({}, None) if model.folder else ({"dropout": model.dropout}, outputs)
+    elif model.is_own:
+        path, _, settings["kind"] = model.kind.partition(":")
         source = read = Path(path)
-        settings = dataclasses.asdict(model) | {"kind": name}
-    of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest(), settings, outputs, places]
+    of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest() if read else None, settings, outputs, places]
     digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
-    return source.with_name(f"{source.name}.counts.json"), digest
+    return source.with_name(f"{source.name}.counts.json") if read else Path(place) / f"{digest[:16]}.json", digest
+
+
+def _folder(model: Any) -> Pretrained:
+    return Pretrained(model.folder, "model.folder") if model.folder else Pretrained(model.pretrained)
 
 
 def offer_place(model) -> tuple[Path, str]:
@@ -50,6 +58,22 @@ def check_counted(model, layout, uncounted: dict | None = None) -> None:
     """Raise ConfigError for a layout that a model does not offer, as it was counted. uncounted: what it offers where it was not."""
     if offer := _found(offer_place, model) or uncounted:
         check_offer(offer, layout)
+
+
+def count_found(model: Any, outputs: int, *places: int) -> dict[str, Any] | None:
+    """The count of a config Model with `outputs` for samples of `places`; None where there is none."""
+    return _found(counts_of, model, outputs, *places)
+
+
+def unknown_count(model: Any, outputs: int, *places: int) -> str | None:
+    """Why there is no count: a missing folder, which may be on another machine, or nothing was counted; None where there is one."""
+    if count_found(model, outputs, *places):
+        return None
+    try:
+        _ = (model.folder or model.pretrained) and _folder(model).config
+    except ParascaleError as error:
+        return str(error)
+    return NOT_COUNTED
 
 
 def _found(place_of, *of):
@@ -70,17 +94,20 @@ def _read(path, modified):
     return read_json(path)
 
 
-def _bytes(name):
+def _bytes(name: str) -> Any:
     """A method: bytes of that name that a rank holds of a MicroBatch."""
 
-    def held(self, batch):
-        (few, many), size = SAMPLES, []
-        counted = self.found["bytes"]  # in a type in which its passes fail, as if it were in fp32
-        for low, high in zip(*(each[name] for each in counted.get(str(batch.compute), counted["4"])), strict=True):
-            size.append(low + (high - low) * (batch.samples - few) / (many - few))
-        return max(0, math.ceil(size[0] / batch.tp + size[1]))
+    def held(self: "CountedSizes", batch: MicroBatch) -> int:
+        few, many = (_of_rank(each[name], batch) for each in self.form(batch)["bytes"])
+        return max(0, math.ceil(few + (many - few) * (batch.samples - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])))
 
     return held
+
+
+def _of_rank(amount: list[float], batch: MicroBatch) -> float:
+    """A rank's share of an amount, which has the parts of `parascale.train.dispatch`."""
+    split, of_sequence, whole = amount
+    return split / batch.tp + of_sequence / (batch.tp if batch.sequence_parallel else 1) + whole
 
 
 class CountedSizes(Sizes):
@@ -89,50 +116,54 @@ class CountedSizes(Sizes):
     block_bytes, start_bytes, last_bytes, forward_bytes, logits = map(
         _bytes, ("block", "start", "last", "forward", "logits")
     )
-    ends_bytes, freed_bytes, boundary_bytes, split_bytes = map(_bytes, ("ends", "ends", "boundary", "boundary"))
+    ends_bytes, freed_bytes, boundary_bytes, selective_bytes = map(_bytes, ("ends", "ends", "boundary", "selective"))
     working_bytes = _bytes("working")
 
-    def __init__(self, model, outputs, *places):
-        self.found = found = _found(counts_of, model, outputs, *places)
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
         for name in ("layers", "tied", "unit", "targets", "norms", "statistics", "splits_logits"):
             setattr(self, name, found[name])
         self.block_split, self.block_whole = found["block"]
         self.embedding_split, self.embedding_whole = found["embedding"]
         self.head, self.norm = found["head"], found["norm"]
-        self.block_flops, self.ends_flops = found["blocks"]["full"], found["ends"]["full"]
+        self.block_flops, self.ends_flops = (found["forms"]["4"][part]["full"] for part in ("blocks", "ends"))
 
-    @staticmethod
-    def unknown(model, outputs, *places):
-        """The missing part: a folder, which may be on another machine, or the count."""
-        if _found(counts_of, model, outputs, *places):
-            return None
-        try:
-            _ = model.folder and Pretrained(model.folder, "model.folder").config
-        except ParascaleError as error:
-            return str(error)
-        return NOT_COUNTED
+    def form(self, batch: MicroBatch) -> dict[str, Any]:
+        """The count in the batch's numbers on its device; in a type in which passes fail, as if it were in fp32."""
+        forms = self.found["forms"]
+        return forms.get(f"{batch.compute} {batch.device}") or forms.get(str(batch.compute)) or forms["4"]
 
-    def block_operations(self, batch, fused):
+    def block_operations(self, batch: MicroBatch, fused: bool) -> Operations:
         return self._operations("blocks", batch, fused)
 
-    def ends_operations(self, batch, fused):
+    def ends_operations(self, batch: MicroBatch, fused: bool) -> Operations:
         return self._operations("ends", batch, fused)
 
-    def _operations(self, part, batch, fused):
-        found, products = self.found[part], []
-        for rows, inner, outputs, split, times in found["products"]:
+    def _operations(self, part: str, batch: MicroBatch, fused: bool) -> Operations:
+        found = self.form(batch).get(part) or self.found["forms"]["4"][part]
+        products = []
+        for rows, inner, outputs, split, again, times in found["products"]:
             ways = {name: batch.tp if split == name else 1 for name in ("rows", "inner", "outputs")}
             rows = batch.samples * rows / ways["rows"]
             whole, rest = divmod(times, 1)
             for each in [1.0] * int(whole) + [rest] * (rest > 0):  # blocks that differ count by their mean
-                products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"]))
-        attention, moved, drawn = (
-            batch.samples * (found[name][0] / batch.tp + found[name][1])
-            for name in ("attention", "moved", "masks" if fused else "drawn")
-        )
-        kernels = round(found["kernels"] + (0 if fused else found["draws"]))
-        # `moved` was counted in fp32.
-        return Operations(tuple(products), attention, moved * batch.compute / 4, kernels, batch.compute, drawn)
+                products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"], again))
+        names = ("attention", "joined", "masks") if fused else ("attention", "moved", "drawn")
+        attention, moved, drawn = (batch.samples * _of_rank(found[name], batch) for name in names)
+        kernels = found["kernels"] + found["draws"]
+        if fused:
+            kernels = sum(times for *_, times in found["products"]) + found["joins"]
+        # What is moved was counted in fp32.
+        return Operations(tuple(products), attention, moved * batch.compute / 4, round(kernels), batch.compute, drawn)
 
-    def logits_bytes(self, batch, loss_parallel):
+    def split_bytes(self, batch: MicroBatch) -> float:
+        """What goes from a block to the next, whole."""
+        return self.boundary_bytes(dataclasses.replace(batch, sequence_parallel=False))
+
+    def logits_bytes(self, batch: MicroBatch, loss_parallel: bool) -> float:
         return self.logits(batch) * max(4, batch.compute) / batch.compute
+
+    def loss_bytes(self, batch: MicroBatch) -> LossBytes | None:
+        """Of a model whose output layer is ours, with which the loss makes the logits in chunks."""
+        chunks = self.found["chunks"]
+        return loss_bytes(batch, round(batch.samples * self.targets), *chunks) if chunks else None

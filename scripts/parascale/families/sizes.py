@@ -1,4 +1,4 @@
-"""Figures of a model for plans: elements of its parameters, operations, and bytes of activations, by formula, without building it.
+"""Figures of a model for plans: elements of its parameters, operations, and bytes of activations, without building it.
 
 Floating-point operations after Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: for Transformers 6 N + 12 L T D a
 token (forward and backward), with N the elements of matrices that tokens pass through, L layers, T window, D width. Attention
@@ -7,37 +7,13 @@ takes time though.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-
-from parascale.families import part_of
 
 CHUNK_ELEMENTS = 2**28  # logits at once: 0.5 GiB in bf16
 ALIGNED = 128  # bytes: tensor cores want rows of logits that are whole cache lines
 NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # of what is computed with
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
-
-
-def model_sizes(model, outputs, *places):
-    """The Sizes of a config Model with `outputs` (entries of its vocabulary, or classes), for samples of `places` (a workload's `sizes`).
-
-    None where `unknown_sizes` says why: what is unknown is never counted as 0.
-    """
-    return None if unknown_sizes(model, outputs, *places) else _class_of(model)(model, outputs, *places)
-
-
-def unknown_sizes(model, outputs, *places):
-    """Why `model_sizes` knows none, in words: a kind without formula, a model that is not counted, or a file that is missing; else None."""
-    sizes = _class_of(model)
-    if sizes is None:
-        return f"no formula for models of kind {model.kind}"
-    return sizes.unknown(model, outputs, *places)
-
-
-def _class_of(model):
-    if model.is_own:
-        return import_module("parascale.families.counted").CountedSizes  # it builds on this file
-    return part_of(model.kind, "sizes")
 
 
 def share(count, parts):
@@ -138,10 +114,27 @@ class LossBytes:
     hidden: float
 
 
+def loss_bytes(batch: MicroBatch, tokens: int, vocabulary: int, width: int) -> LossBytes:
+    """`parascale.families.head`: the logits of a chunk and their copy in fp32, or their gradient and that of the matrix."""
+    compute, entries = batch.compute, share(vocabulary, batch.tp)
+    rows, exact = padded(entries, compute), max(4, compute)
+    chunk, matrix = chunk_tokens(tokens, rows), rows * width
+    logits, several = chunk * rows * compute, chunk < tokens
+    hidden = tokens * width * compute
+    filled = hidden + (matrix * compute if rows != entries else 0)
+    scored = logits + (chunk * rows * 4 if compute < 4 else 0)
+    kept = matrix * (exact if several else compute)
+    making = filled + (kept if several else 0) + max(scored, logits + matrix * compute)
+    return LossBytes(making, filled + scored, kept, entries * width * kept / matrix, hidden)
+
+
+Bytes = Callable[[MicroBatch], float]
+
+
 class Sizes:
     """A model that is a sequence of blocks between an embedding (or a stem) and an output layer.
 
-    Its constructor takes (model, outputs, *places) and sets what has no default here. Elements are those of parameters; what tensor
+    Its constructor sets what has no default here. Elements are those of parameters; what tensor
     parallelism splits stands apart from what every rank of a `tp` group holds whole. Blocks that differ count by their mean.
     """
 
@@ -163,10 +156,19 @@ class Sizes:
     splits_logits: bool = True  # tensor parallelism makes them in parts
     chunked: bool = True  # the loss makes its logits in chunks, where `loss_bytes` says so; False: all at once, as other programs do
 
-    @staticmethod
-    def unknown(model, outputs, *places):
-        """Why nothing is known of a config Model, in words; None where all is. The others are the constructor's."""
-        return None
+    # Of a block, and of what stands outside of the blocks with the loss; whether `torch.compile` joins what moves memory.
+    block_operations: Callable[[MicroBatch, bool], Operations]
+    ends_operations: Callable[[MicroBatch, bool], Operations]
+    block_bytes: Bytes  # kept by one block for the backward pass
+    selective_bytes: Bytes  # kept of that with selective recomputation, beside what goes from block to block
+    boundary_bytes: Bytes  # what goes from a block to the next: checkpointing keeps it, and a pipeline sends it
+    forward_bytes: Bytes  # the most that a block holds in a forward pass without a backward pass
+    working_bytes: Bytes  # gradients of activations that the backward pass of the last block holds at once
+    ends_bytes: Bytes  # kept outside of the blocks, logits apart
+    split_bytes: Bytes  # what tensor parallelism gathers or reduces at once
+    # In the precision of the loss, fp32 at least; whether each rank has its part.
+    logits_bytes: Callable[[MicroBatch, bool], float]
+    loss_bytes: Callable[[MicroBatch], LossBytes | None]  # None of a model that makes its logits itself
 
     @property
     def block(self):
@@ -183,46 +185,11 @@ class Sizes:
         """Useful operations to train on one target token, or one image; padding counts as if it were tokens."""
         return (1 + BACKWARD) * (self.layers * self.block_flops + self.ends_flops) / self.targets
 
-    def block_operations(self, batch, fused):
-        """Operations of a block. fused: `torch.compile` joins what moves memory.
-
-        Of a family that says no more: its parameters as one square matrix, and what it keeps as what it moves.
-        """
-        return _one_product(self.block, self.block_flops, self.block_bytes(batch), batch)
-
-    def ends_operations(self, batch, fused):
-        """Operations of what stands outside of the blocks, and of the loss."""
-        return _one_product(self.head, self.ends_flops, 3 * self.logits_bytes(batch, False), batch)
-
     def recomputed_operations(self, batch, fused, selective):
         """Operations of a block that recomputation performs again: torch stops once it has all that the backward pass asks for."""
         operations = self.block_operations(batch, fused)
         products = tuple(p for p in operations.products if (p.again if selective else p.again is not None))
         return replace(operations, products=products, attention=0.0 if selective else operations.attention)
-
-    def block_bytes(self, batch):
-        """Kept by one block for the backward pass of a MicroBatch."""
-        raise NotImplementedError
-
-    def selective_bytes(self, batch):
-        """Kept of that with selective recomputation, beside what goes from block to block. Of a family that says no more: half."""
-        return (self.block_bytes(batch) - self.boundary_bytes(batch)) // 2
-
-    def boundary_bytes(self, batch):
-        """What goes from a block to the next: checkpointing keeps it, and a pipeline sends it."""
-        raise NotImplementedError
-
-    def forward_bytes(self, batch):
-        """The most that a block holds in a forward pass without a backward pass."""
-        return 2 * self.working_bytes(batch)
-
-    def working_bytes(self, batch):
-        """Gradients of activations that the backward pass of the last block holds at once."""
-        raise NotImplementedError
-
-    def ends_bytes(self, batch):
-        """Kept outside of the blocks, logits apart."""
-        raise NotImplementedError
 
     def start_bytes(self, batch):
         """Kept of what stands before the blocks, where `block_bytes` leaves it out."""
@@ -232,25 +199,6 @@ class Sizes:
         """Of `ends_bytes` what is free again when `working_bytes` are held, where these leave it out."""
         return 0
 
-    def logits_bytes(self, batch, loss_parallel):
-        """Logits of one micro-batch in the precision of the loss, fp32 at least."""
-        raise NotImplementedError
-
-    def loss_bytes(self, batch):
-        """The LossBytes of a micro-batch; None of a model that makes its logits itself."""
-        return None
-
-    def split_bytes(self, batch):
-        """What tensor parallelism gathers or reduces at once; of a family that offers it."""
-        return 0
-
     def last_bytes(self, batch):
         """Kept, and held as gradients of activations, while the backward pass ends."""
         return self.block_bytes(batch) + self.working_bytes(batch)
-
-
-def _one_product(elements, flops, moved, batch):
-    """Operations of `flops` a sample through a square matrix of so many elements."""
-    elements = max(elements, 1)
-    side, rows = math.sqrt(elements / batch.tp), batch.samples * flops / (2 * elements)
-    return Operations((Product(rows, side, side),), moved=moved, kernels=8, element=batch.compute)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from parascale.errors import ConfigError
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan.calibrate import Calibration
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
 from parascale.plan.predict import DataFacts, Prediction

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.files import read_json, write_json
 from parascale.paths import Paths, RunFolder
 from parascale.plan.memory import peak_memory, saved_bytes, total

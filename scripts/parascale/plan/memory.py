@@ -18,7 +18,8 @@ the real code on fake tensors (`tests/benchmarks/fake_steps.py`).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parascale.families.sizes import MicroBatch, Sizes, model_sizes, share
+from parascale.families import model_sizes
+from parascale.families.sizes import MicroBatch, Sizes, share
 from parascale.settings import Layout, Run, Site
 from parascale.stages import held_stages, stage_blocks
 
@@ -189,7 +190,7 @@ class RankMemory:
             # The root, held twice while the first block is gathered; then each block beside the one before.
             arriving = (2 * (self.root - self.end + self.unit_elements) + self.end) * batch.compute
             moments.append(self._parts(self.sizes.boundary_bytes(batch), buffers=arriving))
-            held = (self.root + 2 * min(self.unit_elements, round(self.block_elements))) * batch.compute
+            held = (self.root + 2 * round(self.block_elements)) * batch.compute
         # As the output layer gives them, in fp32 for the loss, and their logarithms.
         held_logits = loss.evaluating if loss else (2 + narrow + self._split_copies()) * logits
         moments.append(self._parts(self.sizes.forward_bytes(batch), buffers=held))
@@ -217,11 +218,9 @@ class RankMemory:
         return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=buffers)
 
     def _block(self) -> dict[str, float]:
-        recomputed = 0
+        recomputed = 0.0
         if self.layout.activation_checkpointing:
-            # One half at a time in a model of two halves.
-            again = (self.kept_block - self.kept) * min(1.0, self.sizes.unit)
-            recomputed = round(again) + self.boundary
+            recomputed = self.kept_block - self.kept + self.boundary
         block = self.unit_elements * self.batch.compute
         # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
         gathered = self._left() * self.batch.compute + 3 * block if self.frees else self._gathered()

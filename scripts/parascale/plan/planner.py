@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parascale.errors import ConfigError, DataError, ParascaleError
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.files import read_json
 from parascale.paths import Paths
 from parascale.plan import calibrate

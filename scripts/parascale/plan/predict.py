@@ -5,9 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from parascale.families import model_sizes, unknown_sizes
 from parascale.families.counted import NOT_COUNTED
-from parascale.families.sizes import model_sizes, unknown_sizes
-from parascale.paths import Paths
 from parascale.plan import limits
 from parascale.plan.hours import LIMIT, RANGE, Part, quantile
 from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, saved_bytes, total, verdict
@@ -37,7 +36,7 @@ class DataFacts:
     train_samples: int | None = None
     validation_samples: int | None = None
     sample_bytes: float = 0.0
-    workloads: str = Paths.workloads
+    workloads: str = "config/workloads"
 
 
 @dataclass(frozen=True)

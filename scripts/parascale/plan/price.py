@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parascale.families.sizes import model_sizes
+from parascale.families import model_sizes
 from parascale.plan import limits
 from parascale.plan.hours import Job, Part
 from parascale.plan.memory import saved_bytes

@@ -278,7 +278,7 @@ def load_workload(folder: File, name: str) -> Workload:
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)
-    model = workload.model
+    model = dataclasses.replace(workload.model, counts=str(Path(folder) / "counts"))
     if "pretrained" in declared(type(model)) and model.pretrained is None:
         model = dataclasses.replace(model, pretrained=data.pretrained)
     return dataclasses.replace(workload, data=data, model=model)

@@ -47,6 +47,12 @@ class Model(Varied):
         path=True,
     )
     options: dict[str, object] = option("settings for your own class", default={})
+    counts: str = option(
+        "folder of what plans know of it, unless that lies beside your own class or the model's folder; set by the loader: `counts` beside "
+        "the workload's file",
+        SITE,
+        default="config/workloads/counts",
+    )
 
     dropout: ClassVar = 0.0
     dropout_masks: ClassVar = "same"

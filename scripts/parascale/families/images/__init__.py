@@ -9,6 +9,5 @@ KINDS = {
         settings="settings:XResNet",
         degrees=("fsdp",),
         model="modules:XResNet",
-        sizes="sizes:ImageSizes",
     ),
 }

@@ -1,4 +1,4 @@
-"""A stack of Transformer blocks by formula, of which summarisers are made too.
+"""Our decoder, a stack of Transformer blocks, by formula.
 
 What the forward pass keeps is counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in
 Large Transformer Models", arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no
@@ -8,7 +8,7 @@ layers count. With dropout attention is explicit (`is_explicit`): its weights ar
 
 from dataclasses import dataclass
 
-from parascale.families.sizes import LossBytes, Operations, Product, Sizes, chunk_tokens, padded, share
+from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
 # For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
@@ -34,25 +34,19 @@ class Matrix:
         return self.outputs * self.inputs
 
 
-def attention_matrices(model, key_bias):
-    """Queries, keys, values and result of an attention."""
-    dim, mixed, keys = model.dim, mixed_width(model), kv_width(model)
-    return [
-        Matrix(mixed, dim, model.bias, columns=True, again=False),
-        Matrix(keys, dim, model.bias and key_bias, columns=True, again=True),
-        Matrix(keys, dim, model.bias, columns=True, again=False),
-        Matrix(dim, mixed, model.bias, columns=False, again=True),
-    ]
-
-
 def block_matrices(model, fused=True):
-    """Matrices of a block. The last one's result only a norm behind it, or dropout that nothing joined, asks for."""
+    """Matrices of a block: queries, keys, values and result of its attention, and of its feed-forward layer. The last one's result only a
+    norm behind it, or dropout that nothing joined, asks for."""
+    dim, mixed, keys = model.dim, mixed_width(model), kv_width(model)
     last = None if model.pre_norm and (fused or not model.dropout) else True
     gate = [True] if model.activation == "swiglu" else []
     return [
-        *attention_matrices(model, model.position == "rotary"),
-        *(Matrix(model.hidden_width, model.dim, model.bias, columns=True, again=again) for again in (False, *gate)),
-        Matrix(model.dim, model.hidden_width, model.bias, columns=False, again=last),
+        Matrix(mixed, dim, model.bias, columns=True, again=False),
+        Matrix(keys, dim, model.bias and model.position == "rotary", columns=True, again=True),
+        Matrix(keys, dim, model.bias, columns=True, again=False),
+        Matrix(dim, mixed, model.bias, columns=False, again=True),
+        *(Matrix(model.hidden_width, dim, model.bias, columns=True, again=again) for again in (False, *gate)),
+        Matrix(dim, model.hidden_width, model.bias, columns=False, again=last),
     ]
 
 
@@ -113,37 +107,26 @@ def weight_bytes(model, batch):
     return 2 * exact + 1, 4 * exact
 
 
-def attention_bytes(model, batch, tokens, sources, places, masked):
-    """Kept by an attention of `tokens` to `places` each, of `sources` in all: queries, keys, values, result and statistics.
+def attention_bytes(model, batch, tokens, window):
+    """Kept by the attention of `tokens`: queries, keys, values, result and statistics.
 
-    Explicit, and on GPUs in fp32 or `masked` (of documents that are filled up), each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
+    Explicit, and on GPUs in fp32, each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
-    if batch.device != "cpu" and (masked or batch.compute >= 4):
+    if batch.device != "cpu" and batch.compute >= 4:
         keys = mixed_width(model)
     if is_explicit(model, batch):
-        keys, statistics = mixed_width(model), places * weight_bytes(model, batch)[0]
-    return 2 * (tokens * mixed_width(model) + sources * keys) // batch.tp * batch.compute + heads * statistics
+        keys, statistics = mixed_width(model), window * weight_bytes(model, batch)[0]
+    return 2 * tokens * (mixed_width(model) + keys) // batch.tp * batch.compute + heads * statistics
 
 
-def selective_bytes(matrices, model, batch, tokens, stream):
-    """Kept with selective recomputation of an attention, and of what else has `matrices`: results of products, of fused attention with
-    its statistics, and of the sum over ranks."""
-    kept = tokens * sum(matrix.outputs for matrix in matrices if matrix.columns and not matrix.again)
-    statistics = 0
-    if not is_explicit(model, batch):
-        kept, statistics = kept + tokens * mixed_width(model), tokens * model.heads // batch.tp * STATISTIC_BYTES
-    summed = stream * model.dim if batch.tp > 1 else 0
-    return (kept // batch.tp + summed) * batch.compute + statistics
-
-
-def attention_operations(model, batch, tokens, places, causal, fused):
-    """Operations of an attention of `tokens` to `places` each, between its projections."""
+def attention_operations(model, batch, tokens, places, fused):
+    """Operations of an attention of `tokens` to those before them of `places` each, between its projections."""
     rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
         # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone.
         tile = min(512, places) if batch.device == "cpu" else 0
-        seen = 0.5 + tile / (2 * places) if causal else 1.0
+        seen = 0.5 + tile / (2 * places)
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
     products = Product(rows, width, places), Product(rows, places, width)
     # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3. Not dropped 4 and 3.
@@ -164,10 +147,10 @@ def sublayer_operations(model, batch, stream, fused):
 
 
 class TransformerSizes(Sizes):
-    """The language model, or one half of an encoder-decoder, for samples of `window` tokens. causal: a token sees those before it."""
+    """The language model for samples of `window` tokens."""
 
-    def __init__(self, model, vocabulary, window, causal=True):
-        self.model, self.vocabulary, self.window, self.causal = model, vocabulary, window, causal
+    def __init__(self, model, vocabulary, window):
+        self.model, self.vocabulary, self.window = model, vocabulary, window
         matrices, norm = block_matrices(model), norm_elements(model)
         self.cut = True
         self.layers, self.tied, self.targets = model.layers, model.tied, window
@@ -197,7 +180,7 @@ class TransformerSizes(Sizes):
         others = 8 + 3 * gated + 8 * rotary
         layers = Operations(products, 0.0, moved, len(products) + (4 if fused else others), batch.compute)
         sublayer = sublayer_operations(model, batch, self.stream(batch), fused)
-        attention = attention_operations(model, batch, tokens, self.window, self.causal, fused)
+        attention = attention_operations(model, batch, tokens, self.window, fused)
         return layers.plus(attention).plus(sublayer).plus(sublayer)
 
     def ends_operations(self, batch, fused):
@@ -212,7 +195,7 @@ class TransformerSizes(Sizes):
         model, tokens, tp = self.model, self.tokens(batch), batch.tp
         gated = model.activation == "swiglu"
         products = 2 * tokens * model.dim * batch.compute
-        attention = attention_bytes(model, batch, tokens, tokens, self.window, not self.causal)
+        attention = attention_bytes(model, batch, tokens, self.window)
         if model.position == "rotary":
             attention += 4 * self.window * model.head_width * batch.compute
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
@@ -220,8 +203,13 @@ class TransformerSizes(Sizes):
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
 
     def selective_bytes(self, batch):
-        """Queries, values, one side of the feed-forward layer, and what attention gives."""
-        return selective_bytes(block_matrices(self.model), self.model, batch, self.tokens(batch), self.stream(batch))
+        """Queries, values, one side of the feed-forward layer, what fused attention gives with its statistics, and the sum over ranks."""
+        model, tokens, statistics = self.model, self.tokens(batch), 0
+        kept = tokens * sum(matrix.outputs for matrix in block_matrices(model) if matrix.columns and not matrix.again)
+        if not is_explicit(model, batch):
+            kept, statistics = kept + tokens * mixed_width(model), tokens * model.heads // batch.tp * STATISTIC_BYTES
+        summed = self.stream(batch) * model.dim if batch.tp > 1 else 0
+        return (kept // batch.tp + summed) * batch.compute + statistics
 
     def norm_bytes(self, batch):
         """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""
@@ -262,18 +250,7 @@ class TransformerSizes(Sizes):
         return self.tokens(batch) * width * max(4, batch.compute)
 
     def loss_bytes(self, batch):
-        """`parascale.families.head`: the logits of a chunk and their copy in fp32, or their gradient and that of the matrix."""
-        tokens, compute, dim = self.tokens(batch), batch.compute, self.model.dim
-        entries = share(self.vocabulary, batch.tp)
-        rows, exact = padded(entries, compute), max(4, compute)
-        chunk, matrix = chunk_tokens(tokens, rows), rows * dim
-        logits, several = chunk * rows * compute, chunk < tokens
-        hidden = tokens * dim * compute + (matrix * compute if rows != entries else 0)
-        scored = logits + (chunk * rows * 4 if compute < 4 else 0)
-        kept = matrix * (exact if several else compute)
-        summed = kept if several else 0
-        making = hidden + summed + max(scored, logits + matrix * compute)
-        return LossBytes(making, hidden + scored, kept, entries * dim * kept / matrix, self.split_bytes(batch))
+        return loss_bytes(batch, self.tokens(batch), self.vocabulary, self.model.dim)
 
     def split_bytes(self, batch):
         """The whole residual stream, as products take it."""

@@ -11,7 +11,6 @@ KINDS = {
         builds_on=("language",),
         degrees=("fsdp", "tp"),
         model="modules:EncoderDecoder",
-        sizes="sizes:EncoderDecoderSizes",
     ),
     "pretrained": Kind(
         task="summarisation",
@@ -20,6 +19,5 @@ KINDS = {
         builds_on=("language",),
         degrees=("fsdp",),
         model="pretrained_modules:PretrainedSummariser",
-        sizes="pretrained_sizes:PretrainedSizes",
     ),
 }

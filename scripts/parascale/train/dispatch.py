@@ -1,0 +1,236 @@
+"""What a model computes and keeps while it is called on tensors without data, operation by operation."""
+
+import weakref
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from parascale.parallel.recompute import DEAR, PRODUCTS
+
+SPLIT, SEQUENCE, WHOLE = range(
+    3
+)  # parts of an amount: what tensor parallelism splits, what it splits with the sequence, what it does not
+AMOUNTS = ("attention", "moved", "joined", "drawn", "masks")
+MATRICES = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # of torch's attention
+
+
+def nothing() -> Any:
+    """An amount of nothing."""
+    return np.zeros(3)
+
+
+class Computed:
+    """What is computed. full: operations, masked places of attention too. joined: bytes that are moved beside products if all operations
+    between two products are one kernel, of which there are `joins`; moved: if each is one, of which there are `kernels`. drawn: bytes
+    moved by `draws` kernels of random numbers, and of the masks that they become. products: how often each is.
+    """
+
+    def __init__(self) -> None:
+        self.products: Counter[Any] = Counter()
+        self.full, self.kernels, self.joins, self.draws = 0.0, 0, 0, 0
+        self.amounts = {name: nothing() for name in AMOUNTS}
+
+
+class Attention(TorchFunctionMode):
+    """Sees whether torch's attention is called, and drops. on_gpus: it computes as there: it drops within its kernels, and has none in
+    fp64."""
+
+    def __init__(self, on_gpus: bool) -> None:
+        super().__init__()
+        self.on_gpus, self.called, self.drops = on_gpus, False, False
+
+    def __torch_function__(self, function: Any, kinds: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is not F.scaled_dot_product_attention:
+            return function(*arguments, **(keywords or {}))
+        given = dict(zip(ARGUMENTS, arguments, strict=False)) | (keywords or {})
+        self.called, self.drops = True, self.drops or given.get("dropout_p", 0.0) > 0
+        if self.on_gpus:
+            given["dropout_p"] = 0.0
+        explicit = self.on_gpus and given["query"].itemsize == 8
+        with sdpa_kernel(SDPBackend.MATH) if explicit else nullcontext():
+            return function(**given)
+
+
+@dataclass
+class Held:
+    """A storage that is alive. order: when it was made. stretch: of operations without a product that made it, or None."""
+
+    size: int
+    part: int
+    order: int
+    stretch: int | None = None
+    written: bool = False
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that are alive, without the `known` ones, and their peak; beside it what is Computed, in `work`.
+
+    known: storage that was there before → whether it is split. rest: the part of what is not split.
+    """
+
+    def __init__(self, known: dict[int, bool], rest: int) -> None:
+        super().__init__()
+        self.known, self.rest, self.held = known, rest, {}
+        self.live, self.peak, self.work = nothing(), nothing(), None
+        self.order, self.stretch, self.read = 0, 0, set()
+        self.begin_block(0)
+
+    def begin_block(self, products: int) -> None:
+        """What follows is a block with so many products. dear: bytes that selective recomputation keeps of it."""
+        self.products, self.number, self.last, self.dear = products, 0, None, nothing()
+
+    def end_block(self, result: torch.Tensor) -> None:
+        """The block's last product is performed again if what it or an operation behind it made is kept, beside the block's result."""
+        if self.last is not None and self.work is not None:
+            product, order = self.last
+            again = any(each.order > order for key, each in self.held.items() if key != key_of(result))
+            self.work.products[*product, True if again else None] += 1
+        self.last = None
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        inputs, results = tensors_of((arguments, keywords)), tensors_of(result)
+        split = [self._is_split(key) for key in map(key_of, inputs)]
+        summed = function in MATRICES and all(split[-2:])  # over a dimension that is split
+        part = SPLIT if any(split) and not summed else self.rest
+        if self.work is not None:
+            causal = any(each is True for each in (*arguments, *(keywords or {}).values()))
+            self._count(function, inputs, results, split, part, causal)
+        for each in results:
+            self._take(each.untyped_storage(), part, None if _multiplies(function) else self.stretch)
+        return result
+
+    def place(self, part: int, *tensors: torch.Tensor) -> None:
+        """Note that tensors are of a part."""
+        for held in (self.held[key] for key in map(key_of, tensors) if key in self.held):
+            self.live[held.part] -= held.size
+            self.live[part] += held.size
+            held.part = part
+
+    def above(self, base: Any) -> Any:
+        """The peak since this was asked last, above an amount."""
+        peak, self.peak = self.peak, self.live.copy()
+        return peak - base
+
+    def _is_split(self, key: int) -> bool:
+        return self.held[key].part == SPLIT if key in self.held else self.known.get(key, False)
+
+    def _take(self, storage: Any, part: int, stretch: int | None) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        if key in self.held:
+            self.held[key].stretch = stretch
+            return
+        self.order += 1
+        self.held[key] = Held(size, part, self.order, stretch)
+        weakref.finalize(storage, self._drop, key)
+        self.live[part] += size
+        if self.live.sum() > self.peak.sum():
+            self.peak = self.live.copy()
+
+    def _drop(self, key: int) -> None:
+        held = self.held.pop(key)
+        self.live[held.part] -= held.size
+
+    def _count(self, function: Any, inputs: Any, results: Any, split: Any, part: int, causal: bool) -> None:
+        if not function._schema.is_mutable and {*map(key_of, results)} <= {*map(key_of, inputs)}:
+            return  # a view
+        work, made = self.work, sum(map(_size, results))
+        moved = SPLIT if any(split) else self.rest
+        # Of weights as much as it makes: an embedding reads some rows.
+        accessed = made + sum(min(_size(each), made) if key_of(each) in self.known else _size(each) for each in inputs)
+        # Hashes, and the masks that they become: compiled, these alone are written and read.
+        if not any(each.is_floating_point() for each in results):
+            work.draws += 1
+            work.amounts["drawn"][moved] += accessed
+            work.amounts["masks"][moved] += sum(2 * each.numel() for each in results if each.dtype == torch.bool)
+            return
+        work.kernels += 1
+        self.dear[part] += made * (function in DEAR)
+        if not _multiplies(function):
+            self._join(inputs, made)
+            work.amounts["moved"][moved] += accessed
+            return
+        self._end_stretch(inputs)
+        if "attention" not in str(function):
+            self._multiply(function, inputs, results, split, part)
+            return
+        flops = sdpa_flop_count(*(each.shape for each in inputs[:3]))
+        work.full += flops
+        work.amounts["attention"][moved] += flops * (0.5 if causal else 1.0)
+        for name in ("moved", "joined"):
+            work.amounts[name][moved] += accessed
+
+    def _multiply(self, function: Any, inputs: Any, results: Any, split: Any, part: int) -> None:
+        """Count a product, as `rows × inner` by `inner × outputs`, which of these is split, and whether selective recomputation performs
+        it again."""
+        of_images = "conv" in str(function._overloadpacket)
+        weight, ways = inputs[1 if of_images else -1], tuple(split[-2:])
+        inner, outputs = (weight[0].numel(), len(weight)) if of_images else weight.shape[-2:]
+        way = "rows" if any(ways) else None
+        if function in MATRICES:
+            way = {(True, True): "inner", (False, True): "outputs"}.get(ways, way)
+        product = results[0].numel() / outputs, inner, outputs, way
+        self.work.full += 2 * results[0].numel() * inner
+        self.number += function in PRODUCTS
+        if function in PRODUCTS and self.number == self.products:
+            self.last = product, self.order
+            return
+        kept = function in PRODUCTS and self.number % 2 == 1 and self.number < self.products
+        self.dear[part] += kept * _size(results[0])
+        self.work.products[*product, not kept] += 1
+
+    def _join(self, inputs: Any, made: int) -> None:
+        """Count what the kernel of this stretch reads: what it did not make itself, once."""
+        self.work.joins += not self.read
+        self.read.add(None)
+        for each in (each for each in inputs if each.is_floating_point()):
+            held, key = self.held.get(key_of(each)), key_of(each)
+            if key in self.read or (held and held.stretch == self.stretch):
+                continue
+            self.read.add(key)
+            self._write(held)
+            self.work.amounts["joined"][held.part if held else self.rest] += (
+                held.size if held else min(_size(each), made)
+            )
+
+    def _end_stretch(self, inputs: Any) -> None:
+        """A product begins: what it takes was written."""
+        for each in inputs:
+            self._write(self.held.get(key_of(each)))
+        self.stretch, self.read = self.stretch + 1, set()
+
+    def _write(self, held: Held | None) -> None:
+        if held and held.stretch is not None and not held.written:
+            held.written = True
+            self.work.amounts["joined"][held.part] += held.size
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    """The key of a tensor's storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _multiplies(function: Any) -> bool:
+    """Whether an operation is a product of matrices, a convolution, or attention."""
+    return function._overloadpacket in flop_registry or "attention" in str(function)
