@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -289,7 +289,7 @@ def configuration_words(context: click.Context) -> list[str]:
     return words + (["--root", str(given["root"])] if given["root"] else [])
 
 
-def _say(words: str) -> None:
+def _say(words: object) -> None:
     """Print to standard error; where that cannot be written, to Slurm's own log of this job."""
     try:
         print(words, file=sys.stderr, flush=True)
@@ -298,7 +298,7 @@ def _say(words: str) -> None:
         _close(sys.stderr)
 
 
-def _close(stream: TextIO) -> None:
+def _close(stream: Any) -> None:
     """Drop what a stream still holds: writing it would fail once more at the end of the process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

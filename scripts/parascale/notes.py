@@ -23,6 +23,7 @@ WAITING = "waiting for others"
 # Errors of libraries where a collective failed because of another rank, and of those the ones that can have no other reason.
 OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "DistStoreError", "Connection closed by peer", "Timed out waiting")
 GAVE_UP = re.compile("timed? ?out|closed by peer|reset by peer", re.IGNORECASE)
+Frame = tuple[str, int, str]  # file, line, function
 ROOMS = {"data": "reading data", "checkpoint": "saving or loading a checkpoint"}
 PACKAGE = Path(__file__).parent
 # Of torch's modules for several processes, those that work alone.
@@ -44,7 +45,7 @@ def note_path(logs: Path | str, rank: int) -> Path:
     return Path(logs) / f"rank{rank}.note.json"
 
 
-def state_of(frames: Iterable[tuple[str, int, str]], still: bool = False) -> tuple[str, str | None]:
+def state_of(frames: Iterable[Frame], still: bool = False) -> tuple[str, str | None]:
     """(what a thread was doing, at which line of ours) from its frames, (file, line, function) from the innermost outwards.
 
     still: whether its process used no processor meanwhile: within torch it waits, as a backward pass does whose gradients are summed.
@@ -68,22 +69,21 @@ def state_of(frames: Iterable[tuple[str, int, str]], still: bool = False) -> tup
     return "computing", None
 
 
-def operation_of(frames: Iterable[tuple[str, int, str]]) -> str | None:
+def operation_of(frames: Iterable[Frame]) -> str | None:
     """The function of torch's for several processes that was called in these frames, such as `recv`; None where there is none."""
     names = (name for file, _, name in frames if file.endswith("/torch/distributed/distributed_c10d.py"))
     return next((name for name in names if not name.startswith("_")), None)
 
 
-def frames_in(text: str) -> list[tuple[str, int, str]]:
+def frames_in(text: str) -> list[Frame]:
     """(file, line, function) of each frame in a text, in its order."""
     return [(file, int(line), function) for file, line, function in FRAME.findall(text)]
 
 
-def error_in(text: str) -> tuple[str, str, list[tuple[str, int, str]]] | None:
+def error_in(text: str) -> tuple[str, str, list[Frame]] | None:
     """(message, message of the exception that it came from, frames of that from the innermost outwards) of the last traceback in a text;
     None where there is none."""
-    text = RANK_PREFIX.sub("", text)
-    chain: list[re.Match] = []
+    text, chain = RANK_PREFIX.sub("", text), list[re.Match[str]]()
     for found in reversed(list(TRACEBACK.finditer(text))):
         if chain and not text[found.end() : chain[-1].start()].endswith(CHAINED):
             break

@@ -9,6 +9,7 @@ from typing import Any
 from parascale.errors import ConfigError
 from parascale.files import read_json, read_json_lines
 
+WORKLOADS = "config/workloads"
 RECORD, SUMMARY, LEASE = "run.json", "summary.json", "lease.json"
 DEFAULTED = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
@@ -30,7 +31,7 @@ def defaulted(path: str) -> list[str]:
 class Paths:
     """Paths of a project. Results are declared by rules; work is declared by none, so that it survives a failed job."""
 
-    def __init__(self, root: Path, workloads: str = "config/workloads") -> None:
+    def __init__(self, root: Path, workloads: str = WORKLOADS) -> None:
         self.root, self.workloads = root, workloads
         self.results = root / "results"
         self.report = self.results / "report"

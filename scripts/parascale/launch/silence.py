@@ -28,6 +28,7 @@ from parascale.launch.hang import UNKNOWN, note_cause, read_note, who_is_idle, w
 from parascale.launch.peers import TICK_SECONDS, Peers
 from parascale.launch.workers import STATUS_STOPPED, WAS_STOPPED, Worker, Workers
 from parascale.notes import WAITING, frames_in, operation_of, state_of
+from parascale.paths import RunFolder
 from parascale.recording import by_step
 from parascale.telemetry import read_samples
 
@@ -45,7 +46,7 @@ class Silence:
 
     def __init__(self, launch: Any, node: int, workers: Workers, peers: Peers) -> None:
         self._launch, self._node, self._workers, self._peers = launch, node, workers, peers
-        self._steps = Path(launch.work, "steps.jsonl")
+        self._steps = RunFolder(launch.work).steps
         self._size, self._recorded, self._since = self._size_of_steps(), False, 0.0
         self._stepped: float | None = None  # seconds since 1970
         self._number, self._asked, self._stacks_next, self._due, self._next = 0, False, False, 0.0, 0.0

@@ -206,7 +206,8 @@ class Calibration:
         seen, basis = self.same(run), self.basis(run)
         if run.workload.is_script:
             if seen is None:  # probes are of any length
-                workload = dataclasses.replace(run.workload, steps=None)
+                workload: Any = run.workload
+                workload = dataclasses.replace(workload, steps=None)
                 seen, basis = self.same(dataclasses.replace(run, workload=workload)), "probe"
             return Known(basis, own=HISTORY_ERROR, seen=seen)
         rates, fitted = self.rates(site, run, facts.sample_bytes)

@@ -7,6 +7,7 @@ from typing import Any
 
 from parascale.families import model_sizes, unknown_sizes
 from parascale.families.counted import NOT_COUNTED
+from parascale.paths import WORKLOADS
 from parascale.plan import limits
 from parascale.plan.hours import LIMIT, RANGE, Part, quantile
 from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_moments, peak, saved_bytes, total, verdict
@@ -36,7 +37,7 @@ class DataFacts:
     train_samples: int | None = None
     validation_samples: int | None = None
     sample_bytes: float = 0.0
-    workloads: str = "config/workloads"
+    workloads: str = WORKLOADS
 
 
 @dataclass(frozen=True)

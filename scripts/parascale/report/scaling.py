@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parascale.files import read_json_lines
+from parascale.paths import RunFolder
 from parascale.report.comparing import Experiment, Member, Spread, compare, grouped
 from parascale.report.findings import findings
 from parascale.report.measured import read_record
@@ -102,7 +103,10 @@ def _notes(name: str, record: RunRecord, results: Path) -> list[str]:
 
 def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
     """A record as if its first steps had not been; without a curve where a script recorded no more than those."""
-    lines, unit = read_record(results / record.name / "steps.jsonl", read_json_lines)[warmup:], record.run.workload.unit
+    lines, unit = (
+        read_record(RunFolder(results / record.name).steps, read_json_lines)[warmup:],
+        record.run.workload.unit,
+    )
     if not lines:
         return replace(record, curve=None)
     phases: Counter[str] = Counter()
