@@ -10,8 +10,8 @@ from parascale.commands.scaling import study_of
 from parascale.errors import ConfigError
 from parascale.files import read_json_lines, write_text
 from parascale.plan.budget import make_plan
+from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.plan.price import PlannedJob
 from parascale.report.scaling_text import milestones, write_study
 from parascale.settings import identity, load_project_file
 from tests.unit.fake_devices import gpu_lines, write_devices
@@ -99,7 +99,7 @@ def test_a_study_that_could_not_run_is_refused_in_one_line(settings, said, load)
 
 
 def job(run, number=1):
-    return PlannedJob(number, "train_point", {"run": run}, kind="run", gpus=4, limit_hours=1.0)
+    return Job(number, "train_point", {"run": run}, kind="run", gpus=4, limit_hours=1.0)
 
 
 def test_plans_price_points_warn_of_far_sizes_and_refuse_a_smallest_point_that_does_not_fit(load, tmp_path):
@@ -110,7 +110,7 @@ def test_plans_price_points_warn_of_far_sizes_and_refuse_a_smallest_point_that_d
         )
     )
     plan = make_plan([job(name, number) for number, name in enumerate(project.points)], Planner(project))
-    assert all(each.core_hours_expected > 0 for each in plan.jobs) and not plan.violations
+    assert all(each.parts for each in plan.jobs) and not plan.violations
     assert len(plan.far) == 1 and "big" in plan.far[0]
     write(tmp_path, config="runs: rows.tsv\n", dim=65536, tokens=", train_tokens: 1000000")
     project = load(mine=study(nodes=(1, 2)))
