@@ -183,11 +183,12 @@ def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_ord
             assert float(row["efficiency"]) == pytest.approx(speedup / nodes, rel=1e-6)
             assert float(row["step_seconds_mean"]) == pytest.approx(seconds_of(run), rel=1e-6), "without the warm-up"
     assert at["strong", 8]["basis"] == "predicted" and ("weak", 8) not in at
-    big, far = milestones(found).frame.to_dict("records")
+    big, far, every = milestones(found).frame.to_dict("records")
     step = seconds_of(next(run for run in project.points.values() if run.layout.nodes == 4 and run.global_batch == 64))
     startup = float(at["strong", 4]["startup_seconds"])
     assert big["node_hours"] == pytest.approx(3 * 4 * (1000 * step + startup) / 3600)
     assert big["core_hours"] == pytest.approx(128 * big["node_hours"]) and "measured" in big["rests_on"]
+    assert every["node_hours"] == big["node_hours"] + far["node_hours"]
     assert "predicted" in far["rests_on"] and big["eflop"] > 0
     text = (tmp_path / "out/study.md").read_text()
     assert "75 % efficiency: 8 GPUs on 2 nodes" in text and "far" in text

@@ -7,6 +7,7 @@ from parascale.families import model_sizes
 from parascale.launch.resources import resources
 from parascale.plan.planner import Planner
 from parascale.plan.predict import RANGE, quantile
+from parascale.report import numbers
 from parascale.report.records import load_records
 from parascale.report.scaling import Row, StudyReport, rows_of
 from parascale.report.scaling_text import write_study
@@ -50,12 +51,18 @@ def study_of(project: Project, name: str) -> StudyReport:
     asked = [*ladders.points, *(point for _, point in ladders.production)]
     forecasts = {point.runs[0].run: said for point in asked if (said := forecast(planner, point))}
     facts, records, results = {}, {record.name: record for record in found}, project.paths.run("")
+    if (folder := project.paths.data_of(ladders.row)) and folder.is_dir():
+        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+        samples = numbers.whole(planner.facts(ladders.row).train_samples)
+        facts["Data"] = (
+            f"{numbers.memory(sum(sizes))} in {len(sizes):,} files, as prepared; {samples} samples to train on"
+        )
     if project.site.partitions:
         most = max(ladders.points, key=lambda point: point.gpus)
         minutes = planner.runtime_minutes(most.runs[0].run, partition=config.partition)
         resource = resources(most.layout, project.site, minutes, config.partition, config.account)
         words = (f"--{OPTIONS[name]}={value}" for name, value in resource.items() if name in OPTIONS)
-        facts["Batch script of the largest point"] = f"sbatch {' '.join(words)}"
+        facts["Batch script of the largest point"] = f"sbatch {' '.join(words)}; it calls `parascale launch --run`"
     return StudyReport(ladders, project.site, *rows_of(ladders, records, results, forecasts), records, facts, results)
 
 

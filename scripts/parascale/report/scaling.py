@@ -12,11 +12,11 @@ import numpy as np
 
 from parascale.files import read_json_lines
 from parascale.paths import RunFolder
-from parascale.report.comparing import Experiment, Member, Spread, compare, grouped
+from parascale.report.comparing import Experiment, Member, compare, grouped
 from parascale.report.findings import findings
 from parascale.report.measured import read_record
 from parascale.report.numbers import plural
-from parascale.report.records import Curve, RunRecord, Summary
+from parascale.report.records import Curve, RunRecord
 from parascale.report.summary import figures_of
 from parascale.report.timing import phases_of, step_seconds
 from parascale.settings import Site
@@ -34,17 +34,6 @@ OF_JOBS = (
 )
 STEP = ("step_seconds_mean", "step_seconds_low", "step_seconds_high")
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Predicted(Member):
-    """A point that was not trained. seconds: of its steps, with the ends between which 80 of 100 are."""
-
-    seconds: Spread
-
-    @property
-    def time(self) -> Spread:
-        return self.seconds
 
 
 @dataclass(frozen=True)
@@ -70,26 +59,23 @@ def rows_of(
 ) -> tuple[list[Row], list[str]]:
     """(rows, notes) of a StudyReport. records: by the names of runs. forecasts: by the same names, what is predicted: STEP, `work` of a sample,
     `flops_per_token`, and what stands in other columns."""
-    warmup, placed, work = ladders.study.warmup, [], None
-    for point in ladders.points:
-        if done := [records[run.run] for run in point.runs if records[run.run].done]:
-            placed.append((point, Member(tuple(_counted(record, warmup, results) for record in done))))
-            first = placed[-1][1].first
-            if first.summary.work and not first.run.workload.is_script:
-                work = first.summary.work / first.summary.steps / first.run.global_batch
-    there = {(point.kind, point.runs[0].run) for point, _ in placed}
-    for point in (*ladders.points, *(point for _, point in ladders.production)):
-        if (key := (point.kind, point.runs[0].run)) not in there and key[1] in forecasts:
-            there.add(key)
-            placed.append((point, _predicted(point, ladders.study.steps - warmup, forecasts[key[1]], work)))
+    rows, asked = [], [*ladders.points, *(point for _, point in ladders.production)]
     notes = [note for name, record in records.items() for note in _notes(name, record, results)]
-    rows = []
-    for kind, some in grouped(placed, lambda each: each[0].kind).items():
-        if not kind:
-            kind, said = _kind_of_script([member.first for _, member in some])
+    for kind, points in grouped(asked, lambda point: point.kind).items():
+        named, measured = {point.runs[0].run: point for point in points}, {}
+        for name, point in named.items():
+            if done := [records[run.run] for run in point.runs if run.run in records and records[run.run].done]:
+                counted = (_counted(record, ladders.study.warmup, results) for record in done)
+                measured[name] = point, Member(tuple(counted))
+        if measured and not kind:
+            kind, said = _kind_of_script([member.first for _, member in measured.values()])
             notes.append(said)
-        for row in _ladder(kind, some, records, notes):
-            rows.append({"study": ladders.name} | row | (forecasts[row["run"]] if row["basis"] == "predicted" else {}))
+        found = _ladder(kind, [*measured.values()], records, notes) if measured else []
+        for name in sorted(named.keys() - measured.keys(), key=lambda name: named[name].gpus):
+            if name in forecasts:
+                found.append(_predicted(named[name], forecasts[name], found[0] if found else {}))
+        found.sort(key=lambda row: row["gpus"])
+        rows += [{"study": ladders.name, "kind": kind or None} | row for row in found]
     return rows, list(dict.fromkeys(notes))
 
 
@@ -120,12 +106,27 @@ def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
     return replace(record, curve=curve, summary=replace(record.summary, rate=work and work / seconds, **counted))
 
 
-def _predicted(point: Point, steps: int, said: Row, work: float | None) -> Member:
-    """A point that a forecast stands in for. work: of a sample, where it was counted."""
-    run, time = point.runs[0], Spread(*(steps * said[name] for name in STEP))
-    work = round((work or said["work"]) * run.global_batch * steps)
-    summary = Summary(work, run.workload.unit, steps, time.mean, work / time.mean)
-    return Predicted((RunRecord(run.run, "done", run=run, summary=summary, prediction=said),), time)
+def _predicted(point: Point, said: Row, base: Row) -> Row:
+    """The row of a point that a forecast stands in for. base: of the smallest point; empty: this one is it."""
+    batch, work = point.runs[0].global_batch, said["work"]
+    if "step_seconds_median" in base:  # measured: what a sample counted
+        work = base["rate"] * base["step_seconds_mean"] / base["samples_per_step"]
+    rate, slow, fast = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
+    row = {
+        "run": point.runs[0].run,
+        "nodes": point.layout.nodes,
+        "gpus": point.gpus,
+        "basis": "predicted",
+        "rate": rate,
+    }
+    row |= {
+        "samples_per_step": batch,
+        "flops_per_step": said["flops_per_token"] and said["flops_per_token"] * work * batch,
+    }
+    row |= {"work_unit": point.runs[0].workload.unit, "growth": point.gpus / base.get("gpus", point.gpus)}
+    first = base.get("rate", rate)
+    row |= {"speedup": rate / first, "speedup_low": slow / first, "speedup_high": fast / first}
+    return row | {"efficiency": row["speedup"] / row["growth"]} | said
 
 
 def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
@@ -161,26 +162,24 @@ def _as_kind(kind: str, record: RunRecord) -> RunRecord:
 def _ladder(
     kind: str, placed: list[tuple[Point, Member]], records: dict[str, RunRecord], notes: list[str]
 ) -> list[Row]:
-    """Rows of a ladder, against the smallest point that was measured, or else predicted."""
-    rows, before = [], None
-    placed.sort(key=lambda each: (isinstance(each[1], Predicted), each[0].gpus))
+    """Rows of the points that were measured, the smallest first, which the others are compared with."""
+    rows: list[Row] = []
+    placed.sort(key=lambda each: each[0].gpus)
     members = [replace(each, records=tuple(_as_kind(kind, record) for record in each.records)) for _, each in placed]
     experiment, head = Experiment(kind, tuple(members)), members[0].first
     for (point, _), member in zip(placed, members, strict=True):
-        row, predicted = _row(point, member, records) | {"kind": kind or None}, isinstance(member, Predicted)
-        reason, odd = ("", "") if predicted else (compare(member.first, head).reason, member.unranked)
-        notes += [f"`{row['run']}`: {why}." for why in (reason, odd) if why]
+        row, reason = _row(point, member, records), compare(member.first, head).reason
+        notes += [f"`{row['run']}`: {why}." for why in (reason, member.unranked) if why]
         if kind and not reason:
             growth = point.gpus / placed[0][0].gpus
             gains = [gain * (growth if kind == "weak" else 1.0) for gain in experiment.gain(member)]
             row |= dict(zip(("speedup", "speedup_low", "speedup_high"), gains, strict=True))
             row |= {"efficiency": gains[0] / growth, "growth": growth}
-            if not predicted and before and row["speedup_low"] <= before["speedup_high"]:
-                sizes = f"{kind}, {before['gpus']} and {row['gpus']} {head.gpu_word}s"
-                notes.append(f"{sizes}: the ranges of the speed-up overlap, so no gain is measured.")
-            before = before if predicted else row
+            if rows and row["speedup_low"] <= rows[-1].get("speedup_high", 0.0):
+                sizes = f"{rows[-1]['gpus']} and {plural(point.gpus, head.gpu_word)}"
+                notes.append(f"{kind}, {sizes}: the ranges of the speed-up overlap, so no gain is measured.")
         rows.append(row)
-    return sorted(rows, key=lambda row: row["gpus"])
+    return rows
 
 
 def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
@@ -193,8 +192,6 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
         summary.work and summary.work / summary.steps if run.workload.is_script else run.global_batch
     )
     row["flops_per_step"] = flops and summary.work and flops * summary.work / summary.steps
-    if isinstance(member, Predicted):
-        return row | {"basis": "predicted"}
     row |= {"basis": "measured", "rests_on": f"measured, {plural(summary.steps, 'step')}"}
     if first.curve is None:
         row["job_seconds"] = time.mean

@@ -34,7 +34,7 @@ USE += (*columns(numbers.significant, core_hours="Core-h charged", core_hours_pl
 HOURS = {"hours": "Hours a run", "node_hours": "Node-h", "gpu_hours": "GPU-h", "core_hours": "Core-h", "eflop": "EFLOP"}
 RUNS = (Column("name", "Run"), *columns(numbers.whole, runs="Runs", nodes="Nodes", steps="Steps"))
 RUNS += (Column("step", "A step", numbers.duration), *columns(numbers.significant, **HOURS))
-RUNS += (*columns(range="Core-h, range", rests_on="Rests on"),)
+RUNS += (*columns(range="Core-h, range", rests_on="Rests on"), Column("start_share", "Start-up", numbers.percent))
 FILES = (Column("run", "Point"), Column("files", "Files of its checkpoint", numbers.whole))
 FILES += (*columns(numbers.memory, bytes="Bytes", read_bytes="Read by processes", written_bytes="Written"),)
 FILES += (*columns(numbers.duration, saving="Saving", startup="A start"),)
@@ -99,7 +99,11 @@ def milestones(study: StudyReport) -> Table:
             each |= {"node_hours": asked.runs * asked.nodes * hours, "gpu_hours": asked.runs * point.gpus * hours}
             each["range"] = f"{numbers.significant(cores * low)} to {numbers.significant(cores * high)}"
             each["eflop"] = row["flops_per_step"] and asked.runs * asked.steps * row["flops_per_step"] / 1e18
+            each["start_share"] = (row["startup_seconds"] or 0) / 3600 / hours
         found.append(each)
+    if len(found) > 1:
+        sums = {name: [each.get(name) for each in found] for name in ("node_hours", "gpu_hours", "core_hours", "eflop")}
+        found.append({"name": "all", **{name: None if None in each else sum(each) for name, each in sums.items()}})
     return make_table(f"{study.ladders.name}: production runs", RUNS, found).known()
 
 
