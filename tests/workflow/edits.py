@@ -37,6 +37,7 @@ DECIDES_NOTHING = [
     ("site inodes", setting(SITE, "inode_limit", 1000000)),
     ("account", setting(CONFIG, "account", "theirs")),
     ("budget", setting(CONFIG, "budget", {"core_hours": 1000, "quota": 5000})),
+    ("studies", setting(CONFIG, "studies", {"mine": {"run": "lm", "gpus": [1], "steps": 30}})),
     ("timeout", setting(CONFIG, "timeout_seconds", 600)),
     ("monitor", setting(CONFIG, "monitor.interval_seconds", 10)),
     ("other code", setting(CONFIG, "continue_with_other_code", True)),
