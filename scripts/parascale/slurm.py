@@ -120,7 +120,7 @@ def note_permanent_failure() -> None:
         output_or_empty(["scontrol", "update", f"jobid={job_id()}", f"comment={PERMANENT_FAILURE_COMMENT}"])
 
 
-def append_to_log(words: str) -> None:
+def append_to_log(words: object) -> None:
     """Append a line to Slurm's own log of this process's job, if it can be written."""
     if path := described(job_id(), RECORD_SECONDS).get("StdOut"):
         with suppress(OSError), open(path, "a", encoding="utf-8") as log:
