@@ -200,7 +200,7 @@ def process_environment(launch, environment):
     return environment
 
 
-def _watch(launch, workers, peers, stop, silence):
+def _watch(launch, workers, peers, stop, silence=None):
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
     stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
