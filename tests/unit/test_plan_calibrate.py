@@ -88,7 +88,7 @@ def test_no_probe_is_a_run_of_the_table():
     for name, probe in found.items():
         probe.check()
         JURECA.check_run(probe)
-        assert "@" in name and probe.global_batch < WORKLOAD.training.global_batch
+        assert name.startswith(f"{WORKLOAD.name}@") and probe.global_batch < WORKLOAD.training.global_batch
         assert probe.workload.training.steps == STEPS and not probe.workload.training.evaluate
     worlds = {(probe.layout.nodes, probe.layout.data_parallel, probe.layout.tp) for probe in found.values()}
     assert worlds == {(1, 1, 1), (1, 4, 1), (1, 1, 4), (2, 8, 1)}

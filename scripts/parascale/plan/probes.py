@@ -32,11 +32,11 @@ def probes(runs: Any, site: Site) -> dict[str, Run]:
             probe = dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
             scripts.setdefault(identity.speed_of(probe), probe)
     found = {probe.run: probe for probe in scripts.values()}
-    for (workload, precision, compiled), family in families.items():
+    for (trained, precision, compiled), family in families.items():
         most_parts = max((run.workload for run in family), key=lambda each: each.training.accumulate)
         saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
-            name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
+            name = f"{trained}@{label}-{precision}{'-compiled' if compiled else ''}"
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
             training, optim = most_parts.training, most_parts.optim
             batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
