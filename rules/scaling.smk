@@ -7,16 +7,11 @@ use rule train as train_point with:
         run=pattern(PROJECT.points),
 
 
-def points_of(wildcards):
-    """The records of a study's points."""
-    return [
-        PATHS.run(run.run) / "summary.json" for point in PROJECT.studies[wildcards.study].points for run in point.runs
-    ]
-
-
 rule study:
     input:
-        points_of,
+        lambda wildcards: [
+            PATHS.run(run.run) / "summary.json" for point in PROJECT.studies[wildcards.study].points for run in point.runs
+        ],
     output:
         points=report(
             PATHS.study("{study}") / "points.csv",
