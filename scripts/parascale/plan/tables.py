@@ -98,7 +98,8 @@ def _shares_of(plan: Plan) -> Iterator[str]:
     if idle := plan.totals["core_hours_idle"]:
         yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
     costly = sorted(plan.jobs, key=lambda job: -(job.core_hours or 0.0))
-    rows = _sums((job for job in costly if job.run and job.parts), lambda job: job.run)
+    named = (job for job in costly if job.run and job.parts and "@" not in job.run)  # else no table holds it
+    rows = _sums(named, lambda job: job.run)
     dearest = []
     for name in sorted(rows, key=lambda name: -rows[name]["core_hours_expected"])[:NAMED]:
         needing = _needing(plan, name)

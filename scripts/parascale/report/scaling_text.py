@@ -1,6 +1,7 @@
 """A scaling study as a proposal wants it: `points.csv`, a figure, and its tables and facts as Markdown, as LaTeX and on the page."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def write_study(study: StudyReport, folder: Path) -> None:
     values |= {"ladders": ladders(study), "production": milestones(study), "numbers": numbers}
     values |= {"layout": degrees_text(study.ladders.row), "machines": record and machines_text(record)}
     measured = (row for row in study.rows if row["basis"] == "measured")
-    values |= {"use": make_table("", USE, measured).known(), "files": make_table("", FILES, _files(study)).known()}
+    values |= {
+        "use": make_table("", _headed(study, USE), measured).known(),
+        "files": make_table("", FILES, _files(study)).known(),
+    }
     text = re.sub(r"\n{3,}", "\n\n", render("study.md", table=_markdown, **values))
     files.write_text(folder / "study.md", text)
     files.write_text(folder / "study.tex", _latex(text))
@@ -74,6 +78,12 @@ def part(studies: list[StudyReport]) -> Section:
     return Section("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(notes))
 
 
+def _headed(study: StudyReport, columns: tuple[Column, ...]) -> list[Column]:
+    """Columns whose GPUs are processes where the site has CPUs alone."""
+    title = "GPUs" if study.site.device == "cuda" else "Processes"
+    return [replace(each, title=title) if each.name == "gpus" else each for each in columns]
+
+
 def ladders(study: StudyReport) -> dict[str, Table]:
     """Kind → the table of its ladder."""
     found = {}
@@ -82,7 +92,7 @@ def ladders(study: StudyReport) -> dict[str, Table]:
             low, high = (numbers.duration(row.get(f"step_seconds_{end}")) for end in ("low", "high"))
             row |= {"range": low and f"{low} to {high}"}
             row |= {"work_rate": row["rate"] and f"{numbers.short(row['rate'])} {row['work_unit']}"}
-        found[kind] = make_table(f"{study.ladders.name}: {kind or 'no'} scaling", LADDER, rows).known()
+        found[kind] = make_table(f"{study.ladders.name}: {kind or 'no'} scaling", _headed(study, LADDER), rows).known()
     return found
 
 
