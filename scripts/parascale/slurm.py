@@ -247,8 +247,14 @@ def _ask(command: list[str], within: float = ANSWER_SECONDS) -> str:
     line = " ".join(command)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within)
-    except OSError:
-        raise RequirementError(f"`{command[0]}` is not installed: submit from a login node of the cluster") from None
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = (
+            "is not installed: submit from a login node of the cluster"
+            if missing
+            else f"cannot be started: {error.strerror}"
+        )
+        raise RequirementError(f"`{command[0]}` {why}") from None
     except subprocess.TimeoutExpired:
         raise RequirementError(f"`{line}` did not answer within {within} s: Slurm is down or busy") from None
     if done.returncode:

@@ -1,6 +1,7 @@
 """Where launchers look for each other, what each rank is told, and which failure is called the cause."""
 
 import os
+import select
 import shlex
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from parascale.launch import binding
 from parascale.launch.node import Launch, _watch, process_environment
 from parascale.launch.peers import Report
 from parascale.launch.rendezvous import address_of, interface_addresses, own_address, reached, reserve_port
-from parascale.launch.workers import Failure, root_cause
+from parascale.launch.workers import Failure, Worker, Workers, root_cause
 from parascale.settings.site import Network, Site
 from tests.pace import gone, wait_for
 
@@ -281,3 +282,20 @@ def test_a_child_dies_with_the_parent_that_is_killed(tmp_path):
     process.kill()
     process.wait()
     wait_for(lambda: gone(pid), "the child to end")
+
+
+def test_ranks_are_ended_where_their_log_cannot_be_written(tmp_path, monkeypatch):
+    """A full disk fails the launcher itself, which must not leave its ranks."""
+    program = (
+        "import signal, time; signal.signal(signal.SIGABRT, signal.SIG_IGN); print('x', flush=True); time.sleep(600)"
+    )
+    ranks = [
+        Worker(number, [sys.executable, "-c", program], dict(os.environ), None, tmp_path, shown=True)
+        for number in (0, 1)
+    ]
+    for rank in ranks:
+        select.select([rank.output], [], [])
+        rank._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    monkeypatch.setattr("parascale.launch.workers.ABORT_SECONDS", 0.2)
+    Workers(ranks).end()
+    assert [rank.returncode for rank in ranks] == [-9, -9]

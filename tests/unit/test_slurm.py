@@ -1,5 +1,6 @@
 """Slurm's commands are asked as they answer; where one is missing, silent or fails, the error says which, or nothing is known."""
 
+import errno
 import os
 
 import pytest
@@ -30,6 +31,13 @@ def test_a_question_that_needs_an_answer_says_why_there_is_none(command, monkeyp
     command("scontrol", "exec /bin/sleep 60")
     monkeypatch.setattr(slurm._ask, "__defaults__", (0.1,))
     with pytest.raises(RequirementError, match=r"did not answer within 0\.1 s: Slurm is down or busy"):
+        slurm.records("partition")
+
+    def full(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.run", full)
+    with pytest.raises(RequirementError, match="`scontrol` cannot be started: Resource temporarily unavailable"):
         slurm.records("partition")
 
 

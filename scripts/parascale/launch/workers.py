@@ -4,6 +4,7 @@ Each rank writes to a log of its own; the run's rank 0 is shown on the launcher'
 """
 
 import json
+import math
 import os
 import re
 import resource
@@ -223,14 +224,16 @@ class Workers:
             worker.look()
         for worker in self.running:
             worker.signal(signal.SIGABRT)
-        deadline = time.monotonic() + ABORT_SECONDS
-        while self.running and time.monotonic() < deadline:
-            self.poll()
-            time.sleep(0.05)
+        self._wait(ABORT_SECONDS)
         for worker in self.ranks:
             worker.signal(signal.SIGKILL)
-        while self.running:
-            self.poll()
+        self._wait(math.inf)
+
+    def _wait(self, seconds):
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            with suppress(OSError):  # the disk of a log is full
+                self.poll()
             time.sleep(0.05)
 
 
