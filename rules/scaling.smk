@@ -10,7 +10,9 @@ use rule train as train_point with:
 rule study:
     input:
         lambda wildcards: [
-            PATHS.run(run.run) / "summary.json" for point in PROJECT.studies[wildcards.study].points for run in point.runs
+            PATHS.run(run.run) / "summary.json"
+            for point in PROJECT.studies[wildcards.study].points
+            for run in point.runs
         ],
     output:
         points=report(

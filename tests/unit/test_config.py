@@ -44,13 +44,15 @@ def load(kind, key, value, model=None):
         values["command"] = "train.py"
     if model:
         values["model"] = {"kind": model}
+    if key.startswith("studies.NAME."):
+        values["studies"] = {"NAME": {"run": "x"}}
     inner, path = values, key.split(".")
     for step in path[:-1]:
         inner = inner.setdefault(step, {})
     inner[path[-1]] = value
     loaded = strict.load(kind, values, "file.yaml")
     for step in path:
-        loaded = getattr(loaded, step)
+        loaded = loaded[step] if isinstance(loaded, dict) else getattr(loaded, step)
     return loaded
 
 

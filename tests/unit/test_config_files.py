@@ -234,8 +234,11 @@ def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_pa
         "wider": {"extends": "small", "model": {"dim": 32}},
     }
     runs = project("run workload\na tuned\nb other\nc wider\n", workloads).runs
-    assert runs["a"].workload.model == make(Model, kind="pretrained", pretrained=str(tmp_path / "workloads/t5"))
-    assert runs["b"].workload.model == make(Model, kind="encoder_decoder")
+    counts = str(tmp_path / "workloads/counts")
+    assert runs["a"].workload.model == make(
+        Model, kind="pretrained", pretrained=str(tmp_path / "workloads/t5"), counts=counts
+    )
+    assert runs["b"].workload.model == make(Model, kind="encoder_decoder", counts=counts)
     assert (runs["c"].workload.model.dim, runs["c"].workload.model.layers) == (32, WORKLOAD["model"]["layers"])
 
 

@@ -55,7 +55,7 @@ TESTS = {
     "unit/test_recompute.py": f"""torch.ops._c10d_functional {ATTENTION}cudnn_attention {ATTENTION}efficient_attention
         {ATTENTION}flash_attention {ATTENTION}flash_attention_for_cpu""",
     "unit/test_taken_up.py": f"""{SLURM}._job_submission_executor {SLURM}._report_job_error_threadsafe
-        {SLURM}._report_job_submission_threadsafe snakemake_interface_executor_plugins.registry.Plugin.executor
+        {SLURM}._report_job_submission_threadsafe {SLURM}._failed_nodes snakemake_interface_executor_plugins.registry.Plugin.executor
         snakemake.scheduling.job_scheduler.JobScheduler.exit_gracefully""",
 }
 USES = {name: test for test, names in TESTS.items() for name in names.split()}

@@ -10,6 +10,7 @@ from parascale.report import numbers
 from parascale.report.figures import spent
 from parascale.report.summary import model_flops_utilisation, perplexity
 from parascale.report.verdict import verdicts
+from parascale.train.counting import keep_count
 from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
 
 
@@ -162,6 +163,8 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
     block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
     operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
     train = workload(task="classification", model={"dim": 8, "depths": [1], "norm": "batch"}, image_size=32)
+    train = dataclasses.replace(train, model=dataclasses.replace(train.model, counts=str(tmp_path / "counts")))
+    keep_count(train, 10)
     on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
     (record,) = report_of(tmp_path, on_gpus).records
     prediction = predict(record.run, CLUSTER, facts=DataFacts(vocabulary=10)).as_dict()
