@@ -24,7 +24,7 @@ import pkgutil
 from importlib import import_module
 
 from parascale.errors import ConfigError
-from parascale.families.counted import CountedSizes, check_counted, count_found, unknown_count
+from parascale.families.counted import CountedSizes, count_found, unknown_count
 from parascale.settings.strict import nearest
 
 
@@ -99,11 +99,6 @@ def check_class(path, name, kind):
         alias.name != "*" for alias in aliases
     ):
         raise ConfigError(f"model.kind = `{kind}`: `{path}` has no class `{name}`{nearest(name, classes)}")
-
-
-def check_offered(model, layout) -> None:
-    """Raise ConfigError for a layout that a model of nobody's family here does not offer, as far as it was counted."""
-    check_counted(model, layout)
 
 
 @functools.cache

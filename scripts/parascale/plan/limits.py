@@ -44,10 +44,8 @@ def violations(
         found = find_partition(site, partition)
     except ConfigError as error:
         return [f"{name}: {error}"]
-    where, longest = (
-        site.name if found is None else f"partition {found.name} of {site.name}",
-        max_hours(site, partition),
-    )
+    where = site.name if found is None else f"partition {found.name} of {site.name}"
+    longest = max_hours(site, partition)
     said = []
     if nodes < 1:
         said.append(f"asks for {nodes} nodes")

@@ -89,10 +89,8 @@ def _notes(name: str, record: RunRecord, results: Path) -> list[str]:
 
 def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
     """A record as if its first steps had not been; without a curve where a script recorded no more than those."""
-    lines, unit = (
-        read_record(RunFolder(results / record.name).steps, read_json_lines)[warmup:],
-        record.run.workload.unit,
-    )
+    lines = read_record(RunFolder(results / record.name).steps, read_json_lines)[warmup:]
+    unit = record.run.workload.unit
     if not lines:
         return replace(record, curve=None)
     phases: Counter[str] = Counter()
@@ -112,21 +110,22 @@ def _predicted(point: Point, said: Row, base: Row) -> Row:
     if "step_seconds_median" in base:  # measured: what a sample counted
         work = base["rate"] * base["step_seconds_mean"] / base["samples_per_step"]
     rate, slow, fast = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
-    row = {
+    first, growth = base.get("rate", rate), point.gpus / base.get("gpus", point.gpus)
+    return {
         "run": point.runs[0].run,
         "nodes": point.layout.nodes,
         "gpus": point.gpus,
         "basis": "predicted",
         "rate": rate,
-    }
-    row |= {
         "samples_per_step": batch,
         "flops_per_step": said["flops_per_token"] and said["flops_per_token"] * work * batch,
-    }
-    row |= {"work_unit": point.runs[0].workload.unit, "growth": point.gpus / base.get("gpus", point.gpus)}
-    first = base.get("rate", rate)
-    row |= {"speedup": rate / first, "speedup_low": slow / first, "speedup_high": fast / first}
-    return row | {"efficiency": row["speedup"] / row["growth"]} | said
+        "work_unit": point.runs[0].workload.unit,
+        "growth": growth,
+        "speedup": rate / first,
+        "speedup_low": slow / first,
+        "speedup_high": fast / first,
+        "efficiency": rate / first / growth,
+    } | said
 
 
 def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def milestones(study: StudyReport) -> Table:
         row = {"rests_on": "unknown: no point of this size"} | by_run.get(point.runs[0].run, {})
         each = vars(asked) | {"rests_on": row["rests_on"]}
         if "step_seconds_mean" in row:
-            cores = asked.runs * point.layout.nodes * (study.site.cores_per_node or 1)
+            cores = asked.runs * study.site.cores_charged(point.layout.nodes)
             hours, low, high = ((asked.steps * row[name] + (row["startup_seconds"] or 0)) / 3600 for name in STEP)
             each |= {"step": row["step_seconds_mean"], "hours": hours, "core_hours": cores * hours}
             each |= {"node_hours": asked.runs * asked.nodes * hours, "gpu_hours": asked.runs * point.gpus * hours}

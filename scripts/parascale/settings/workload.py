@@ -77,14 +77,15 @@ class Model(Varied):
 
     def check(self, run: Any) -> None:
         """Raise ConfigError where the model cannot be trained as a run wants it."""
-        from parascale.families import check_class, check_offered, kinds
+        from parascale.families import check_class, kinds
+        from parascale.families.counted import check_counted
 
         path, _, own = self.kind.partition(":")
         if own:
             if not Path(path).is_file():
                 raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
             check_class(Path(path), own, self.kind)
-            check_offered(self, run.layout)
+            check_counted(self, run.layout)
             return  # a class of the user's own checks its own sizes
         known, task = kinds(), run.workload.task
         if self.kind not in known:
