@@ -123,7 +123,7 @@ class Job:
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(peers, "look", look)
         monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(gethostbyname=str, create_connection=self.connect))
-        monkeypatch.setattr(Peers, "_renew", lambda launcher: None)
+        monkeypatch.setattr(Peers, "_renew", lambda *_: None)
         for module in (node, peers):
             monkeypatch.setattr(module, "TICK_SECONDS", 0.25)
 

@@ -17,7 +17,7 @@ TERMINATED = 128 + signal.SIGTERM
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def die_with_parent(parent=None, number=signal.SIGKILL):
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends, however the parent ends (prctl(2), Linux only).
 
     parent: the process id that the parent had, for the case that it is already gone. The tie holds across `exec`

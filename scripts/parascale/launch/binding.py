@@ -1,14 +1,17 @@
 """Which devices and which cores each rank of a node gets."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+from parascale.settings import Site
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 PCI = Path("/sys/bus/pci/devices")
 CPUS = Path("/sys/devices/system/cpu")
 
 
-def visible_devices(site, processes, preset=None):
+def visible_devices(site: Site, processes: int, preset: str | None = None) -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES` for this node's ranks, or None to leave it unset.
 
     preset: what Slurm has set. One with fewer GPUs than ranks was made for one task a GPU: every rank would see the same one.
@@ -17,7 +20,7 @@ def visible_devices(site, processes, preset=None):
     return None if too_few else preset or None
 
 
-def cores_of_ranks(site, processes):
+def cores_of_ranks(site: Site, processes: int) -> list[set[int] | None]:
     """For each local rank the logical CPUs it is bound to: its GPU's share of those next to it, else an equal share; None where there are
     fewer cores than ranks. Idle GPUs keep their share: speed-ups compare ranks that have the same.
     """
@@ -29,21 +32,21 @@ def cores_of_ranks(site, processes):
     if len(near) == site.gpus_per_node and all(group & allowed for group in near):
         return _shared(near, allowed)[:processes]
     share = len(cores) // processes
-    return [set().union(*cores[rank * share : (rank + 1) * share]) for rank in range(processes)]
+    return [set[int]().union(*cores[rank * share : (rank + 1) * share]) for rank in range(processes)]
 
 
-def cpu_list(text):
+def cpu_list(text: str) -> set[int]:
     """The numbers in a kernel CPU list: `0-3,8` → {0, 1, 2, 3, 8}."""
-    numbers = set()
+    numbers = set[int]()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
     return numbers
 
 
-def _physical(allowed):
+def _physical(allowed: Iterable[int]) -> list[set[int]]:
     """The allowed logical CPUs grouped by the core they share, in order."""
-    groups = {}
+    groups = dict[int, set[int]]()
     for number in sorted(allowed):
         siblings = CPUS / f"cpu{number}" / "topology" / "thread_siblings_list"
         key = min(cpu_list(siblings.read_text())) if siblings.exists() else number
@@ -51,7 +54,7 @@ def _physical(allowed):
     return list(groups.values())
 
 
-def _cores_near_gpus():
+def _cores_near_gpus() -> list[set[int]]:
     """For each GPU in PCI order, which is the order CUDA is told to use, the CPUs on its side of the node."""
     if not NVIDIA.is_dir():
         return []
@@ -59,12 +62,12 @@ def _cores_near_gpus():
     return [cpu_list(path.read_text()) for path in lists if path.exists()]
 
 
-def _shared(near, allowed):
+def _shared(near: list[set[int]], allowed: set[int]) -> list[set[int] | None]:
     """Divide the cores among the GPUs on the same side."""
-    result = []
+    result = list[set[int] | None]()
     for rank, group in enumerate(near):
         sharers = [other for other, cores in enumerate(near) if cores == group]
         cores = _physical(group & allowed)
         share, position = max(1, len(cores) // len(sharers)), sharers.index(rank)
-        result.append(set().union(*cores[position * share : (position + 1) * share]) or group & allowed)
+        result.append(set[int]().union(*cores[position * share : (position + 1) * share]) or group & allowed)
     return result

@@ -9,10 +9,12 @@ import ctypes
 import importlib.util
 import re
 import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from parascale.errors import RequirementError
+from parascale.settings import Run, Site
 from parascale.settings.layout import AXES
 from parascale.settings.workload import usable_decoders
 
@@ -42,20 +44,20 @@ INTERFACES = {
 }
 
 
-def of_allocator(environment):
+def of_allocator(environment: Container[str]) -> dict[str, str]:
     """Variables to set before CUDA starts, unless `environment` configures the allocator: its segments grow, so that less memory is lost
     between tensors of changing sizes.
     """
     return {} if any(name in environment for name in ALLOCATOR) else {ALLOCATOR[-1]: "expandable_segments:True"}
 
 
-def read_pins(path):
+def read_pins(path: str | Path) -> dict[str, str]:
     """Package → version for what a run needs directly, from the list of pins."""
     if not Path(path).is_file():
         raise RequirementError(
             f"{path}: no such file; install the package from its checkout: pip install -e <checkout>"
         )
-    pins, section = {}, ""
+    pins, section = dict[str, str](), ""
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if line.startswith("# ---"):
             section = line.strip("# -")
@@ -64,7 +66,7 @@ def read_pins(path):
     return pins
 
 
-def problems(pins, site, runs=(), in_job=False):
+def problems(pins: Mapping[str, str], site: Site, runs: Sequence[Run] = (), in_job: bool = False) -> list[str]:
     """What is wrong, a sentence each. With runs, also what they need that is not in the installed torch or Lightning.
 
     in_job: this is a compute node, where a driver must be.
@@ -77,7 +79,7 @@ def problems(pins, site, runs=(), in_job=False):
     return found
 
 
-def check_environment(pins_path, site, runs=(), in_job=False):
+def check_environment(pins_path: str | Path, site: Site, runs: Sequence[Run] = (), in_job: bool = False) -> None:
     """Raise RequirementError that lists every problem with its remedy."""
     found = problems(read_pins(pins_path), site, runs, in_job)
     if found:
@@ -88,13 +90,13 @@ def check_environment(pins_path, site, runs=(), in_job=False):
         )
 
 
-def check_node(site):
+def check_node(site: Site) -> None:
     """Raise RequirementError where this compute node has no driver for the installed torch: a login node may have none."""
     if site.device == "cuda" and (found := _wrong_driver(in_job=True)):
         raise RequirementError("\n  ".join(found))
 
 
-def _wrong_versions(pins):
+def _wrong_versions(pins: Mapping[str, str]) -> list[str]:
     found = []
     if sys.version_info[:2] < PYTHON:
         found.append(f"Python {sys.version.split()[0]} is too old: at least {PYTHON[0]}.{PYTHON[1]} is needed")
@@ -105,7 +107,7 @@ def _wrong_versions(pins):
             version = None
         if version is None:
             found.append("torch is not installed" if name == "torch" else f"{name} {pinned} is not installed")
-        elif name == "torch" and tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups())) < TORCH:
+        elif name == "torch" and tuple(map(int, re.findall(r"\d+", version)[:2])) < TORCH:
             found.append(f"torch {version} is too old: at least {TORCH[0]}.{TORCH[1]} is needed")
         # What follows `+` names a build (`2.13.0+cpu`), not another version.
         elif name != "torch" and version.split("+")[0] != pinned:
@@ -113,7 +115,7 @@ def _wrong_versions(pins):
     return found
 
 
-def _wrong_driver(in_job):
+def _wrong_driver(in_job: bool) -> list[str]:
     """Problems between torch's CUDA and this machine's driver."""
     if of_torch("hip"):  # AMD's GPUs, which torch calls `cuda`
         return ["this node has no AMD GPU driver, but torch was built for ROCm"] if in_job and not KFD.exists() else []
@@ -134,10 +136,10 @@ def _wrong_driver(in_job):
     return []
 
 
-def of_torch(name):
+def of_torch(name: str) -> str | None:
     """`cuda`, ROCm's `hip` or `__version__` in torch's own file, or None. A build of one's own may have no other record."""
     spec = importlib.util.find_spec("torch")
-    if spec is None:
+    if spec is None or spec.origin is None:
         return None
     match = re.search(
         rf"^{name}\b[^=]*= '([^']+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE
@@ -145,7 +147,7 @@ def of_torch(name):
     return match[1] if match else None
 
 
-def cuda_of_driver():
+def cuda_of_driver() -> int | None:
     """The newest major version of CUDA that the driver's library runs, or None. It knows of compatibility packages, and WSL has it."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -155,7 +157,7 @@ def cuda_of_driver():
     return version.value // 1000 if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
 
 
-def _missing(runs):
+def _missing(runs: Sequence[Run]) -> Iterator[str]:
     """Sentences on interfaces that the runs need and the installed packages lack."""
     layouts = [run.layout for run in runs]
     used = {
@@ -169,7 +171,7 @@ def _missing(runs):
         module, _, name = interface.partition(":")
         package, *parts = module.split(".")
         found = importlib.util.find_spec(package)  # of a part within, this would import the package
-        place = Path(found.origin).parent.joinpath(*parts) if found else Path(module)
+        place = Path(found.origin).parent.joinpath(*parts) if found and found.origin else Path(module)
         source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
         if source is None:
             yield f"there is no module {module} (needed for {need})"
@@ -182,11 +184,11 @@ def _missing(runs):
         yield "NVIDIA DALI is not installed (needed for `training.decoder: dali`): pip install -r envs/requirements-dali.txt"
 
 
-def interfaces(user):
+def interfaces(user: str) -> list[str]:
     """`module:name` of everything that a way of training, a key of `MODULES`, uses from within torch, and of Lightning."""
-    found = {}  # in order
+    found = dict[str, None]()  # in order
     for source in (file for pattern in MODULES[user] for file in sorted(PACKAGE.glob(pattern))):
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith(("torch.", "lightning.")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch.", "lightning.")):
                 found |= {f"{node.module}:{alias.name}": None for alias in node.names}
     return [*found, *INTERFACES.get(user, ())]

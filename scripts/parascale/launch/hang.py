@@ -7,7 +7,10 @@ call never came after such calls before. A name is certain where nothing speaks 
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,10 +20,11 @@ from parascale.files import read_json, read_json_lines, write_json, write_text
 from parascale.notes import WAITING, error_in, note_path, operation_of, state_in, state_of, tail_of
 from parascale.paths import RunFolder
 
-UNKNOWN = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
+Note = dict[str, Any]  # of a rank: what it did, and where (`parascale.notes`)
+UNKNOWN: Note = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
 
 
-def speak_for(logs, rank, log, reason, decisive, guessed):
+def speak_for(logs: str | Path, rank: int, log: str | Path, reason: str | None, decisive: bool, guessed: bool) -> None:
     """Complete the note of a rank that ended, or was ended, from outside.
 
     reason: what its launcher saw, which counts if it is decisive, or says that it waited; otherwise a rank without a note was where its
@@ -37,7 +41,7 @@ def speak_for(logs, rank, log, reason, decisive, guessed):
         write_json(path, {"host": slurm.node_name(), "where": where} | note | said)
 
 
-def explain(logs, ranks, seconds=0.0):
+def explain(logs: str | Path, ranks: int, seconds: float = 0.0) -> str | None:
     """Which of so many ranks kept others waiting, and why, as a line; None where no rank waited for another.
 
     seconds: to wait for the notes of other nodes.
@@ -48,7 +52,7 @@ def explain(logs, ranks, seconds=0.0):
     return who_waits([read_note(note_path(logs, rank)) or UNKNOWN for rank in range(ranks)])
 
 
-def who_waits(notes):
+def who_waits(notes: list[Note]) -> str | None:
     """`explain` for the notes themselves, in the order of the ranks."""
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:
@@ -60,13 +64,13 @@ def who_waits(notes):
     return text if certain else f"perhaps {text}"
 
 
-def who_is_idle(notes):
+def who_is_idle(notes: list[Note]) -> str:
     """What the idle ones do of ranks that wait for no other, else all of them, as a line."""
     idle = [rank for rank, note in enumerate(notes) if note["still"]] or range(len(notes))
     return shorten_list([f"{_named(rank, notes[rank])}: {_did(notes[rank])}" for rank in idle], 3)
 
 
-def note_cause(work, text):
+def note_cause(work: str | Path, text: str | None) -> None:
     """Add the cause to the last attempt in a run's record, if this launcher, or its ranks, began it and did not finish it. None: there is
     no cause any more."""
     path = RunFolder(work).attempts
@@ -78,7 +82,7 @@ def note_cause(work, text):
             write_text(path, "".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
 
-def read_note(path):
+def read_note(path: Path) -> Note:
     """A note of a rank; empty where there is none."""
     try:
         return read_json(path)
@@ -86,10 +90,11 @@ def read_note(path):
         return {}
 
 
-def _missed(rank, notes):
+def _missed(rank: int, notes: list[Note]) -> Iterator[tuple[int, int]]:
     """(rank, other) for each other that has not joined the collective that a rank waits in, or joined another in its place."""
-    call = notes[rank].get("call")
-    for other in notes[rank]["groups"][call["group"]][1] if call else ():
+    if not (call := notes[rank].get("call")):
+        return
+    for other in notes[rank]["groups"][call["group"]][1]:
         theirs = notes[other]
         joined, last = theirs.get("joined"), theirs.get("call") or {}
         if call["number"] is None:  # sends and receives are not counted
@@ -101,7 +106,7 @@ def _missed(rank, notes):
             yield rank, other
 
 
-def _absent(suspects, missed, notes):
+def _absent(suspects: list[int], missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
     """(ranks, whether it is certain) of those that did something else while the others waited."""
     decisive = [rank for rank in suspects if notes[rank].get("decisive")]
     if decisive:
@@ -111,7 +116,7 @@ def _absent(suspects, missed, notes):
     return tuple(known or awaited), len(suspects) == 1 and bool(known)
 
 
-def _apart(missed, notes):
+def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
     """(ranks, whether it is certain) of those that joined another collective than the others."""
     called = [rank for rank, note in enumerate(notes) if note.get("call")]
     if not called:  # all that is known is where they wait
@@ -128,12 +133,13 @@ def _apart(missed, notes):
     return ((most,) if most is not None else tuple(sorted({other for _, other in missed}) or called)), False
 
 
-def _told(named, missed, waiting, notes):
+def _told(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
     """What those named missed, and did. missed: (rank that waited, one of them), of which the one that waited first tells."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
     told = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
     if told is not None:
-        axis, what = _axis(notes[told]), f"the {calls[told]['operation']}"
+        axis: str | None = _axis(notes[told])
+        what = f"the {calls[told]['operation']}"
     else:  # it was aborted before it could say in what: in the call of which the one named made another
         told = next((rank for rank in waiting if rank not in named), waiting[0])
         axis = next((_axis(notes[rank]) for rank in named if rank in calls), None)
@@ -148,15 +154,15 @@ def _told(named, missed, waiting, notes):
     return f"{ranks} did not join {waited}: {did}"
 
 
-def _axis(note):
+def _axis(note: Note) -> str:
     return note["groups"][note["call"]["group"]][0]
 
 
-def _named(rank, note):
+def _named(rank: int, note: Note) -> str:
     return f"rank {rank} on {note['host']}" + (f" (GPU {note['gpu']})" if note.get("gpu") is not None else "")
 
 
-def _did(note):
+def _did(note: Note) -> str:
     another = note["doing"] == WAITING and note.get("call")
     doing = f"it called {another['operation']} over {_axis(note)}" if another else note["doing"]
     if not another and doing == WAITING and note.get("operation"):
@@ -165,9 +171,9 @@ def _did(note):
     return f"{doing}{_line(note)}{when or _clock(', after its last step at %FT%TZ', note.get('since'))}"
 
 
-def _line(note):
+def _line(note: Note) -> str:
     return f" at {note['where']}" if note.get("where") else ""
 
 
-def _clock(text, seconds):
+def _clock(text: str, seconds: float | None) -> str:
     return time.strftime(text, time.gmtime(seconds)) if seconds else ""

@@ -6,8 +6,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 
 from parascale import loopback, slurm
 from parascale.awake import SuspendAwareClock
@@ -21,6 +22,7 @@ from parascale.launch.rendezvous import interface_addresses, local_store, reserv
 from parascale.launch.silence import Silence
 from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, Workers, root_cause
 from parascale.recording import FOLDER
+from parascale.settings import Site
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
@@ -39,10 +41,10 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**3
 class Launch:
     """What is started: the same on every node."""
 
-    command: tuple  # what Python runs, and its arguments
+    command: tuple[str, ...]  # what Python runs, and its arguments
     nodes: int
     processes: int  # on each node
-    site: object  # Site
+    site: Site
     timeout: float  # seconds; ranks must end within it of each other
     grace: float  # seconds that a rank has to save its state after SIGTERM
     logs: str
@@ -55,17 +57,17 @@ class Launch:
     ends_silent: bool = False  # a script that records no step is ended, whatever it does
 
     @property
-    def hosts_store(self):
+    def hosts_store(self) -> bool:
         """Whether the launcher of node 0 hosts torch's store on one machine: ranks of a user's program would listen for all others."""
         return self.nodes * self.processes > 1 and self.command[:2] != ("-m", "parascale")
 
     @property
-    def threads(self):
+    def threads(self) -> int:
         """Threads of a process."""
         return max(1, self.cores // self.processes)
 
     @property
-    def python_command(self):
+    def python_command(self) -> list[str]:
         """The command of one process; unbuffered, so that a log is complete when a process is killed."""
         return [*(_nsight(self.logs) if self.nsight else []), sys.executable, "-u", *self.command]
 
@@ -84,24 +86,28 @@ class Place:
 class Stop:
     """Whether the launcher was told to stop; the second Ctrl-C ends at once."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.asked = self.at_once = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._ask)
 
-    def _ask(self, number, frame):
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         self.at_once = self.asked and number == signal.SIGINT
         self.asked = True
 
 
-def run_node(launch, place, watched=contextlib.nullcontext):
+def run_node(
+    launch: Launch,
+    place: Place,
+    watched: Callable[[dict[int, int]], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> int:
     """Run this node's ranks to their end. Returns the exit code that all nodes of the run share.
 
     watched: context manager, called with {rank: process id}, to be entered while they run.
     """
     stop = Stop()
 
-    def wait():
+    def wait() -> None:
         if stop.asked:
             sys.exit(TERMINATED)
         time.sleep(TICK_SECONDS)
@@ -141,7 +147,7 @@ def _described(launch: Launch, place: Place) -> Node:
     return Node(place.node, slurm.node_name(), place.address, launch.nodes, launch.processes, detail)
 
 
-def _start(launch, place, address, port):
+def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Worker]:
     """Start this node's ranks, one after the other."""
     environment = process_environment(launch, os.environ)
     # One node talks to itself alone, whatever its name resolves to.
@@ -173,7 +179,7 @@ def _start(launch, place, address, port):
         yield Worker(rank, launch.python_command, environment, cores[local_rank], launch.logs, shown=rank == 0)
 
 
-def process_environment(launch, environment):
+def process_environment(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` with what every process of a run gets, on one process as on many."""
     devices = visible_devices(launch.site, launch.processes, environment.get("CUDA_VISIBLE_DEVICES"))
     added = {
@@ -200,7 +206,7 @@ def process_environment(launch, environment):
     return environment
 
 
-def _watch(launch, workers, peers, stop, silence=None):
+def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: Silence | None = None) -> Report:
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
     stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
@@ -246,7 +252,7 @@ def _watch(launch, workers, peers, stop, silence=None):
     return Report(TERMINATED if only_terminated else FAILED, failures)
 
 
-def _explain(launch, failures, told):
+def _explain(launch: Launch, failures: list[Failure], told: str | None) -> None:
     """Say on the last lines which rank failed first, where, why, and where its log is; on the very last one, and in the run's record, who
     kept other ranks waiting. told: what was seen of that while they ran, if anything."""
     first = root_cause(failures)
@@ -264,7 +270,7 @@ def _explain(launch, failures, told):
             note_cause(launch.work, cause)
 
 
-def _nsight(logs):
+def _nsight(logs: str) -> list[str]:
     """What stands before a process's command, so that Nsight Systems watches it; its reports go to the folder `logs`.
 
     The training starts and stops the collection (`cudaProfilerStart` and `Stop` around the steps of `profile`), and goes on after it.

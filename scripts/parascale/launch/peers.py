@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import fstat, utime
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -68,7 +69,7 @@ class Node:
     state: str = "waiting"
     stopping: bool = False
     look: int = 0  # that node 0 asks for (`silence`)
-    port: int | None = None
+    port: int = 0  # where torch meets, once all are there
     report: Report | None = None
     time: float = 0.0  # seconds since 1970, when this was written
 
@@ -86,6 +87,7 @@ def look(path: Path) -> tuple[int, str] | None:
     """(time, text) of a file as the filesystem shows it; None where it shows none."""
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return fstat(file.fileno()).st_mtime_ns, file.read()
+    return None
 
 
 def meeting_seconds(nodes: int) -> float:
@@ -97,7 +99,9 @@ class Other:
     """Another node as its file shows it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.said, self.seen, self.since = path, None, None, 0.0
+        self.path, self.since = path, 0.0
+        self.said: Node | None = None
+        self.seen: tuple[int, str] | None = None
         self._pause: float | None = None  # the longest between two changes
 
     def look(self, now: float) -> Node | None:
@@ -122,9 +126,10 @@ class Peers:
 
     def __init__(self, me: Node, folder: str | None = None, gone: Callable[[int], bool] = lambda node: False) -> None:
         """folder: where they meet; None for a run on one node. gone: whether a node's launcher is known to have ended."""
-        self._me, self._gone, self._path = me, gone, folder and Path(folder, f"node-{me.node}.json")
+        self._me, self._gone = me, gone
+        self._path = Path(folder, f"node-{me.node}.json") if folder else None
         numbers = () if folder is None else (0,) if me.node else range(1, me.nodes)
-        self._others = {number: Other(Path(folder, f"node-{number}.json")) for number in numbers}
+        self._others = {number: Other(Path(folder or "", f"node-{number}.json")) for number in numbers}
         self._turns, self._next_look = itertools.cycle(numbers), 0.0
         self._interval = max(LOOK_SECONDS, me.nodes / LOOKS_A_SECOND)  # between two looks at a file
         self._reports: dict[int, Report] = {}
@@ -139,7 +144,7 @@ class Peers:
             except FileExistsError:
                 raise RequirementError(f"{self._path} is there already: name a new folder with --meet") from None
             self.send()
-            threading.Thread(target=self._renew, daemon=True).start()
+            threading.Thread(target=self._renew, args=[self._path], daemon=True).start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
@@ -176,7 +181,7 @@ class Peers:
         """Whether this node explains a failure: node 0, or any node that has lost it."""
         return self._me.node == 0 or self._lost
 
-    def send(self, **changes) -> None:
+    def send(self, **changes: Any) -> None:
         """Write this node's file with these changes of Node."""
         self._me = replace(self._me, time=time.time(), **changes)
         if self._path:
@@ -223,14 +228,14 @@ class Peers:
             # Node 0 gives up first, and says who is missing.
             if awake() > (2 * seconds + LATE_SECONDS if me.node and self.nodes[1:] else seconds):
                 raise RequirementError(
-                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path.parent}. "
+                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path and self._path.parent}. "
                     "Look for their own error above; all nodes must see this folder (see --logs)"
                 )
             wait()
         if me.node == 0:
             self.send(state="running", port=port)
             return me.address, port
-        first = self._others[0].said
+        first = self.nodes[1]
         address = reached(first.address, first.port, me.host)
         self.send(state="running")
         return address, first.port
@@ -240,7 +245,7 @@ class Peers:
         if said and (said.nodes, said.processes) != (self._me.nodes, self._me.processes):
             ours, theirs = (f"{each.nodes} × {each.processes} on {each.host}" for each in (self._me, said))
             raise RequirementError(f"--nodes and --processes are {ours}, but {theirs}")
-        return said is not None and (self._me.node == 0 or said.port is not None)
+        return said is not None and (self._me.node == 0 or said.port > 0)
 
     def verdict(self, own: Report, timeout: float) -> Report:
         """Report how this node ended, and wait for what holds for all.
@@ -264,8 +269,9 @@ class Peers:
             time.sleep(TICK_SECONDS)
         for number in () if self.failed else self._others:
             self._lose(number, f"its ranks still ran {timeout:.0f} s after those of node 0 had ended")
-        self.send(state="ended", report=self._joint())
-        return self._me.report
+        joint = self._joint()
+        self.send(state="ended", report=joint)
+        return joint
 
     def _lose(self, number: int, reason: str) -> None:
         """Take it that a node that has reported nothing has failed."""
@@ -282,10 +288,10 @@ class Peers:
         permanent = failures and root_cause(failures).permanent
         return Report(PERMANENT_FAILURE if permanent else FAILED, failures)
 
-    def _renew(self) -> None:
+    def _renew(self, path: Path) -> None:
         # At first so often that every reader soon sees it change.
         for pause in itertools.chain([self._interval / 2] * 20, itertools.repeat(RENEW_SECONDS)):
             if self._left.wait(pause):
                 return
             with suppress(OSError):  # a filesystem that hangs may be well again at the next turn
-                utime(self._path, (now := time.time(), now))
+                utime(path, (now := time.time(), now))

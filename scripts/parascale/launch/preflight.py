@@ -15,7 +15,8 @@ from parascale import slurm
 from parascale.errors import RequirementError
 from parascale.files import make_folder, read_json, write_json
 from parascale.lease import Lease
-from parascale.paths import defaulted, expanded
+from parascale.paths import Paths, defaulted, expanded
+from parascale.settings import Site
 from parascale.settings.strict import nearest
 
 SECONDS_A_DAY = 86400
@@ -24,7 +25,13 @@ WARN_SHARE = 0.8  # of the inode limit
 SURVEY_SECONDS = 10.0  # a parallel filesystem with millions of files would take much longer
 
 
-def preflight(site, account=None, partition=None, reservation=None, data_partition=None):
+def preflight(
+    site: Site,
+    account: str | None = None,
+    partition: str | None = None,
+    reservation: str | None = None,
+    data_partition: str | None = None,
+) -> None:
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
     known = slurm.accounts()
     if account and known and account not in known:
@@ -42,7 +49,7 @@ def preflight(site, account=None, partition=None, reservation=None, data_partiti
             raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
 
 
-def _record(kind, name, without=""):
+def _record(kind: str, name: str, without: str = "") -> dict[str, str]:
     """Slurm's record of a partition or reservation. without: what to do where there is none of its kind at all."""
     known = slurm.records(kind)
     if name not in known:
@@ -50,7 +57,7 @@ def _record(kind, name, without=""):
     return known[name]
 
 
-def measure_processors(command, most_seconds=120.0):
+def measure_processors(command: list[str], most_seconds: float = 120.0) -> None:
     """Run the command that measures this machine's processors; say what follows where it fails or takes too long. The workflow goes on."""
     print("Measuring this machine's processors, so that prices are right (10 to 30 s)", file=sys.stderr, flush=True)
     try:
@@ -64,7 +71,7 @@ def measure_processors(command, most_seconds=120.0):
 # --- the root of the results
 
 
-def check_root(root):
+def check_root(root: str) -> None:
     """Raise RequirementError where results would lie beside the code only because a variable is not set.
 
     root: of the configuration, as it stands there. For a dry run, as on a laptop, the folder beside the code is right.
@@ -77,7 +84,7 @@ def check_root(root):
         )
 
 
-def take_root(paths, site):
+def take_root(paths: Paths, site: Site) -> None:
     """Let this process be the one workflow that works on a root, until it ends; a root is for one site.
 
     Raises RequirementError where the root belongs to another site, TrainingError that names who works on it. A holder that was killed
@@ -91,7 +98,7 @@ def take_root(paths, site):
     belong(paths, site)
 
 
-def belong(paths, site):
+def belong(paths: Paths, site: Site) -> None:
     """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
     mark = paths.store / "site.json"
     owner = read_json(mark)["site"] if mark.is_file() else site.name
@@ -104,7 +111,7 @@ def belong(paths, site):
         write_json(mark, {"site": site.name})
 
 
-def storage_warnings(site, root, most_seconds=SURVEY_SECONDS):
+def storage_warnings(site: Site, root: str | Path, most_seconds: float = SURVEY_SECONDS) -> list[str]:
     """Warnings on files below `root` that are near the purge, or too many, a sentence each; empty where all is well."""
     if not (site.purge_days or site.inode_limit) or not os.path.isdir(root):
         return []
@@ -124,20 +131,20 @@ def storage_warnings(site, root, most_seconds=SURVEY_SECONDS):
     return found
 
 
-def _survey(root, purge_days, deadline):
+def _survey(root: str | Path, purge_days: int | None, deadline: float) -> tuple[int, int, float, bool]:
     """(files and folders below root, files near the purge, days since the oldest was used, whether all were seen)."""
     now, count, old, oldest = time.time(), 0, 0, 0.0
     for folder, folders, files in os.walk(root):
         if time.monotonic() > deadline:
             return count, old, oldest, False
         count += len(folders) + len(files)
-        for name in files if purge_days else ():
-            if (days := _unused_days(os.path.join(folder, name), now)) > purge_days - WARN_DAYS:
+        for name in files:
+            if purge_days and (days := _unused_days(os.path.join(folder, name), now)) > purge_days - WARN_DAYS:
                 old, oldest = old + 1, max(oldest, days)
     return count, old, oldest, True
 
 
-def _unused_days(path, now):
+def _unused_days(path: str, now: float) -> float:
     """Days since a file was read or written; 0 for one that is gone by now."""
     try:
         facts = os.lstat(path)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 
@@ -59,7 +60,7 @@ def local_store(address: str, port: int) -> Iterator[None]:
     own = os.getpid()
     with listen(address, port) as server:
         command = [sys.executable, "-c", HOST_STORE, address, str(port), str(server.fileno())]
-        ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own), "pass_fds": [server.fileno()]}
+        ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own), "pass_fds": [server.fileno()]}
         host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **ties)
     try:
         yield

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from parascale import slurm
 from parascale.files import make_folder
@@ -43,7 +44,7 @@ def run_in_step(line: list[str]) -> int:
     else's signals arrive, and a stop is sent through Slurm.
     """
     stop, own, again_at = Stop(), os.getpid(), 0.0
-    ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
+    ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
     step = subprocess.Popen(line, stdin=subprocess.DEVNULL, **ties)
     while step.poll() is None:
         if stop.asked and time.monotonic() > again_at:
@@ -66,7 +67,7 @@ def run_nodes_here(
         place = ["--node", str(node), "--meet", folder, "--cores", str(launch.cores)]
         command = [*launcher, *options[:cut], *place, *options[cut:]]
         # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
-        ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
+        ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
         others.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **ties))
     try:
         return run(launch, Place(folder=folder, gone=lambda node: others[node - 1].poll() is not None))

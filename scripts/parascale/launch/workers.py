@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Failure:
         return f"rank {self.rank} on {self.host} {how}: {self.reason}\n  log: {self.log}"
 
 
-def root_cause(failures):
+def root_cause(failures: Iterable[Failure]) -> Failure:
     """The failure that the others follow from: a certain one before others, one that waited for another after them, then the earliest."""
     return min(failures, key=lambda failure: (not failure.certain, failure.waited, failure.time))
 
@@ -63,19 +64,27 @@ def root_cause(failures):
 class Worker:
     """One rank: a process with its log."""
 
-    def __init__(self, rank, command, environment, cores, logs, shown):
+    def __init__(
+        self,
+        rank: int,
+        command: list[str],
+        environment: Mapping[str, str],
+        cores: set[int] | None,
+        logs: str | Path,
+        shown: bool,
+    ) -> None:
         self.rank, self._command = rank, command
         self.log = Path(logs) / f"rank{rank}.log"
         self.error_file = Path(logs) / f"rank{rank}.error.json"
         self.look_file, self.stack_file = (Path(logs) / f"rank{rank}.{name}" for name in ("look.json", "stack"))
         for old in (self.error_file, note_path(logs, rank), self.look_file, self.stack_file):
             old.unlink(missing_ok=True)
-        self.returncode = None
-        self.ended = None
-        self._status = None  # of a process that is ended by us, as it was until then
+        self.returncode: int | None = None
+        self.ended = 0.0  # seconds since 1970
+        self._status: str | None = None  # of a process that is ended by us, as it was until then
         agent = os.getpid()
 
-        def prepare():
+        def prepare() -> None:
             die_with_parent(agent)
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             if cores:
@@ -98,7 +107,7 @@ class Worker:
         if self.output:
             os.set_blocking(self.output.fileno(), False)
 
-    def poll(self):
+    def poll(self) -> None:
         """See whether the process has ended, and copy what a shown rank has written to its log and to our output."""
         if self.returncode is None and self._process.poll() is not None:
             self.returncode, self.ended = self._process.returncode, time.time()
@@ -107,7 +116,7 @@ class Worker:
             sys.stdout.buffer.write(block)
             sys.stdout.buffer.flush()
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         """Send a signal to the rank; to its whole process group when it is SIGKILL."""
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ended just now
             if self.returncode is None:
@@ -116,18 +125,18 @@ class Worker:
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
 
-    def ask_for_stack(self):
+    def ask_for_stack(self) -> bool:
         """Have the rank write its stack anew into `stack_file`; False for one that would not understand, and die."""
         with suppress(OSError, psutil.Error):
             pid = self.python_pid()
-            caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
-            if int(caught, 16) >> (STACK_SIGNAL - 1) & 1:
+            caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+            if caught and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
                 os.truncate(self.stack_file, 0)
                 os.kill(pid, STACK_SIGNAL)
                 return True
         return False
 
-    def python_pid(self):
+    def python_pid(self) -> int:
         """The process that Python runs in: what watches it, as Nsight Systems does, would keep a signal to itself."""
         python = self._command[self._command.index(sys.executable) :]
         if python != self._command:
@@ -137,10 +146,10 @@ class Worker:
                 return min(found)[1]
         return self._process.pid
 
-    def failure(self):
+    def failure(self) -> Failure:
         """The Failure of a rank that ended badly, from its error file or its exit."""
         reason, when, printed = self._exception()
-        code = self.returncode
+        code = self.returncode or 0
         if reason is None and code < 0:
             reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
             doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by the watchdog's guard
@@ -150,24 +159,25 @@ class Worker:
         printed = printed or tail_of(self.log)
         if (error := error_in(printed)) and error[0] != error[1] and error[0] in reason:
             reason += f" (from {error[1]}, at {state_of(error[2])[1]})"
-        waited = code > 0 and any(word in reason for word in OF_OTHERS) and GAVE_UP.search(reason)
+        waited = code > 0 and any(word in reason for word in OF_OTHERS) and bool(GAVE_UP.search(reason))
         waited = waited or (code == -signal.SIGABRT and "collective operation timeout" in printed)  # NCCL's watchdog
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
         place, when = (self.rank, slurm.node_name()), when or self.ended
         permanent = code == PERMANENT_FAILURE
-        return Failure(*place, reason, str(self.log), when, certain, permanent, waited=bool(waited))
+        return Failure(*place, reason, str(self.log), when, certain, permanent, waited)
 
-    def status(self):
+    def status(self) -> str | None:
         """What Linux says that the process does; None of one that is gone."""
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.python_pid()).status()
+        return None
 
-    def look(self):
+    def look(self) -> None:
         """Remember what the process does, before it is ended."""
         self._status = self.status()
 
-    def speak(self, logs):
+    def speak(self, logs: str | Path) -> None:
         """Complete the rank's note, if it could not say itself why it did not join the others."""
         reason, decisive = None, False
         if self._status:
@@ -177,12 +187,12 @@ class Worker:
             reason, decisive = "it had ended", True
         elif (failure := self.failure()).waited:
             reason = WAITING
-        elif failure.certain or self.returncode > 0:
+        elif failure.certain or (self.returncode or 0) > 0:
             reason, decisive = failure.reason, failure.certain
         asleep = self._status not in (None, psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
         speak_for(logs, self.rank, self.log, reason, decisive, guessed=asleep)
 
-    def _exception(self):
+    def _exception(self) -> tuple[str | None, float | None, str | None]:
         """Message, time and traceback that torch's `@record` left, if it did."""
         try:
             message = json.loads(self.error_file.read_text(encoding="utf-8"))["message"]
@@ -196,29 +206,29 @@ class Worker:
 class Workers:
     """All ranks of one node."""
 
-    def __init__(self, workers):
+    def __init__(self, workers: Iterable[Worker]) -> None:
         self.ranks = list(workers)
 
-    def poll(self):
+    def poll(self) -> None:
         """Look at every rank."""
         for worker in self.ranks:
             worker.poll()
 
     @property
-    def running(self):
+    def running(self) -> list[Worker]:
         """Ranks that have not ended."""
         return [worker for worker in self.ranks if worker.returncode is None]
 
     @property
-    def ended(self):
+    def ended(self) -> list[int]:
         """Exit codes of the ranks that ended well: done, or stopped with their state saved."""
         return [worker.returncode for worker in self.ranks if worker.returncode in (0, STOPPED)]
 
-    def failures(self):
+    def failures(self) -> list[Failure]:
         """Failures of the ranks that ended badly so far."""
         return [worker.failure() for worker in self.ranks if worker.returncode not in (None, 0, STOPPED)]
 
-    def end(self):
+    def end(self) -> None:
         """End what still runs: SIGABRT, on which Python writes every thread's stack into the log, then SIGKILL."""
         for worker in self.running:
             worker.look()
@@ -229,7 +239,7 @@ class Workers:
             worker.signal(signal.SIGKILL)
         self._wait(math.inf)
 
-    def _wait(self, seconds):
+    def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline:
             with suppress(OSError):  # the disk of a log is full
@@ -237,7 +247,7 @@ class Workers:
             time.sleep(0.05)
 
 
-def last_line(path):
+def last_line(path: str | Path) -> str:
     """The last line of a log that says anything: no warning of torch's."""
     lines = [RANK_PREFIX.sub("", line).strip() for line in tail_of(path).splitlines()]
     return next((line for line in reversed(lines) if line and not re.match(r"---|:?\[W", line)), "")[-TAIL_BYTES:]
