@@ -26,6 +26,7 @@ SURVEY_SECONDS = 10.0  # a parallel filesystem with millions of files would take
 
 def preflight(site, account=None, partition=None, reservation=None, data_partition=None):
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
+    slurm.require_programs()
     known = slurm.accounts()
     if account and known and account not in known:
         raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
@@ -93,7 +94,7 @@ def take_root(paths, site):
 
 def belong(paths, site):
     """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
-    mark = paths.store / "site.json"
+    mark = paths.site
     owner = read_json(mark)["site"] if mark.is_file() else site.name
     if owner != site.name:
         raise RequirementError(
