@@ -4,6 +4,7 @@ import hashlib
 import os
 import shlex
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 
@@ -46,6 +47,7 @@ class RootExecutor(Executor):
         self.queued, self.signs, self.pauses = Queued(self), Signs(self), Pauses(self.logger)
         self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
         self.explained = set()  # (job, reason why it waits) that was printed
+        self.left = set()  # jobs whose training was published before this start, and of whose end Slurm has not heard
         self.ended = []  # jobs that were reported as ended at the last look
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
@@ -110,12 +112,30 @@ class RootExecutor(Executor):
 
     def _end(self, error):
         """End the workflow, as no job can be submitted or watched any more. The next start takes up what is in the queue."""
+        self.left.clear()
         self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
+
+    def see_end(self, job, identity, key):
+        """Watch a job that has published its training, of which Snakemake thus needs no more: it would be charged until its limit."""
+        if key == noted_as(job)["key"] and self.is_finished(training_of(job)):
+            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: its end is waited for.")
+            self.left.add(identity)
+            aux = {"slurm_logfile": self._log_of(job, identity), "ours": False}
+            with self.lock:
+                self.active_jobs.append(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
+
+    def shutdown(self):
+        while self.left:
+            time.sleep(1)
+        super().shutdown()
+
+    def _log_of(self, job, identity):
+        folder = f"{'group' if job.is_group() else 'rule'}_{job.name}"
+        return self.slurm_logdir / folder / get_job_wildcards(job) / f"{identity}.log"
 
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
         wildcards, ours = get_job_wildcards(job), key == noted_as(job)["key"]
-        log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
         line = f"Job {job.jobid}: Slurm job {identity} already works on {f'{job.name} {wildcards}'.strip()}"
         if ours:
             line += "; it is taken up."
@@ -123,7 +143,7 @@ class RootExecutor(Executor):
             line += " with other settings; this one is submitted when it has ended."
             line += f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
         self.logger.info(line)
-        aux = {"slurm_logfile": log, "ours": ours, "submitted": False}
+        aux = {"slurm_logfile": self._log_of(job, identity), "ours": ours, "submitted": False}
         self._report_job_submission_threadsafe(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 
     def _report_job_submission_threadsafe(self, job_info):
@@ -194,12 +214,15 @@ class RootExecutor(Executor):
 
     def cancel_jobs(self, active_jobs):
         """Cancel the jobs of this workflow, not those whose end it only waits for."""
+        self.left.clear()
         super().cancel_jobs([job_info for job_info in active_jobs if (job_info.aux or {}).get("ours", True)])
 
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, ours is next."""
         self.ended.append(job_info)
-        if job_info.aux.get("ours", True):
+        if job_info.external_jobid in self.left:
+            self.left.discard(job_info.external_jobid)
+        elif job_info.aux.get("ours", True):
             super().report_job_success(job_info)
         else:
             self._submit_again(job_info.job)
@@ -209,6 +232,10 @@ class RootExecutor(Executor):
         stopped on its way goes on without using up a retry, and what would fail again is not tried again."""
         self.ended.append(job_info)
         job, identity, training = job_info.job, job_info.external_jobid, training_of(job_info.job)
+        if identity in self.left:
+            self._publish(training)
+            self.left.discard(identity)
+            return
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)
             return

@@ -4,7 +4,7 @@ import os
 
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError
-from parascale_slurm_executor.jobs import at_work, noted_as, plugins_comment
+from parascale_slurm_executor.jobs import at_work, noted_as, plugins_comment, training_of
 
 
 class Queued:
@@ -25,6 +25,10 @@ class Queued:
         if self._found is None:
             queue = self._queue(lines)
             self._note_ended(lines, queue)
+            dag = self._root.workflow.dag
+            for done in [each for each in dag.jobs if training_of(each) and not dag.needrun(each)]:
+                if left := at_work(done, queue, lines):
+                    self._root.see_end(done, *left)
             self._found = queue
         again = job in self._tried or at_work(job, self._found, lines)
         self._tried.add(job)

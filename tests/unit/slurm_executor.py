@@ -1,6 +1,7 @@
 """An executor of Slurm jobs that submits nothing, and jobs for it."""
 
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from snakemake_executor_plugin_slurm import Executor
@@ -56,9 +57,11 @@ def executor_in(root, monkeypatch):
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
     ends = SimpleNamespace(executor_error_callback=lambda error: made.did.append(f"ends: {error}"))
     settings = SimpleNamespace(init_seconds_before_status_checks=1)
-    made.workflow = SimpleNamespace(executor_settings=settings, dag=SimpleNamespace(jobs=[]), scheduler=ends)
+    made.workflow = SimpleNamespace(
+        executor_settings=settings, dag=SimpleNamespace(jobs=[], needrun=lambda job: False), scheduler=ends
+    )
     made.next_seconds_between_status_checks = 1
-    made._failed_nodes = set()
+    made._failed_nodes, made.left, made.active_jobs, made.lock = set(), set(), [], nullcontext()
     made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made.pauses = Pauses(made.logger)

@@ -230,6 +230,32 @@ def test_a_job_that_ended_before_anybody_had_written_it_down_is_written_down_for
     assert found == ([] if queued else [("7", "run", "ddp", "old", "2001-09-09T01:46:49+00:00")])
 
 
+@pytest.mark.parametrize(
+    ("key", "finished", "needed", "watched"),
+    [("key", True, False, True), ("old", True, False, False), ("key", False, False, False), ("key", True, True, False)],
+)
+def test_a_job_that_runs_on_although_its_training_is_published_is_watched_to_its_end(
+    executor, key, finished, needed, watched, monkeypatch
+):
+    """Snakemake needs nothing of it after a new start, and would end before it: it would be charged until its limit."""
+    executor.is_finished, executor._publish = lambda training: finished, lambda training: executor.did.append("shown")
+    executor.workflow.dag = SimpleNamespace(jobs=[job_of("ddp"), data_job()], needrun=lambda job: needed)
+    executor.queue = {"7": COMMENT}
+    submissions.note(executor.paths.store, "7", "train_ddp", "run", "ddp", key)
+    executor.run_job(data_job())
+    assert executor.left == ({"7"} if watched else set()) and len(executor.active_jobs) == watched
+    monkeypatch.setattr(Executor, "cancel_jobs", lambda self, jobs: self.did.extend(jobs))
+    for info in executor.active_jobs:
+        executor.cancel_jobs([info])  # the workflow is interrupted
+        assert not executor.left, "it does not wait then"
+        executor.left = {"7"}
+        executor.report_job_error(info)
+        assert executor.did == ["submitted", "shown"] and not executor.left
+        executor.left = {"7"}
+        executor.report_job_success(info)
+        assert executor.did == ["submitted", "shown"] and not executor.left
+
+
 def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):
     """Nobody sees an exception in the thread that submits: the run would neither be submitted nor fail."""
     executor.queue = {"7": COMMENT}
