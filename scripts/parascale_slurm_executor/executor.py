@@ -48,6 +48,9 @@ class RootExecutor(Executor):
         self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
         self.explained = set()  # (job, reason why it waits) that was printed
         self.left = set()  # jobs whose training was published before this start, and of whose end Slurm has not heard
+        self.most = (
+            OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
+        )  # seconds between two looks
         self.ended = []  # jobs that were reported as ended at the last look
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
@@ -160,7 +163,7 @@ class RootExecutor(Executor):
             self.pauses.end(WATCHED)
         except (RequirementError, NoAnswerError) as error:
             if isinstance(error, NoAnswerError):
-                self.next_seconds_between_status_checks = self.pauses.longer(WATCHED, str(error), WATCHED)
+                self.next_seconds_between_status_checks = self.pauses.longer(WATCHED, str(error), WATCHED, self.most)
             else:
                 self._end(error)
             for job_info in active_jobs:
@@ -176,8 +179,7 @@ class RootExecutor(Executor):
         # Without any answer the plugin drops all jobs, and Snakemake would wait for them for ever.
         seen = {id(job_info) for job_info in (*watched, *self.ended)}
         watched += [job_info for job_info in active_jobs if id(job_info) not in seen]
-        most = OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
-        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, most)
+        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, self.most)
         for job_info in self._still_there(watched, states):
             yield job_info
 
@@ -200,7 +202,7 @@ class RootExecutor(Executor):
                 final = slurm.last_state(identity)
                 self.pauses.end(identity)
             except NoAnswerError as error:
-                self.next_seconds_between_status_checks = self.pauses.longer(identity, str(error), WATCHED)
+                self.next_seconds_between_status_checks = self.pauses.longer(identity, str(error), WATCHED, self.most)
                 return there + watched[number:]
             del self.undecided[identity]
             if final in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED"):

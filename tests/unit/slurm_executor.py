@@ -56,10 +56,8 @@ def executor_in(root, monkeypatch):
     made.paths.site.touch()
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
     ends = SimpleNamespace(executor_error_callback=lambda error: made.did.append(f"ends: {error}"))
-    settings = SimpleNamespace(init_seconds_before_status_checks=1)
-    made.workflow = SimpleNamespace(
-        executor_settings=settings, dag=SimpleNamespace(jobs=[], needrun=lambda job: False), scheduler=ends
-    )
+    made.most = 5
+    made.workflow = SimpleNamespace(dag=SimpleNamespace(jobs=[], needrun=lambda job: False), scheduler=ends)
     made.next_seconds_between_status_checks = 1
     made._failed_nodes, made.left, made.active_jobs, made.lock = set(), set(), [], nullcontext()
     made.explained, made.warned, made.ended = set(), [], []

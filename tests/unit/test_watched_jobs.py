@@ -101,12 +101,14 @@ def test_while_slurm_does_not_answer_jobs_are_watched_on_and_it_is_asked_less_an
     monkeypatch.setattr(slurm, silent, away)
     executor.undecided.update({"7": 9, "8": 9})
     active, waits = [SubmittedJobInfo(data_job(), external_jobid=each, aux={}) for each in "78"], []
+    executor.most, most = 100, executor.most
     for _ in range(6):
         assert asyncio.run(look()) == active
         waits.append(executor.next_seconds_between_status_checks)
-    assert waits == [10, 20, 40, 80, 160, 300] and not executor.did
+    assert waits == [10, 20, 40, 80, 100, 100] and not executor.did
     (said,) = executor.warned
     assert said.startswith("slurmctld is away: ")
+    executor.most = most
     answer = dict.fromkeys("78", ("RUNNING", "None")) if silent == "states" else "RUNNING"
     monkeypatch.setattr(slurm, silent, lambda name: answer)
     monkeypatch.setattr(Executor, "check_active_jobs", watches)
