@@ -39,6 +39,10 @@ class RequirementError(ParascaleError):
     """The machine lacks what a run needs: a version, a driver, a distributed API, disk space."""
 
 
+class NoAnswerError(ParascaleError):
+    """Slurm does not answer now; it may later."""
+
+
 class FullDiskError(RequirementError):
     """The disk, or the quota on it, has no room."""
 

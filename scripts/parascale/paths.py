@@ -40,6 +40,7 @@ class Paths:
         # Trainings that were charged, whatever `results` shows of them: no rule declares them, and no start empties it.
         self.store = root / "store"
         self.trainings = self.store / "trainings"
+        self.site = self.store / "site.json"  # whose the root is; as old as the root
 
     def raw(self, dataset: str) -> Path:
         return self.results / "data" / dataset / "raw"

@@ -6,15 +6,17 @@ Any user may call these commands. Docstrings say what happens where Slurm is not
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from parascale.errors import RequirementError
+from parascale.errors import NoAnswerError, RequirementError
 from parascale.files import user_name
 
 Fields = dict[str, str]
@@ -22,6 +24,12 @@ FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ANSWER_SECONDS = 60  # where the answer is needed
 PERMANENT_FAILURE_COMMENT = "would_fail_again"
+NEEDED = ("sbatch", "squeue", "scancel", "scontrol")  # programs of those who submit
+NOT_STARTED = (126, 127)  # exit codes of a shell or loader that cannot start a program
+NOT_INSTALLED = "is not installed: submit from a login node of the cluster"
+NO_ACCOUNTING = "accounting storage is disabled"
+ACCOUNTED_SECONDS = 30 * 86400
+COMMENT = re.compile(r"--comment=(\S+ \S+) -")  # in the line of an sbatch
 RECORD_SECONDS = 30  # where a record is better for it
 GLANCE_SECONDS = 10  # where a plan is
 
@@ -137,23 +145,36 @@ def fails_permanently(said: dict[str, str]) -> bool:
 
 def waiting_or_running(name: str, noted: dict[str, str]) -> dict[str, str]:
     """{id: comment} of the jobs of this name that have not ended: this user's, and of others those of `noted`, {id: user}. A stranger's
-    may have the same name. RequirementError where Slurm does not answer."""
+    may have the same name. NoAnswerError where Slurm does not answer."""
     command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%U|%u|%k"]
     rows, own = (line.split("|", 3) for line in _ask(command).splitlines()), str(os.getuid())
     return {job: comment for job, number, user, comment in rows if number == own or noted.get(job) == user}
 
 
 def states(name: str) -> dict[str, tuple[str, str]]:
-    """{id: (state, reason why it waits)} of the jobs of this name that Slurm has not forgotten. RequirementError without an answer."""
+    """{id: (state, reason why it waits)} of the jobs of this name that Slurm has not forgotten. NoAnswerError without an answer."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T|%r"]
     rows = (line.split("|", 2) for line in _ask(command).splitlines())
     return {identity: (state, reason) for identity, state, reason in rows}
 
 
 def last_state(job: str) -> str | None:
-    """The state of a job in the accounting, such as COMPLETED; None where there is none."""
+    """The state of a job in the accounting, such as COMPLETED; None where there is none. NoAnswerError where it does not answer."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
-    return next(iter(output_or_empty(command).split()), None)
+    with suppress(RequirementError):
+        return next(iter(_ask(command).split()), None)
+    return None
+
+
+def submitted(name: str, since: float) -> dict[str, tuple[float, str]]:
+    """{id: (seconds since 1970, comment)} of this user's jobs of this name that were submitted since then, at most a month ago; empty where
+    the accounting does not answer."""
+    start = datetime.fromtimestamp(max(since, time.time() - ACCOUNTED_SECONDS)).isoformat(timespec="seconds")
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--user={os.getuid()}", f"--name={name}"]
+    command += [f"--starttime={start}", "--format=JobID,Submit,SubmitLine"]
+    rows = (line.split("|", 2) for line in output_or_empty(command, RECORD_SECONDS).splitlines() if line.count("|") > 1)
+    found = ((job, _moment(submit), COMMENT.search(line)) for job, submit, line in rows)
+    return {job: (submit, said[1]) for job, submit, said in found if said and submit and submit >= int(since)}
 
 
 def described(job: str | None, within: float = GLANCE_SECONDS) -> Fields:
@@ -164,13 +185,20 @@ def described(job: str | None, within: float = GLANCE_SECONDS) -> Fields:
 # --- the machine
 
 
+def require_programs() -> None:
+    """Raise RequirementError where a program is missing without which nothing is submitted or watched."""
+    for program in NEEDED:
+        if not shutil.which(program):
+            raise RequirementError(f"`{program}` {NOT_INSTALLED}")
+
+
 def records(kind: str) -> dict[str, Fields]:
-    """Name → fields, as text, of every `node`, `partition` or `reservation`. RequirementError where Slurm does not answer."""
+    """Name → fields, as text, of every `node`, `partition` or `reservation`. NoAnswerError where Slurm does not answer."""
     return parse_records(kind, _ask(["scontrol", "show", kind, "--oneliner"]))
 
 
 def configuration() -> Fields:
-    """`slurm.conf` as the controller reads it, as text by key. RequirementError where Slurm does not answer."""
+    """`slurm.conf` as the controller reads it, as text by key. NoAnswerError where Slurm does not answer."""
     lines = (line.partition("=") for line in _ask(["scontrol", "show", "config"]).splitlines())
     return {key.strip(): value.strip() for key, _, value in lines if value}
 
@@ -243,27 +271,25 @@ def seconds(text: str | None) -> float | None:
 
 
 def _ask(command: list[str], within: float = ANSWER_SECONDS) -> str:
-    """The output of a Slurm command; RequirementError where there is none within so many seconds."""
+    """The output of a Slurm command; NoAnswerError where there is none within so many seconds, RequirementError where it cannot be started."""
     line = " ".join(command)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within)
+    except FileNotFoundError:
+        raise RequirementError(f"`{command[0]}` {NOT_INSTALLED}") from None
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        why = (
-            "is not installed: submit from a login node of the cluster"
-            if missing
-            else f"cannot be started: {error.strerror}"
-        )
-        raise RequirementError(f"`{command[0]}` {why}") from None
+        kind = RequirementError if isinstance(error, PermissionError) else NoAnswerError
+        raise kind(f"`{command[0]}` cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise RequirementError(f"`{line}` did not answer within {within} s: Slurm is down or busy") from None
+        raise NoAnswerError(f"`{line}` did not answer within {within} s: Slurm is down or busy") from None
     if done.returncode:
-        raise RequirementError(f"`{line}` failed: {done.stderr.strip()}")
+        kind = RequirementError if done.returncode in NOT_STARTED or NO_ACCOUNTING in done.stderr else NoAnswerError
+        raise kind(f"`{line}` failed: {done.stderr.strip()}")
     return done.stdout
 
 
 def output_or_empty(command: list[str], within: float = GLANCE_SECONDS) -> str:
     """The output of a command, Slurm's or a driver's; empty where there is none within so many seconds."""
-    with suppress(RequirementError):
+    with suppress(RequirementError, NoAnswerError):
         return _ask(command, within)
     return ""

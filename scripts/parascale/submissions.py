@@ -27,11 +27,13 @@ def note(
     run: str | None = None,
     key: str | None = None,
     jobs: list[Any] | None = None,
+    time: float | None = None,
 ) -> None:
     """Write down a job that was submitted. store: folder below the root. kind, run: of a training. key: a training's, or a digest of what
-    decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it."""
+    decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it. time: seconds since 1970, if not now."""
     line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
-    line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": user_name(os.getuid())}
+    moment = datetime.now(UTC) if time is None else datetime.fromtimestamp(time, UTC)
+    line |= {"time": moment.isoformat(timespec="seconds"), "user": user_name(os.getuid())}
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))
 
 
@@ -54,19 +56,14 @@ def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: boo
     return jobs
 
 
-def stopped_with_progress(work: Path, job_id: str) -> bool:
-    """Whether a job ended with its state saved, after at least one step; of a script, whether it `saved` a file. work: folder of the run
-    under way. What cannot be read shows no progress."""
-    with suppress(TypeError, KeyError):
-        last = last_attempt(work)
-        moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
-        return (last["job_id"], last["outcome"]) == (job_id, "stopped") and moved
-    return False
-
-
-def last_attempt(work: Path) -> dict[str, Any]:
-    """What is recorded of the last attempt of the run under way in a folder; {} where nothing is, or it cannot be read."""
-    with suppress(OSError, IndexError):
+def outcome_of(work: Path, job_id: str) -> str | None:
+    """How the attempt of a job ended: None where it has not begun, `stopped` with its state saved after at least one step (of a script: where
+    it `saved` a file), else `failed`. work: folder of the run under way. What cannot be read shows no progress."""
+    outcome = None
+    with suppress(OSError, IndexError, TypeError, KeyError):
         last = read_json_lines(RunFolder(work).attempts, readable=True)[-1]
-        return last if isinstance(last, dict) else {}
-    return {}
+        if last["job_id"] == job_id:
+            outcome = "failed"
+            moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
+            outcome = "stopped" if last["outcome"] == "stopped" and moved else outcome
+    return outcome

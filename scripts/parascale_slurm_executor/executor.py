@@ -10,26 +10,25 @@ from contextlib import suppress
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
-from parascale.errors import ParascaleError, RequirementError
+from parascale.errors import NoAnswerError, ParascaleError, RequirementError
 from parascale.files import make_folder, write_text
-from parascale.lease import RENEW_SECONDS, Lease
 from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
 from parascale_slurm_executor.endings import NOTHING, ending, lacking
-from parascale_slurm_executor.jobs import at_work, comment_of, noted_as, training_of
-from parascale_slurm_executor.waiting import why, why_later
+from parascale_slurm_executor.jobs import comment_of, noted_as, training_of
+from parascale_slurm_executor.queued import Queued
+from parascale_slurm_executor.silent import Signs
+from parascale_slurm_executor.waiting import Pauses, why, why_later
 
 # Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
 OFTEN = 5
-AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
-# Times the silence of a training that is allowed before it begins: data may be copied, or a result checked.
-BEGINNING = 3
-DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
+WATCHED = "the jobs are watched on"
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
 # What the plugin says of each job of an array that was refused; the reason stands in its log alone.
@@ -45,12 +44,13 @@ class RootExecutor(Executor):
 
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
-        self.signs = {}  # job → (its training's last sign of life, when we first saw that, whether it was overdue at the last look)
+        self.queued, self.signs, self.pauses = Queued(self), Signs(self), Pauses(self.logger)
         self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
-        self.away = {}  # job of Snakemake's → (seconds after which Slurm is asked again, why)
         self.explained = set()  # (job, reason why it waits) that was printed
-        self.found = None  # {id: comment} of the queue at the first submission
-        self.tried = set()  # jobs of Snakemake's that were submitted since
+        self.left = set()  # jobs whose training was published before this start, and of whose end Slurm has not heard
+        self.most = (
+            OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
+        )  # seconds between two looks
         self.ended = []  # jobs that were reported as ended at the last look
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
@@ -62,6 +62,11 @@ class RootExecutor(Executor):
     def get_partition_arg(self, job):
         """What the plugin says of the partition, and whose the job is, which stands in the queue even if nobody can write it down."""
         return f"{super().get_partition_arg(job)} --comment={shlex.quote(comment_of(job))}"
+
+    def get_account_arg(self, job):
+        """The account, which `preflight` has checked: the plugin would ask the accounting for each job, and wait for its answer for ever."""
+        account = job.resources.get("slurm_account")
+        yield f" -A {shlex.quote(str(account))}" if account else ""
 
     def run_job(self, job):
         """Submit a job, unless one that an earlier start of the workflow left is at the same work."""
@@ -78,12 +83,14 @@ class RootExecutor(Executor):
         """Whether no job in the queue does a job's work; one that does is watched. Errors are failures of this job: Snakemake would not see
         them."""
         try:
-            left = self._left_by_others(job)
+            left = self.queued.left_by_others(job)
             if left:
                 self._watch(job, *left)
             return not left
-        except RequirementError as error:
+        except NoAnswerError as error:
             self._ask_later(job, str(error))
+        except RequirementError as error:
+            self._end(error)
         except Exception as error:
             super()._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
         return False
@@ -100,45 +107,38 @@ class RootExecutor(Executor):
             super()._report_job_error_threadsafe(job_info, msg)
 
     def _ask_later(self, job, reason):
-        """Submit a job again after a pause, longer each time: a retry at once would be spent for nothing. A reason is told once while jobs
-        wait for it."""
-        first, most = AWAY_SECONDS
-        told = {each for _, each in list(self.away.values())}  # another thread may add to it
-        seconds = min(2 * self.away[job][0], most) if job in self.away else first
-        self.away[job] = seconds, reason
-        if reason not in told:
-            self.logger.warning(
-                f"{reason}: {job.name} is submitted when Slurm takes it, and spends no retry; next try in {seconds:.0f} s, later every "
-                f"{most:.0f} s."
-            )
+        """Submit a job again after a pause, longer each time: a retry at once would be spent for nothing."""
+        seconds = self.pauses.longer(job, reason, f"{job.name} is submitted when Slurm takes it, and spends no retry")
         timer = threading.Timer(seconds, self._submit_again, [job])
         timer.daemon = True
         timer.start()
 
-    def _left_by_others(self, job):
-        """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first.
+    def _end(self, error):
+        """End the workflow, as no job can be submitted or watched any more. The next start takes up what is in the queue."""
+        self.left.clear()
+        self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
 
-        The queue is read at the first submission, and again for a retry: Slurm may have requeued a job that was given up, or have
-        taken one without an answer.
-        """
-        if self.found is None:
-            self.found = self._queue()
-        again = job in self.tried or at_work(job, self.found, self.paths.store)
-        self.tried.add(job)
-        left = again and at_work(job, self._queue(), self.paths.store)
-        if left and left[1]:
-            self._note(job, *left)
-        return left
+    def see_end(self, job, identity, key):
+        """Watch a job that has published its training, of which Snakemake thus needs no more: it would be charged until its limit."""
+        if key == noted_as(job)["key"] and self.is_finished(training_of(job)):
+            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: its end is waited for.")
+            self.left.add(identity)
+            aux = {"slurm_logfile": self._log_of(job, identity), "ours": False}
+            with self.lock:
+                self.active_jobs.append(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 
-    def _queue(self):
-        """{id: comment} of the root's jobs in the queue."""
-        noted = {line["job_id"]: line.get("user") for line in submissions.noted(self.paths.store)}
-        return slurm.waiting_or_running(self.run_uuid, noted)
+    def shutdown(self):
+        while self.left:
+            time.sleep(1)
+        super().shutdown()
+
+    def _log_of(self, job, identity):
+        folder = f"{'group' if job.is_group() else 'rule'}_{job.name}"
+        return self.slurm_logdir / folder / get_job_wildcards(job) / f"{identity}.log"
 
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
         wildcards, ours = get_job_wildcards(job), key == noted_as(job)["key"]
-        log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
         line = f"Job {job.jobid}: Slurm job {identity} already works on {f'{job.name} {wildcards}'.strip()}"
         if ours:
             line += "; it is taken up."
@@ -146,28 +146,31 @@ class RootExecutor(Executor):
             line += " with other settings; this one is submitted when it has ended."
             line += f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
         self.logger.info(line)
-        aux = {"slurm_logfile": log, "ours": ours, "submitted": False}
+        aux = {"slurm_logfile": self._log_of(job, identity), "ours": ours, "submitted": False}
         self._report_job_submission_threadsafe(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 
     def _report_job_submission_threadsafe(self, job_info):
-        self.away.pop(job_info.job, None)
+        self.pauses.end(job_info.job)
         if job_info.aux.get("submitted", True):
-            self._note(job_info.job, job_info.external_jobid)
+            self.queued.note(job_info.job, job_info.external_jobid)
         super()._report_job_submission_threadsafe(job_info)
-
-    def _note(self, job, identity, key=None):
-        """Write a Slurm job down. key: of one that was found at the work of `job`, and may be written down already."""
-        try:
-            if key is None or identity not in {line["job_id"] for line in submissions.noted(self.paths.store)}:
-                submissions.note(self.paths.store, identity, **noted_as(job) | ({"key": key} if key else {}))
-        except (OSError, ParascaleError) as error:  # the job is in the queue: it is watched in any case
-            self.logger.warning(f"Slurm job {identity} of {job.name} could not be written down: {error}")
 
     async def check_active_jobs(self, active_jobs):
         """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
-        until its time limit."""
+        until its time limit. While Slurm gives no answer, it is asked less and less often, by one question each time."""
+        try:
+            states = slurm.states(self.run_uuid) if active_jobs else {}
+            self.pauses.end(WATCHED)
+        except (RequirementError, NoAnswerError) as error:
+            if isinstance(error, NoAnswerError):
+                self.next_seconds_between_status_checks = self.pauses.longer(WATCHED, str(error), WATCHED, self.most)
+            else:
+                self._end(error)
+            for job_info in active_jobs:
+                yield job_info
+            return
         for job_info in active_jobs:
-            if what := self._what_is_wrong(job_info):
+            if what := self.signs.what_is_wrong(job_info):
                 identity = job_info.external_jobid
                 self.logger.warning(f"Slurm job {identity} of {job_info.job.name} {what}: cancelled.")
                 slurm.cancel(identity)
@@ -176,20 +179,15 @@ class RootExecutor(Executor):
         # Without any answer the plugin drops all jobs, and Snakemake would wait for them for ever.
         seen = {id(job_info) for job_info in (*watched, *self.ended)}
         watched += [job_info for job_info in active_jobs if id(job_info) not in seen]
-        most = OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
-        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, most)
-        for job_info in self._still_there(watched):
+        self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, self.most)
+        for job_info in self._still_there(watched, states):
             yield job_info
 
-    def _still_there(self, watched):
+    def _still_there(self, watched, states):
         """Of the watched jobs those that may still end; others are reported. The plugin would wait forever for a job that Slurm has
         forgotten (`MinJobAge`), or has taken from its nodes without requeueing it."""
-        try:
-            states = slurm.states(self.run_uuid) if watched else {}
-        except RequirementError:
-            return watched
         there = []
-        for job_info in watched:
+        for number, job_info in enumerate(watched):
             identity = job_info.external_jobid
             state, reason = states.get(identity, (None, None))
             reason = reason if state == "PENDING" else None
@@ -200,8 +198,13 @@ class RootExecutor(Executor):
             if self.undecided[identity] < LOOKS:
                 there.append(job_info)
                 continue
+            try:
+                final = slurm.last_state(identity)
+                self.pauses.end(identity)
+            except NoAnswerError as error:
+                self.next_seconds_between_status_checks = self.pauses.longer(identity, str(error), WATCHED, self.most)
+                return there + watched[number:]
             del self.undecided[identity]
-            final = slurm.last_state(identity)
             if final in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED"):
                 there.append(job_info)
             elif final == "COMPLETED":
@@ -211,52 +214,17 @@ class RootExecutor(Executor):
                 self.report_job_error(job_info, msg=message)
         return there
 
-    def _what_is_wrong(self, job_info):
-        """What is wrong with a job that Slurm calls running, in words: by our own clock, its work has ended, or its training shown no sign of
-        life, for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
-        job, identity, lease, restarts = job_info.job, job_info.external_jobid, None, None
-        training = training_of(job)
-        try:
-            os.stat(self.paths.store)  # a file system that is away says nothing of its jobs
-            lease = training and Lease(self._work_of(training)).holder()
-        except (OSError, ParascaleError):
-            return None
-        patience, what = self.silence, f"has given no sign of life for {self.silence:.0f} s"
-        if lease and lease["job_id"] == identity:
-            sign, restarts = lease["time"], str(lease["restarts"])
-        elif self._is_finished(training):
-            sign, what = "finished", f"still runs {patience:.0f} s after its training was published"
-        else:
-            patience, watched = BEGINNING * self.silence, job.log if training else job.output
-            sign = [os.stat(path).st_mtime for path in watched if os.path.exists(path)]
-            what = f"has not begun to train, and written nothing for {patience:.0f} s"
-            if not training:
-                if not 0 < len(sign) == len(watched):
-                    return None
-                what = f"still runs {patience:.0f} s after all that it makes was there"
-        now = time.monotonic()
-        before, since, doubted = self.signs.get(identity, (None, now, False))
-        if sign == before and now - since <= patience:
-            return None
-        said = slurm.described(identity) if sign == before else {}
-        ran = restarts == said.get("Restarts") or (
-            (slurm.seconds(said.get("RunTime")) or 0) > (BEGINNING * self.silence if restarts else patience)
-        )
-        if said.get("JobState") != "RUNNING" or not ran:
-            self.signs[identity] = sign, now, False
-            return None
-        if not doubted:  # a job that was suspended until now renews its lease in a moment
-            self.signs[identity] = sign, now - patience + DOUBT_SECONDS, True
-        return what if doubted else None
-
     def cancel_jobs(self, active_jobs):
         """Cancel the jobs of this workflow, not those whose end it only waits for."""
+        self.left.clear()
         super().cancel_jobs([job_info for job_info in active_jobs if (job_info.aux or {}).get("ours", True)])
 
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, ours is next."""
         self.ended.append(job_info)
-        if job_info.aux.get("ours", True):
+        if job_info.external_jobid in self.left:
+            self.left.discard(job_info.external_jobid)
+        elif job_info.aux.get("ours", True):
             super().report_job_success(job_info)
         else:
             self._submit_again(job_info.job)
@@ -265,10 +233,15 @@ class RootExecutor(Executor):
         """A job has ended badly; if it was another's, ours is next. What had published its training by then has done its work, what
         stopped on its way goes on without using up a retry, and what would fail again is not tried again."""
         self.ended.append(job_info)
-        job, identity = job_info.job, job_info.external_jobid
+        job, identity, training = job_info.job, job_info.external_jobid, training_of(job_info.job)
+        if identity in self.left:
+            self._publish(training)
+            self.left.discard(identity)
+            return
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)
-        elif identity and self._publish(training_of(job)):
+            return
+        if identity and self._publish(training):
             self.logger.info(
                 f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
             )
@@ -277,39 +250,31 @@ class RootExecutor(Executor):
                 make_folder(os.path.dirname(job.benchmark))
                 write_text(job.benchmark, "")
             super().report_job_success(job_info)
-        elif identity and self._has_stopped_on_its_way(job, identity):
+            return
+        said = slurm.described(identity)
+        outcome = training and submissions.outcome_of(self.work_of(training), identity)
+        # A plain `scancel` says that it shall not go on. What Slurm took away for others goes on as where it requeues.
+        state = said.get("JobState")
+        if training and state != "CANCELLED" and (state == "PREEMPTED" or outcome == "stopped"):
             self.logger.info(
                 f"Slurm job {identity} of {job.name} was stopped, and has not failed: it is submitted again."
             )
             self._submit_again(job)
-        else:
-            said = slurm.described(identity)
-            logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
-            missed = lacking(said, logs, self._failed_nodes)
-            self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
-            if said:
-                msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, self._has_begun(job, identity))
-            if not missed and slurm.fails_permanently(said):
-                self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
-                job.attempt = 1 + job.restart_times
-            super().report_job_error(job_info, msg, **more)
-
-    def _has_begun(self, job, identity):
-        """Whether the training of a Slurm job had begun; of a job that trains nothing, True."""
-        training = training_of(job)
-        return training is None or submissions.last_attempt(self._work_of(training)).get("job_id") == identity
-
-    def _has_stopped_on_its_way(self, job, identity):
-        """Whether a training made steps and saved its state, or Slurm took it away for others, as where it requeues. A plain `scancel`
-        says that it shall not go on: that is a failure."""
-        training, state = training_of(job), slurm.described(identity).get("JobState")
-        if training is None or state == "CANCELLED":
-            return False
-        return state == "PREEMPTED" or submissions.stopped_with_progress(self._work_of(training), identity)
+            return
+        logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
+        missed = lacking(said, logs, self._failed_nodes)
+        self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
+        if said:
+            begun = not training or outcome
+            msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, begun)
+        if not missed and slurm.fails_permanently(said):
+            self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
+            job.attempt = 1 + job.restart_times
+        super().report_job_error(job_info, msg, **more)
 
     def _publish(self, training):
         """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
-        if not self._is_finished(training):
+        if not self.is_finished(training):
             return False
         with suppress(OSError, ParascaleError):  # such as of a full disk
             job = self.job_of(training)
@@ -318,14 +283,14 @@ class RootExecutor(Executor):
             return shown or show_kept(job)
         return False
 
-    def _is_finished(self, training):
+    def is_finished(self, training):
         """Whether the store has what a job of ours trains. Of data that is gone, or of a run that is, nothing is known."""
         with suppress(OSError, ParascaleError):
             job = training and self.job_of(training)
             return bool(job and Store(job.store).finished(job.key))
         return False
 
-    def _work_of(self, training):
+    def work_of(self, training):
         return self.paths.places(training["kind"])[1](training["run"])
 
     def _submit_again(self, job):

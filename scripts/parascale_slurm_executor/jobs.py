@@ -4,7 +4,6 @@ import hashlib
 
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
 
-from parascale import submissions
 from snakemake_logger_plugin_parascale import trained_by
 
 
@@ -35,21 +34,18 @@ def noted_as(job):
 
 def comment_of(job):
     """The comment of a job in the queue: the plugin's, which names rule and wildcards, and its key. Of an array, it is the first job's."""
-    return f"{_plugins_comment(job)} {noted_as(job)['key']}"
+    return f"{plugins_comment(job)} {noted_as(job)['key']}"
 
 
-def _plugins_comment(job):
+def plugins_comment(job):
     wildcards = get_job_wildcards(job)
     return f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")
 
 
-def at_work(job, queue, store):
+def at_work(job, queue, known):
     """(id, key or None where it is unknown) of a job in a queue {id: comment} that is at a job's work; of the same key first. None if
-    there is none. store: folder in which submissions are noted."""
-    if not queue:
-        return None
-    known = {line["job_id"]: line for line in submissions.noted(store)}
-    training, comment, found = training_of(job), _plugins_comment(job), {}
+    there is none. known: {id: line} of the submissions that are written down."""
+    training, comment, found = training_of(job), plugins_comment(job), {}
     for identity, said in queue.items():
         line = known.get(identity, {})
         if training and line.get("kind"):

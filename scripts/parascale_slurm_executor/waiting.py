@@ -7,6 +7,7 @@ NOT_NOW = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|Resource temporarily unavailable|standby mode|"
     "try again|SubmitJob"
 )
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0  # seconds before Slurm is asked again that did not answer
 # No node is down: most often the scheduler keeps some for jobs that come first.
 KEPT_FOR_OTHERS = "ReqNodeNotAvail, May be reserved for other job"
 # Slurm's words (squeue(1), "JOB REASON CODES") of what passes by itself.
@@ -40,3 +41,23 @@ def why_later(message):
     answer, _, _ = message.partition("sbatch call:")
     line = next((line for line in answer.splitlines() if NOT_NOW.search(line)), None)
     return line and line.rpartition("error: ")[2].rstrip("'. ")
+
+
+class Pauses:
+    """Who waits for an answer of Slurm's: how long until it is asked again, and why."""
+
+    def __init__(self, logger):
+        self._logger, self._waits = logger, {}
+
+    def longer(self, who, reason, what, most=LONGEST_PAUSE):
+        """Seconds until Slurm is asked again, twice as many each time. The reason, and what follows, is told once while anyone waits for it."""
+        told = {each for _, each in list(self._waits.values())}  # another thread may add to it
+        seconds = min(2 * self._waits[who][0] if who in self._waits else FIRST_PAUSE, most)
+        self._waits[who] = seconds, reason
+        if reason not in told:
+            self._logger.warning(f"{reason}: {what}; next try in {seconds:.0f} s, later every {most:.0f} s.")
+        return seconds
+
+    def end(self, who):
+        """One that waited has its answer."""
+        self._waits.pop(who, None)

@@ -110,7 +110,7 @@ class Schedule:
     def start(self):
         """Start the workflow, or go on with it."""
         targets = [self.workflow.run(name).target for name in self.names]
-        options = ("--retries", 20, "--slurm-init-seconds-before-status-checks", 3)
+        options = ("--retries", 20)
         self.workflow.start(*targets, options=options, settings=(f"timeout_seconds={TIMEOUT}",))
 
     def _tick(self, deadline):

@@ -111,7 +111,7 @@ def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
         "GresTypes": "gpu",
-        "SchedulerParameters": "bf_interval=1,sched_interval=1",
+        "SchedulerParameters": "bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "EnforcePartLimits": "ALL",
         # Partitions are of one priority until a test says otherwise: nobody is preempted.
         "PreemptType": "preempt/partition_prio",

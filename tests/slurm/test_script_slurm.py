@@ -124,24 +124,33 @@ def assert_a_probe_prices(workflow, name):
     assert 6000 * 0.05 < known.seconds < known.wall_seconds and known.core_hours > 128 * known.seconds / 3600
 
 
-def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(cluster, tmp_path):
-    """Both launchers look at their own rank; the job ends well before its limit, and before torch's own timeout."""
+@pytest.mark.parametrize("kind", ["sleeps", "sleeps-bare"])
+def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(kind, cluster, tmp_path):
+    """Both launchers look at their own rank. The job ends well before its limit, and before torch's own timeout; without `record`, nobody
+    knows whether it computes, and its user ends it."""
     rows = [{"run": "hangs", "workload": "hangs", "nodes": 2, "dp": 2}]
     with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:
-        program, call = (
-            (ROOT / "tests/distributed/silent_scripts.py").read_text(),
-            "train(sys.argv[1], float(sys.argv[2]))",
-        )
+        program = (ROOT / "tests/distributed/silent_scripts.py").read_text()
+        call = "train(sys.argv[1], float(sys.argv[2]))"
         assert program.count(call) == 1
-        folder = workflow.folder / "box/workloads"
-        (folder / "hangs.py").write_text(program.replace(call, 'train("sleeps", 0.0)'))
+        folder, timeout = workflow.folder / "box/workloads", 45 if kind == "sleeps" else 20
+        (folder / "hangs.py").write_text(program.replace(call, f"train({kind!r}, 0.0)"))
         (folder / "hangs.yaml").write_text("task: script\ncommand: hangs.py\n")
         run = workflow.run("hangs")
-        workflow.start(run.target, options=["--retries", "0"], settings=["timeout_seconds=45"])
+
+        def attempt():
+            return read_json_lines(run.work / "attempts.jsonl")[-1]
+
+        workflow.start(run.target, options=["--retries", "0"], settings=[f"timeout_seconds={timeout}"])
+        if kind != "sleeps":
+            workflow.when(lambda: run.begun() and attempt().get("cause"), "it is named", timeout=900)
+            named = attempt()["cause"]
+            cluster.run(["scancel", "--signal=TERM", workflow.jobs()[0]])
         workflow.wait(timeout=900, succeeds=False)
-        (attempt,) = read_json_lines(run.work / "attempts.jsonl")
-        assert attempt["outcome"] == "failed" and f"hang: {attempt['cause']}" in workflow.story()
-        assert re.match(
-            r"rank 1 on jrc\w+ did not join .*, where rank 0 on jrc.*: idle at .* \(sleeps\)", attempt["cause"]
-        )
+        if kind == "sleeps":
+            named = attempt()["cause"]
+            assert attempt()["outcome"] == "failed" and f"hang: {named}" in workflow.story()
+        else:
+            assert f"warning: nothing was computed for {timeout} s: {named}" in workflow.story()
+        assert re.match(r"rank 1 on jrc\w+ did not join .*, where rank 0 on jrc.*: idle at .* \(sleeps\)", named)
         workflow.assert_all_is_charged()

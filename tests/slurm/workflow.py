@@ -114,7 +114,7 @@ class Workflow:
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
         values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}", *settings]
         if profile != "local":
-            command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
+            command += ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "10"]
             values.append(f"account={account or self.cluster.shape.account}")
         command += ["--config", *values, "--", *targets]
         self.root.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """An executor of Slurm jobs that submits nothing, and jobs for it."""
 
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from snakemake_executor_plugin_slurm import Executor
@@ -8,6 +9,9 @@ from snakemake_executor_plugin_slurm import Executor
 from parascale import slurm
 from parascale.paths import Paths
 from parascale_slurm_executor import RootExecutor
+from parascale_slurm_executor.queued import Queued
+from parascale_slurm_executor.silent import Signs
+from parascale_slurm_executor.waiting import Pauses
 
 
 class Names(SimpleNamespace):
@@ -47,15 +51,21 @@ def executor_in(root, monkeypatch):
     """A RootExecutor that notes what it would do, and the queue that it sees."""
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root), "silence": 300}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
-    made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
+    made.undecided, made.queued, made.signs = Counter(), Queued(made), Signs(made)
+    (root / "store").mkdir(exist_ok=True)
+    made.paths.site.touch()
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
-    made.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=1))
+    ends = SimpleNamespace(executor_error_callback=lambda error: made.did.append(f"ends: {error}"))
+    made.most = 5
+    made.workflow = SimpleNamespace(dag=SimpleNamespace(jobs=[], needrun=lambda job: False), scheduler=ends)
     made.next_seconds_between_status_checks = 1
-    made._failed_nodes = set()
+    made._failed_nodes, made.left, made.active_jobs, made.lock = set(), set(), [], nullcontext()
     made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
+    made.pauses = Pauses(made.logger)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: made.queue)
+    monkeypatch.setattr(slurm, "submitted", lambda name, since: {})
     monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
     monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
 

@@ -12,7 +12,7 @@ from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.hang import note_cause
 from parascale.report.live import Live
 from parascale.settings import load_project_file
-from parascale.submissions import stopped_with_progress
+from parascale.submissions import outcome_of
 from parascale.train.job import FILES, job_of
 from parascale.train.script import train
 
@@ -78,20 +78,23 @@ def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
 def test_a_script_has_moved_on_if_it_made_steps_and_saved(start, monkeypatch, steps, saved, code, progress, numbers):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     work = start([(1, {})], ["first.pt"], STOPPED).work
-    assert stopped_with_progress(work, "7")
+    assert outcome_of(work, "7") == "stopped"
     os.utime(work / FILES / "first.pt", (1, 1))
     text = (work / "steps.jsonl").read_text()
     (work / "steps.jsonl").write_text(text.replace('"first": ', '"first": 1e-9, "was": '))  # of an earlier process
     start(steps, saved, code)
     last = read_json_lines(work / "attempts.jsonl")[-1]
-    assert stopped_with_progress(work, "7") == progress and (last["first_step"], last["last_step"]) == numbers
+    assert (
+        outcome_of(work, "7") == ("stopped" if progress else "failed")
+        and (last["first_step"], last["last_step"]) == numbers
+    )
 
 
 @pytest.mark.parametrize(("code", "progress"), [(STOPPED, True), (TERMINATED, False)])
 def test_a_script_without_a_record_moves_on_by_what_it_saves_when_it_is_asked_to(start, monkeypatch, code, progress):
     """What it saved before may be a log alone, with which it would begin anew for ever."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert stopped_with_progress(start(saved=["last.pt"], code=code).work, "7") == progress
+    assert outcome_of(start(saved=["last.pt"], code=code).work, "7") == ("stopped" if progress else "failed")
 
 
 def test_a_script_that_is_stopped_while_its_nodes_meet_has_not_failed(start):

@@ -49,11 +49,11 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: said)
-    executor._is_finished = lambda training: holder == "finished"
+    executor.is_finished = lambda training: holder == "finished"
     if holder == "unreadable":
         (tmp_path / "lease.json").mkdir()
     executor.silence = 300
-    store = tmp_path / "store" if holder == "away" else tmp_path
+    store = tmp_path / "gone" if holder == "away" else tmp_path
     executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path), store=store)
     submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     silent = []
@@ -61,7 +61,7 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
         now[0] = second
         if holder and holder.isdigit() and (second == 0 or renewed):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": holder, "time": second})
-        silent.append(executor._what_is_wrong(submitted))
+        silent.append(executor.signs.what_is_wrong(submitted))
     assert any(silent) == dead
 
 
@@ -80,7 +80,7 @@ def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor
             state[0] = "RUNNING"
         if second in (0, 1920):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": "17", "time": second})
-        assert not executor._what_is_wrong(submitted), second
+        assert not executor.signs.what_is_wrong(submitted), second
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,6 @@ def test_a_job_whose_work_is_all_there_has_ended(made, said, dead, executor, tmp
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: said)
     executor.silence = 300
-    executor.paths.store.mkdir(parents=True)
     output = [str(tmp_path / name) for name in "ab"]
     submitted = SimpleNamespace(job=data_job(output=output), external_jobid="17", aux={})
     for name in set(made) & {"a", "b"}:
@@ -110,5 +109,5 @@ def test_a_job_whose_work_is_all_there_has_ended(made, said, dead, executor, tmp
         now[0] = second
         if "again" in made:
             os.utime(tmp_path / "b", (second, second))
-        found.append(executor._what_is_wrong(submitted))
+        found.append(executor.signs.what_is_wrong(submitted))
     assert any(found) == dead

@@ -2,11 +2,13 @@
 
 import errno
 import os
+from contextlib import nullcontext
+from datetime import datetime
 
 import pytest
 
 from parascale import slurm
-from parascale.errors import RequirementError
+from parascale.errors import NoAnswerError, RequirementError
 
 
 @pytest.fixture
@@ -26,19 +28,70 @@ def test_a_question_that_needs_an_answer_says_why_there_is_none(command, monkeyp
     with pytest.raises(RequirementError, match=r"`scontrol` is not installed: submit from a login node"):
         slurm.records("partition")
     command("scontrol", "echo 'slurmctld is away' >&2; exit 1")
-    with pytest.raises(RequirementError, match=r"`scontrol show reservation --oneliner` failed: slurmctld is away"):
+    with pytest.raises(NoAnswerError, match=r"`scontrol show reservation --oneliner` failed: slurmctld is away"):
         slurm.records("reservation")
     command("scontrol", "exec /bin/sleep 60")
     monkeypatch.setattr(slurm._ask, "__defaults__", (0.1,))
-    with pytest.raises(RequirementError, match=r"did not answer within 0\.1 s: Slurm is down or busy"):
+    with pytest.raises(NoAnswerError, match=r"did not answer within 0\.1 s: Slurm is down or busy"):
         slurm.records("partition")
 
     def full(*_, **__):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr("subprocess.run", full)
-    with pytest.raises(RequirementError, match="`scontrol` cannot be started: Resource temporarily unavailable"):
+    with pytest.raises(NoAnswerError, match="`scontrol` cannot be started: Resource temporarily unavailable"):
         slurm.records("partition")
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (None, RequirementError),
+        ("exit 127", RequirementError),  # a library is missing
+        ("echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1", NoAnswerError),
+        ("exec /bin/sleep 60", NoAnswerError),
+    ],
+)
+def test_a_missing_program_is_told_from_one_that_does_not_answer(command, script, expected, monkeypatch):
+    monkeypatch.setattr(slurm._ask, "__defaults__", (0.5,))
+    if script:
+        command("squeue", script)
+    for ask in (lambda: slurm.states("name"), lambda: slurm.waiting_or_running("name", {})):
+        with pytest.raises(expected):
+            ask()
+    for program in slurm.NEEDED[: 0 if script else None]:
+        with pytest.raises(RequirementError, match=f"^`{program}` is not installed"):
+            slurm.require_programs()
+        command(program, "exit 1")
+    if not script:
+        slurm.require_programs()
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (None, None),
+        ("echo COMPLETED", "COMPLETED"),
+        ("echo", None),
+        ("echo 'Slurm accounting storage is disabled' >&2; exit 1", None),
+        ("echo 'sacct: error: slurmdbd: Connection refused' >&2; exit 1", NoAnswerError),
+    ],
+)
+def test_without_accounting_no_state_is_known_and_without_its_answer_it_is_asked_again(command, script, expected):
+    if script:
+        command("sacct", script)
+    with pytest.raises(NoAnswerError) if expected is NoAnswerError else nullcontext():
+        assert slurm.last_state("7") == expected
+
+
+def test_who_submitted_a_job_for_what_stands_in_the_accounting(command):
+    line = "sbatch --job-name x --comment rule_a_wildcards_b -p p --comment=rule_a_wildcards_b key -t 9 --wrap=x | y --comment=z z -"
+    rows = [f"7|2026-11-29T10:00:00|{line}", "8|2026-11-29T10:00:00|sbatch by hand", f"6|2026-11-28T10:00:00|{line}"]
+    command("sacct", "\n".join(f"echo '{row}'" for row in rows))
+    moment = datetime.fromisoformat("2026-11-29T10:00:00").timestamp()
+    assert slurm.submitted("x", moment - 9) == {"7": (moment, "rule_a_wildcards_b key")}
+    command("sacct", "exit 1")
+    assert slurm.submitted("x", moment) == {}
 
 
 def test_without_an_answer_nothing_is_known(command):

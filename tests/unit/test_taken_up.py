@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from parascale import slurm, submissions
 from parascale.cli import parascale
 from parascale.commands.launch import refuse_other_settings
-from parascale.errors import ConfigError, RequirementError, TrainingError
+from parascale.errors import ConfigError, NoAnswerError, RequirementError, TrainingError
 from parascale.launch.preflight import belong, take_root
 from parascale.lease import Lease
 from parascale.paths import Paths
@@ -73,7 +73,7 @@ def group_of(*jobs):
 )
 def test_a_group_in_the_queue_is_not_submitted_again(executor, left, expected, monkeypatch):
     executor.queue = {"7": "rule_prepare"}
-    executor._note(left, "7")
+    executor.queued.note(left, "7")
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     executor.run_job(group_of(data_job("a"), data_job("b")))
     assert executor.did == [expected]
@@ -82,7 +82,7 @@ def test_a_group_in_the_queue_is_not_submitted_again(executor, left, expected, m
 @pytest.mark.parametrize("submitted", [["a", "b"], ["b"]])
 def test_of_an_array_those_are_submitted_that_are_not_in_the_queue(executor, submitted, monkeypatch):
     executor.queue = {"7_1": "rule_prepare_wildcards_c_tokens"}
-    executor._note(data_job("c"), "7_1")
+    executor.queued.note(data_job("c"), "7_1")
     arrays = lambda self, jobs: self.did.append([job.wildcards.dataset for job in jobs])  # noqa: E731
     monkeypatch.setattr(Executor, "run_array_jobs", arrays)
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
@@ -119,7 +119,7 @@ def test_slurm_is_asked_once_for_what_an_earlier_start_left_and_again_for_a_retr
 def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, expected, monkeypatch):
     executor.queue = {"7": said}
     if left:
-        executor._note(left, "7")
+        executor.queued.note(left, "7")
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     executor.run_job(data_job())
     assert executor.did == [expected]
@@ -127,7 +127,7 @@ def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, 
 
 def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(executor, monkeypatch):
     def away(name, noted):
-        raise RequirementError("slurmctld is away")
+        raise NoAnswerError("slurmctld is away")
 
     waits = []
     timer = lambda seconds, function, words: waits.append(seconds) or Thing(start=lambda: function(*words))  # noqa: E731
@@ -185,7 +185,7 @@ def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry
 
     def asked(name, noted):
         if executor.queue is None:
-            raise RequirementError("slurmctld is away")
+            raise NoAnswerError("slurmctld is away")
         return executor.queue
 
     timer = lambda seconds, function, words: Thing(start=lambda: function(*words))  # noqa: E731
@@ -199,10 +199,66 @@ def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry
     assert noted == ([("7", "ddp", "key")] if expected == ["watches 7"] else []), "what Slurm charges is written down"
 
 
+def test_where_a_program_is_missing_the_workflow_ends_at_once(executor, monkeypatch):
+    """Waiting would help nobody, and a retry would miss it too."""
+
+    def missing(name, noted):
+        raise RequirementError("`squeue` is not installed")
+
+    monkeypatch.setattr(slurm, "waiting_or_running", missing)
+    monkeypatch.setattr("threading.Timer", lambda *_: pytest.fail("waits"))
+    executor.run_job(job_of("ddp"))
+    assert executor.did == ["ends: `squeue` is not installed"] and not executor.warned
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_job_that_ended_before_anybody_had_written_it_down_is_written_down_for_its_run(executor, queued, monkeypatch):
+    """Snakemake was killed between sbatch and its line, and no workflow lived while the job was in the queue."""
+    sent = {
+        "6": (1e9, f"{COMMENT} key"),
+        "7": (1e9 + 9, f"{COMMENT} old"),
+        "8": (1e9, "rule_train_tp_wildcards_tp key"),
+    }
+    monkeypatch.setattr(slurm, "submitted", lambda name, since: sent)
+    submissions.note(executor.paths.store, "6", "train_ddp", "run", "ddp", "key")
+    executor.workflow.dag.jobs = [job_of("ddp"), data_job()]
+    executor.queue = {"7": "rule_prepare"} if queued else {}
+    executor.run_job(data_job())
+    first, *more = submissions.noted(executor.paths.store)
+    found = [(line["job_id"], line["kind"], line["run"], line["key"], line["time"]) for line in more]
+    assert first["job_id"] == "6" and executor.did == ["submitted"]
+    assert found == ([] if queued else [("7", "run", "ddp", "old", "2001-09-09T01:46:49+00:00")])
+
+
+@pytest.mark.parametrize(
+    ("key", "finished", "needed", "watched"),
+    [("key", True, False, True), ("old", True, False, False), ("key", False, False, False), ("key", True, True, False)],
+)
+def test_a_job_that_runs_on_although_its_training_is_published_is_watched_to_its_end(
+    executor, key, finished, needed, watched, monkeypatch
+):
+    """Snakemake needs nothing of it after a new start, and would end before it: it would be charged until its limit."""
+    executor.is_finished, executor._publish = lambda training: finished, lambda training: executor.did.append("shown")
+    executor.workflow.dag = SimpleNamespace(jobs=[job_of("ddp"), data_job()], needrun=lambda job: needed)
+    executor.queue = {"7": COMMENT}
+    submissions.note(executor.paths.store, "7", "train_ddp", "run", "ddp", key)
+    executor.run_job(data_job())
+    assert executor.left == ({"7"} if watched else set()) and len(executor.active_jobs) == watched
+    monkeypatch.setattr(Executor, "cancel_jobs", lambda self, jobs: self.did.extend(jobs))
+    for info in executor.active_jobs:
+        executor.cancel_jobs([info])  # the workflow is interrupted
+        assert not executor.left, "it does not wait then"
+        executor.left = {"7"}
+        executor.report_job_error(info)
+        assert executor.did == ["submitted", "shown"] and not executor.left
+        executor.left = {"7"}
+        executor.report_job_success(info)
+        assert executor.did == ["submitted", "shown"] and not executor.left
+
+
 def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):
     """Nobody sees an exception in the thread that submits: the run would neither be submitted nor fail."""
     executor.queue = {"7": COMMENT}
-    executor.paths.store.mkdir(parents=True)
     (executor.paths.store / submissions.FILE).write_text('1\n{"job_id": "7"}\n[]\nnull\n')
     executor.run_job(job_of("ddp"))
     monkeypatch.setattr(submissions, "noted", lambda store: os.stat(store / "stale"))

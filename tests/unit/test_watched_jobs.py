@@ -11,7 +11,7 @@ from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm
-from parascale.errors import RequirementError
+from parascale.errors import NoAnswerError, RequirementError
 from parascale.files import write_json
 from parascale_slurm_executor import executor as executor_module
 from parascale_slurm_executor.endings import NOTHING
@@ -33,9 +33,9 @@ from tests.unit.slurm_executor import data_job, job_of
     ],
 )
 def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, said, monkeypatch):
-    monkeypatch.setattr(slurm, "states", lambda name: {"7": ("PENDING", reason)})
     for _ in range(5):
-        assert executor._still_there([SubmittedJobInfo(job_of("ddp"), external_jobid="7", aux={})])
+        watched = [SubmittedJobInfo(job_of("ddp"), external_jobid="7", aux={})]
+        assert executor._still_there(watched, {"7": ("PENDING", reason)})
     told = [text for text in executor.warned if said and said in text]
     assert executor.warned == told and len(told) == bool(said), executor.warned
     assert all(text.startswith(f"Slurm job 7 of train_ddp waits: {reason}") for text in told)
@@ -53,7 +53,6 @@ def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, sa
         ([{}] * 3, "FAILED", ["failed"]),
         ([{}] * 3, None, ["failed"]),  # without accounting
         ([{}] * 9, "PENDING", []),  # of another cluster's
-        ([None] * 9, None, []),  # no answer
     ],
 )
 def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, monkeypatch, states, accounted, expected):
@@ -65,10 +64,7 @@ def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, mon
         self.next_seconds_between_status_checks += 10
 
     def answer(name):
-        said = states.pop(0)
-        if said is None:
-            raise RequirementError("slurmctld is away")
-        return {identity: (state, "None") for identity, state in said.items()}
+        return {identity: (state, "None") for identity, state in states.pop(0).items()}
 
     monkeypatch.setattr(Executor, "check_active_jobs", watches)
     monkeypatch.setattr(slurm, "states", answer)
@@ -82,6 +78,56 @@ def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, mon
         active = asyncio.run(look())
     assert executor.did == expected and bool(active) != bool(expected)
     assert executor.next_seconds_between_status_checks == 5
+
+
+@pytest.mark.parametrize("silent", ["states", "last_state"])
+def test_while_slurm_does_not_answer_jobs_are_watched_on_and_it_is_asked_less_and_less_often(
+    executor, silent, monkeypatch
+):
+    """The queue, or the accounting on a job that the queue has forgotten. It is said once, and nothing is cancelled or given up."""
+
+    async def watches(self, jobs):
+        for job in jobs:
+            yield job
+
+    def away(name):
+        raise NoAnswerError("slurmctld is away")
+
+    async def look():
+        return [info async for info in executor.check_active_jobs(active)]
+
+    monkeypatch.setattr(Executor, "check_active_jobs", watches if silent == "last_state" else None)
+    monkeypatch.setattr(slurm, "states", lambda name: {})
+    monkeypatch.setattr(slurm, silent, away)
+    executor.undecided.update({"7": 9, "8": 9})
+    active, waits = [SubmittedJobInfo(data_job(), external_jobid=each, aux={}) for each in "78"], []
+    executor.most, most = 100, executor.most
+    for _ in range(6):
+        assert asyncio.run(look()) == active
+        waits.append(executor.next_seconds_between_status_checks)
+    assert waits == [10, 20, 40, 80, 100, 100] and not executor.did
+    (said,) = executor.warned
+    assert said.startswith("slurmctld is away: ")
+    executor.most = most
+    answer = dict.fromkeys("78", ("RUNNING", "None")) if silent == "states" else "RUNNING"
+    monkeypatch.setattr(slurm, silent, lambda name: answer)
+    monkeypatch.setattr(Executor, "check_active_jobs", watches)
+    assert asyncio.run(look())[0] == active[0] and executor.next_seconds_between_status_checks == 5
+
+
+def test_where_no_job_can_be_watched_any_more_the_workflow_ends(executor, monkeypatch):
+    """The next start takes up what is in the queue."""
+
+    def missing(name):
+        raise RequirementError("`squeue` is not installed")
+
+    monkeypatch.setattr(slurm, "states", missing)
+    active = [SubmittedJobInfo(data_job(), external_jobid="7", aux={})]
+
+    async def look():
+        return [info async for info in executor.check_active_jobs(active)]
+
+    assert asyncio.run(look()) == active and executor.did == ["ends: `squeue` is not installed"]
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -33,6 +33,7 @@ def preflight(
     data_partition: str | None = None,
 ) -> None:
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
+    slurm.require_programs()
     known = slurm.accounts()
     if account and known and account not in known:
         raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
@@ -100,7 +101,7 @@ def take_root(paths: Paths, site: Site) -> None:
 
 def belong(paths: Paths, site: Site) -> None:
     """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
-    mark = paths.store / "site.json"
+    mark = paths.site
     owner = read_json(mark)["site"] if mark.is_file() else site.name
     if owner != site.name:
         raise RequirementError(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from parascale import slurm
-from parascale.errors import RequirementError
+from parascale.errors import NoAnswerError, RequirementError
 from parascale.plan import limits
 from parascale.settings.strict import nearest
 
@@ -53,7 +53,7 @@ def asked() -> tuple[Any, Any, Any]:
     """(nodes, partitions, configuration) as this machine's Slurm answers. Raises RequirementError where there is none."""
     try:
         return slurm.records("node"), slurm.records("partition"), slurm.configuration()
-    except RequirementError as error:
+    except (RequirementError, NoAnswerError) as error:
         raise RequirementError(
             f"{error}. Without Slurm here: --from FILE, for each of what `scontrol show node`, `scontrol show partition` and `scontrol "
             f"show config`, or `{SINFO}` printed on the cluster, or --gpus 8 --gpu H100"

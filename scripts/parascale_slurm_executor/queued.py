@@ -1,0 +1,59 @@
+"""Which of a root's jobs are in Slurm's queue, and that each is written down."""
+
+import os
+
+from parascale import slurm, submissions
+from parascale.errors import ParascaleError
+from parascale_slurm_executor.jobs import at_work, noted_as, plugins_comment, training_of
+
+
+class Queued:
+    """The queue as a RootExecutor sees it."""
+
+    def __init__(self, root):
+        self._root = root
+        self._found = None  # {id: comment} at the first submission
+        self._tried = set()  # jobs of Snakemake's that were submitted since
+
+    def left_by_others(self, job):
+        """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first.
+
+        The queue is read at the first submission, and again for a retry: Slurm may have requeued a job that was given up, or have
+        taken one without an answer.
+        """
+        lines = {line["job_id"]: line for line in submissions.noted(self._root.paths.store)}
+        if self._found is None:
+            queue = self._queue(lines)
+            self._note_ended(lines, queue)
+            dag = self._root.workflow.dag
+            for done in [each for each in dag.jobs if training_of(each) and not dag.needrun(each)]:
+                if left := at_work(done, queue, lines):
+                    self._root.see_end(done, *left)
+            self._found = queue
+        again = job in self._tried or at_work(job, self._found, lines)
+        self._tried.add(job)
+        left = again and at_work(job, self._queue(lines), lines)
+        if left and left[1] and left[0] not in lines:
+            self.note(job, *left)
+        return left
+
+    def _queue(self, lines):
+        """{id: comment} of the root's jobs in the queue. lines: {id: line} of those that are written down."""
+        return slurm.waiting_or_running(self._root.run_uuid, {job: line.get("user") for job, line in lines.items()})
+
+    def _note_ended(self, lines, queue):
+        """Write down jobs that ended while nobody watched and of which nobody had written: Snakemake was killed after their submission."""
+        jobs = {plugins_comment(job): job for job in self._root.workflow.dag.jobs}
+        since = os.stat(self._root.paths.site).st_mtime  # an earlier root may have lain in this folder
+        for identity, (time, said) in slurm.submitted(self._root.run_uuid, since).items():
+            comment, _, key = said.rpartition(" ")
+            if identity not in {*lines, *queue} and comment in jobs:
+                self.note(jobs[comment], identity, key, time)
+
+    def note(self, job, identity, key=None, time=None):
+        """Write a Slurm job down. key: of one that was found at the work of `job`. time: of its submission, if not now."""
+        try:
+            facts = noted_as(job) | ({"key": key} if key else {})
+            submissions.note(self._root.paths.store, identity, time=time, **facts)
+        except (OSError, ParascaleError) as error:  # the job is in the queue: it is watched in any case
+            self._root.logger.warning(f"Slurm job {identity} of {job.name} could not be written down: {error}")
