@@ -46,11 +46,10 @@ if os.environ.get("PARASCALE_FOLDER") != folder:
     end(wrong="does not get the environment of the launcher: leave out what clears it (Apptainer: --cleanenv)")
 sys.path[0] = os.path.dirname(os.path.abspath(script))
 found = importlib.util.find_spec("parascale")
-if found is None:
-    end(wrong="does not see %s, or ignores PYTHONPATH: make the folder visible there, and leave out -E, -I, -P" % own)
-if not (found.origin or "").startswith(own):
-    place = found.origin or list(found.submodule_search_locations)[0]
-    end(wrong="finds another `parascale`, %s, before the one of this run: rename or remove it" % place)
+place = found and (found.origin or list(found.submodule_search_locations)[0])
+if not (place or "").startswith(own):
+    how = "finds another `parascale`, %s, before that of" % place if place else "does not find `parascale` in"
+    end(wrong="%s %s: make that folder visible, rename what hides it, leave out what ignores PYTHONPATH (-E, -I)" % (how, own))
 try:
     with open(script, "rb") as file:
         compile(file.read(), script, "exec")
