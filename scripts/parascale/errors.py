@@ -49,6 +49,12 @@ class FullDiskError(RequirementError):
     exit_code = PERMANENT_FAILURE
 
 
+class InterpreterError(RequirementError):
+    """A user's own environment cannot start its script."""
+
+    exit_code = PERMANENT_FAILURE
+
+
 class CheckpointError(ParascaleError):
     """A checkpoint is missing, incomplete, damaged or of another model."""
 

@@ -6,9 +6,11 @@
         loss.backward()
         optimizer.step()
 
-It needs torch and safetensors alone, and this file may be copied. For each step, each process writes a file with what it holds of each module's
+It needs Python 3.9, torch 2.4 and safetensors, no more of ours, and this file may be copied. For each step, each process writes a file with what it holds of each module's
 output, of the gradients as the first optimizer step finds them, of what that optimizer is set to, and of the weights after it.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -42,7 +44,7 @@ def recording(
     positions: Iterable[Any] | None = None,
     names: Callable[[str], str] = lambda name: name,
     every: int = 1,
-) -> Iterator["Record"]:
+) -> Iterator[Record]:
     """Record one training step of this process into `folder`; yields a Record. A step that ends with an exception is not recorded.
 
     model: the module that the script calls, wrapped or not; a list of them for several stages of a pipeline. Do not compile it.
@@ -53,7 +55,7 @@ def recording(
         model's recording is that much smaller. Vectors, and outputs of one or two dimensions, are kept whole.
     """
     rows, positions = (None if each is None else [int(number) for number in each] for each in (rows, positions))
-    models = list(model) if isinstance(model, list | tuple | torch.nn.ModuleList) else [model]
+    models = list(model) if isinstance(model, (list, tuple, torch.nn.ModuleList)) else [model]
     folder, counts = Path(folder).resolve(), vars(models[0]).setdefault(COUNTER, Counter())
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank, world = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ready else (0, 1)
@@ -195,7 +197,7 @@ class Record:
         """How the weights are spread, in words."""
         found = Counter[str]()
         for _, weight in self._parameters():
-            placed = zip(getattr(weight, "placements", ()), getattr(weight, "device_mesh", weight).shape, strict=False)
+            placed = zip(getattr(weight, "placements", ()), getattr(weight, "device_mesh", weight).shape)
             found[", ".join(f"{how} over {size}" for how, size in placed) or "whole"] += 1
         kinds = "+".join(type(model).__name__ for model in self.models)
         return ", ".join([kinds, *(f"{count} weights {how}" for how, count in found.items())])
@@ -293,10 +295,10 @@ def clean(name: str) -> str:
 
 def plain(value: Any) -> Any:
     """A setting of an optimizer as JSON has it, or None."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-    return value if isinstance(value, bool | int | float | str) else None
+    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def is_multiple(tensor: torch.Tensor | None, of: torch.Tensor) -> bool:
@@ -310,11 +312,14 @@ def is_multiple(tensor: torch.Tensor | None, of: torch.Tensor) -> bool:
 
 def facts_of(tensor: Any) -> dict[str, Any]:
     """Where a DTensor's local part lies: the whole's shape, the part's offset, of how many parts it is the sum (or mean), and its others."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor._utils import compute_local_shape_and_global_offset  # type: ignore[no-redef]
 
     mesh, placements = tensor.device_mesh, tensor.placements
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    axes = list(zip(mesh.shape, mesh.get_coordinate(), placements, strict=True))
+    axes = list(zip(mesh.shape, mesh.get_coordinate(), placements))
     parts = [size for size, _, placed in axes if placed.is_partial()]
     mean = any(placed.is_partial() and placed.reduce_op == "avg" for placed in placements)
     same = [list(offset), *(at for _, at, placed in axes if not placed.is_partial())]

@@ -1,4 +1,9 @@
-"""`from parascale import record`: what a training script of the user's own says of its steps. It imports no torch."""
+"""`from parascale import record`: what a training script of the user's own says of its steps.
+
+Runs in the user's own environment: Python 3.9 on, with its standard library alone.
+"""
+
+from __future__ import annotations
 
 import functools
 import json
@@ -6,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +48,11 @@ class _Lines:
     """The end of `steps.jsonl`, where this process appends a line for each step."""
 
     def __init__(self, folder: str) -> None:
-        import psutil
-
-        from parascale.paths import RunFolder
-
-        self.path = RunFolder(Path(folder).parent).steps
+        self.path = Path(folder).parent / "steps.jsonl"  # as in `paths.RunFolder`
         self.file: Any = None
-        self.since = psutil.Process().create_time()
+        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])  # proc(5)
+        # When this process began.
+        self.since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
         """Append a line for a step: the only one, or one that `by_step` joins to those before."""
@@ -58,14 +62,20 @@ class _Lines:
         if (samples := line.pop("samples", None)) is not None:
             line["samples"] = int(samples)
         if not self.file:
-            from parascale.files import read_json_lines, write_text
-
             # Steps after the checkpoint that the script continues from are done again.
-            known = read_json_lines(self.path, readable=True) if self.path.exists() else []
-            write_text(self.path, "".join(json.dumps(each) + "\n" for each in known if each["step"] < step))
+            kept = "".join(json.dumps(each) + "\n" for each in self._known() if each["step"] < step)
+            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+            partial.write_text(kept, encoding="utf-8")
+            os.replace(partial, self.path)
             self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (as long as the script)
             line["first"] = now  # of an attempt: its seconds hold the start, until the launcher has seen others
         self.file.write(json.dumps(line | {"seconds": {"total": seconds}}) + "\n")
+
+    def _known(self) -> Iterable[dict[str, Any]]:
+        """The lines that are whole: what ends an attempt may cut one."""
+        for line in self.path.read_bytes().split(b"\n") if self.path.exists() else ():
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 _lines = functools.cache(_Lines)  # of a script's folder

@@ -13,7 +13,8 @@ import torch
 
 from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for, who_waits
-from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, root_cause
+from parascale.launch.interpreter import ON_PATH
+from parascale.launch.workers import STACK_SIGNAL, Failure, Worker, root_cause
 from parascale.notes import WAITING, error_in, frames_in, note_path, state_in, state_of
 from parascale.train.flight_state import FlightState, is_new
 

@@ -19,6 +19,7 @@ from parascale.files import locked, make_folder
 from parascale.launch import STOPPED, TERMINATED, die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.environment import check_node
+from parascale.launch.interpreter import OURS, ask, interpreter_of
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.preflight import belong
 from parascale.launch.rendezvous import own_address
@@ -94,8 +95,8 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         hint = "" if Path(command[0]).suffix else "; a run is named with --run"
         raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
-        chosen = dataclasses.replace(chosen, command=command, files=None)
-    if not meet:  # else once this launcher can tell the others
+        chosen = dataclasses.replace(chosen, command=command, files=None, interpreter=OURS)
+    if not meet and chosen.interpreter.setup is None:  # else once this launcher can tell the others
         check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
@@ -140,7 +141,14 @@ def planned_launch(find, name, kind, site, words, first):
         alone=kind == "run" and site.device == "cpu",
         files=files,
         ends_silent=project.config.monitor.silent == "end",
+        interpreter=interpreter_of(run.workload, Path.cwd() / logs / "path"),
     )
+    if job and first and run.workload.in_own_environment:
+        backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
+        environment = process_environment(planned, os.environ)
+        job = dataclasses.replace(
+            job, known=[ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout)]
+        )
     return planned, run.layout.gpus_per_node, job, project
 
 

@@ -72,10 +72,11 @@ def problems(pins: Mapping[str, str], site: Site, runs: Sequence[Run] = (), in_j
     in_job: this is a compute node, where a driver must be.
     """
     found = _wrong_versions(pins)
-    if site.device == "cuda":
+    ours = [run for run in runs if not run.workload.in_own_environment]
+    if site.device == "cuda" and (ours or not runs):
         found += _wrong_driver(in_job)
-    if runs and not any(problem.startswith("torch ") for problem in found):
-        found += _missing(runs)
+    if ours and not any(problem.startswith("torch ") for problem in found):
+        found += _missing(ours)
     return found
 
 

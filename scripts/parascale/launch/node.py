@@ -17,10 +17,11 @@ from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.environment import check_node, of_allocator
 from parascale.launch.hang import explain, note_cause
+from parascale.launch.interpreter import OURS, Interpreter
 from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
 from parascale.launch.rendezvous import interface_addresses, local_store, reserve_port
 from parascale.launch.silence import Silence
-from parascale.launch.workers import ON_PATH, STACK_SIGNAL, Failure, Worker, Workers, root_cause
+from parascale.launch.workers import STACK_SIGNAL, Failure, Worker, Workers, root_cause
 from parascale.recording import FOLDER
 from parascale.settings import Site
 
@@ -55,6 +56,7 @@ class Launch:
     # Folder of a script of the user's own, which may end well without having finished when it is asked to stop.
     files: str | None = None
     ends_silent: bool = False  # a script that records no step is ended, whatever it does
+    interpreter: Interpreter = OURS
 
     @property
     def hosts_store(self) -> bool:
@@ -69,7 +71,7 @@ class Launch:
     @property
     def python_command(self) -> list[str]:
         """The command of one process; unbuffered, so that a log is complete when a process is killed."""
-        return [*(_nsight(self.logs) if self.nsight else []), sys.executable, "-u", *self.command]
+        return [*(_nsight(self.logs) if self.nsight else []), *self.interpreter.command("-u", *self.command)]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def run_node(
 
     stack = contextlib.ExitStack()
     with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder, stack:
-        check_node(launch.site)
+        if launch.interpreter.setup is None:  # else it is another torch
+            check_node(launch.site)
         address, port = peers.meet(holder.getsockname()[1], wait)
         if launch.nodes > 1 and address not in loopback.ADDRESSES:
             interface_addresses(launch.site.network, slurm.node_name())  # or an error
@@ -122,7 +125,7 @@ def run_node(
             print("\n".join(node.line() for node in peers.nodes), flush=True)
         os.makedirs(launch.logs, exist_ok=True)
         if launch.hosts_store and address in loopback.ADDRESSES and place.node == 0:
-            stack.enter_context(local_store(address, port))
+            stack.enter_context(local_store(address, port, launch.interpreter))
         workers = Workers(_start(launch, place, address, port))
         silence = Silence(launch, place.node, workers, peers) if launch.files else None
         try:
@@ -174,9 +177,10 @@ def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Wo
         }
         if launch.files:
             ranks["PARASCALE_STACK"] = f"{int(STACK_SIGNAL)}:{launch.logs}/rank{rank}.stack"
-            ranks["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ON_PATH), environment.get("PYTHONPATH")]))
-        environment.update((name, str(value)) for name, value in ranks.items())
-        yield Worker(rank, launch.python_command, environment, cores[local_rank], launch.logs, shown=rank == 0)
+        own = {**environment, **{name: str(value) for name, value in ranks.items()}}
+        own = launch.interpreter.environment(own) if launch.files else own
+        given = ["-u", *launch.command]
+        yield Worker(rank, launch.python_command, own, cores[local_rank], launch.logs, rank == 0, given)
 
 
 def process_environment(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:

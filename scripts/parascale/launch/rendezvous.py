@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import psutil
 
 from parascale.errors import RequirementError
 from parascale.launch import die_with_parent
+from parascale.launch.interpreter import Interpreter
 from parascale.loopback import ADDRESSES, listen
 from parascale.settings.site import Network
 
@@ -54,12 +54,12 @@ def reserve_port() -> socket.socket:
 
 
 @contextlib.contextmanager
-def local_store(address: str, port: int) -> Iterator[None]:
+def local_store(address: str, port: int, interpreter: Interpreter) -> Iterator[None]:
     """Host torch's store at a loopback address, as torchrun does, for the ranks of a user's program: their own would listen on every
-    interface. The launcher itself loads no torch; where there is none, the program needs no store."""
+    interface. Their own torch hosts it; where there is none, the program needs no store."""
     own = os.getpid()
     with listen(address, port) as server:
-        command = [sys.executable, "-c", HOST_STORE, address, str(port), str(server.fileno())]
+        command = interpreter.command("-c", HOST_STORE, address, str(port), str(server.fileno()))
         ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own), "pass_fds": [server.fileno()]}
         host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **ties)
     try:

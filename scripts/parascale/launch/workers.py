@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from parascale.notes import GAVE_UP, OF_OTHERS, RANK_PREFIX, WAITING, error_in, 
 
 # To which a rank of a user's script answers with its stack: no library or scheduler is known to use it.
 STACK_SIGNAL = signal.SIGRTMAX - 7
-ON_PATH = Path(__file__).with_name("on_path")  # before what else is on the path of such a rank
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
 STATUS_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -62,7 +61,7 @@ def root_cause(failures: Iterable[Failure]) -> Failure:
 
 
 class Worker:
-    """One rank: a process with its log."""
+    """One rank: a process with its log. given: what Python gets, where something else starts it."""
 
     def __init__(
         self,
@@ -72,8 +71,9 @@ class Worker:
         cores: set[int] | None,
         logs: str | Path,
         shown: bool,
+        given: Sequence[str] = (),
     ) -> None:
-        self.rank, self._command = rank, command
+        self.rank, self._given = rank, () if command[0] == sys.executable else given
         self.log = Path(logs) / f"rank{rank}.log"
         self.error_file = Path(logs) / f"rank{rank}.error.json"
         self.look_file, self.stack_file = (Path(logs) / f"rank{rank}.{name}" for name in ("look.json", "stack"))
@@ -137,14 +137,17 @@ class Worker:
         return False
 
     def python_pid(self) -> int:
-        """The process that Python runs in: what watches it, as Nsight Systems does, would keep a signal to itself."""
-        python = self._command[self._command.index(sys.executable) :]
-        if python != self._command:
-            below = psutil.Process(self._process.pid).children(recursive=True)
-            # What it forks has the same command until it runs another, but is younger.
-            if found := [(each.create_time(), each.pid) for each in below if each.cmdline() == python]:
-                return min(found)[1]
-        return self._process.pid
+        """The process that Python runs in: what starts it, as Nsight Systems or a container does, may keep a signal to itself."""
+        found = [(math.inf, 0.0, self._process.pid)]
+        if self._given:
+            first = psutil.Process(self._process.pid)
+            for each in (first, *first.children(recursive=True)):
+                with suppress(psutil.Error):
+                    line = each.cmdline()
+                    # Words of what starts Python stand before its own. What it forks has its command until it runs another, but is younger.
+                    if line[-len(self._given) :] == [*self._given]:
+                        found.append((len(line), each.create_time(), each.pid))
+        return min(found)[2]
 
     def failure(self) -> Failure:
         """The Failure of a rank that ended badly, from its error file or its exit."""

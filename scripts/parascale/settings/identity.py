@@ -105,7 +105,8 @@ def key_of(run: Run, site: Site, code: str, data: list[Any] | None = None) -> st
 def continuation_of(run: Run, site: Site, code: str, data: list[Any]) -> dict[str, Any]:
     """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is. Whether a script of
     the user's own reads the checkpoint of another layout, nobody knows."""
-    parts = {"recipe": recipe(run), "device": kind_of_device(site), "code": code, "data": digest_of(data)}
+    what = "versions" if run.workload.in_own_environment else "data"
+    parts = {"recipe": recipe(run), "device": kind_of_device(site), "code": code, what: digest_of(data)}
     return parts | ({"layout": settings(run, LAYOUT)} if run.workload.is_script else {})
 
 

@@ -328,6 +328,8 @@ def _run_of(row: Row, find_workload: Callable[[str], Workload], site: Site, name
     strict.check_name(values["run"], row.place, "run", names)
     run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, row.place)
     run = compiled_where_it_gains(_with_own_parts(run), site)
+    if run.workload.is_script:
+        run = dataclasses.replace(run, workload=run.workload.with_defaults(site))
     try:
         run.check()
         site.check_run(run)

@@ -53,6 +53,16 @@ class QuotaCommand:
     used: str = option("field of a record: core-hours used", default="used")
 
 
+@settings(SITE)
+class ScriptDefaults:
+    """How scripts of the user's own are started on this machine, unless their workload says it."""
+
+    python: str | list[str] | None = option(
+        "word, or words, that start Python; default: the workflow's Python", default=None
+    )
+    setup: str | None = option("lines of shell before it (`module load PyTorch`)", default=None)
+
+
 @settings(SITE, expert=True)
 class Assumed:
     """Assumptions of a plan about a machine until a calibration has measured it."""
@@ -137,6 +147,7 @@ class Site:
     environment: dict[str, object] = option(
         "environment variables for each process (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT, default={}
     )
+    script: ScriptDefaults = section("the environment of scripts of your own", default_factory=ScriptDefaults)
     assumed: Assumed = section("what a plan assumes until a calibration has measured it", default_factory=Assumed)
     charges: Literal["whole_nodes", "cores"] = option(
         "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests",

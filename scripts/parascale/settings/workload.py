@@ -222,6 +222,11 @@ class Workload(Varied):
     of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
     of_images: ClassVar = False  # the dataset holds images; else it holds text
 
+    @property
+    def in_own_environment(self) -> bool:
+        """Whether a script runs in an environment of its user's, not in the workflow's."""
+        return bool(getattr(self, "python", None) or getattr(self, "setup", None))
+
     def refuse_script(self, instead: str) -> None:
         """Raise ConfigError if a program of the user's own trains. instead: what that means here, or what to do."""
         if self.is_script:
@@ -330,11 +335,29 @@ class Script(Workload):
         low=1,
     )
 
+    python: str | list[str] | None = option(
+        "word, or words, that start Python in your own environment (`/p/env/bin/python`; `[apptainer, exec, --nv, my.sif, python]`); default: "
+        "the site's `script.python`, else the workflow's Python",
+        default=None,
+        before=None,
+    )
+    setup: str | None = option(
+        "lines of shell before it (`module load PyTorch`); default: the site's `script.setup`",
+        default=None,
+        before=None,
+    )
+
     is_script: ClassVar = True
     sizes: ClassVar = ()
     # Defaults for everyone who asks a workload for these.
     data: ClassVar = Data()
     optim: ClassVar = Optim()
+
+    def with_defaults(self, site: Any) -> Self:
+        """The script as it is started on a Site."""
+        python = site.script.python if self.python is None else self.python
+        setup = site.script.setup if self.setup is None else self.setup
+        return replace(self, python=python or None, setup=setup or None)
 
     @property
     def model(self) -> Model:

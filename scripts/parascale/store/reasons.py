@@ -46,7 +46,9 @@ class Reasons:
         ready: whether its data, and the checkpoint that it begins from, are there and stay as they are.
         """
         try:
-            known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if ready else None
+            # Versions of a user's own environment are known in its jobs.
+            asked = ready and not run.workload.in_own_environment
+            known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if asked else None
         except FileNotFoundError:
             known = None
         if known is not None and self.store.finished(key_of_run(run, self.site, known)):

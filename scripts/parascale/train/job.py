@@ -31,7 +31,7 @@ class Job:
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
     that trains, or None. monitor: how it is watched; None: not at all.
     other_code: continue a run of other code. known: what `data_known` gives when the job is made: the training's key is
-    that of the data that it reads, whatever lies there later.
+    that of the data that it reads, whatever lies there later. Of a script in its user's own environment, the versions there.
     """
 
     run: Run
@@ -67,6 +67,8 @@ class Job:
 
     def check_data(self):
         """Raise ChangedDataError where the data, or the checkpoint that the run starts from, is no longer that of the job's key."""
+        if self.data is None:
+            return
         with suppress(FileNotFoundError):
             if data_known(self.data, self.start) == self.known_data:
                 return

@@ -221,7 +221,7 @@ def description(job, steps):
         "data": identity.digest_of(job.known_data),
         "key": job.key,
         "git_commit": provenance.git_commit(),
-        "versions": provenance.versions(),
+        "versions": job.known_data[0] if run.workload.in_own_environment else provenance.versions(),
         "prediction": job.prediction,
     }
 

@@ -1,24 +1,28 @@
 """Runs first in each rank of a user's script, in whatever interpreter (Python 3.9 on), and then gives way to a `sitecustomize` of theirs.
 
-At a signal of the launcher (`launch.silence`) the rank writes the stack of its main thread, also while code in C keeps Python's lock.
+At a signal of the launcher (`launch.silence`) the rank writes the stack of its main thread, also while code in C keeps Python's lock. It ends
+with what started it, as a container's command that does not become Python would else leave it behind when the launcher dies.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 
-if "PARASCALE_STACK" in os.environ:
-    number, path = os.environ.pop("PARASCALE_STACK").split(":", 1)
-    with contextlib.suppress(OSError):  # a container may not see the folder of the logs
-        faulthandler.register(int(number), open(path, "ab", buffering=0), all_threads=False)  # noqa: SIM115 (as long as the rank)
-    # The path as it was, for this process and those that it starts.
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
-    os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
-    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if hidden and hidden.loader:
-        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(hidden)
-        hidden.loader.exec_module(module)
+number, _, path = os.environ.pop("PARASCALE_STACK", "").partition(":")
+with contextlib.suppress(OSError, ValueError):  # a container may not see the folder of the logs
+    faulthandler.register(int(number), open(path, "ab", buffering=0), all_threads=False)  # noqa: SIM115 (as long as the rank)
+with contextlib.suppress(Exception):
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG, as `launch.die_with_parent`
+# The path as it was, for this process and those that it starts.
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
+os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
+hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+if hidden and hidden.loader:
+    module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(hidden)
+    hidden.loader.exec_module(module)

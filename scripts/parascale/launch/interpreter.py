@@ -1,0 +1,159 @@
+"""The Python of a run's processes: ours, or that of a script in its user's own environment, which is asked first what it has.
+
+    bash -c '<setup>; exec "$@"' bash <words> -u script.py …
+
+The last shell becomes Python, or what stands before it, as a container's command does: signals arrive, and the ranks end with the launcher.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parascale.errors import InterpreterError
+from parascale.files import atomic_path, make_folder
+from parascale.recording import FOLDER
+
+PACKAGE = Path(__file__).parents[1]
+ON_PATH = Path(__file__).with_name("on_path")  # first on the path of a rank of a user's script
+ALONE = ("__init__.py", "recording.py", "prove.py")  # all of this package that a user's own environment gets
+USUAL = ("python3",)  # after a `setup` without a `python`
+# A line of `setup` that fails ends it, as the same start would fail again. The path of our own comes after `setup`, which may set one.
+SHELL = """trap 'echo "setup failed: $BASH_COMMAND (exit code $?)" >&2; exit 78' ERR
+{setup}
+trap - ERR
+export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"
+exec "$@"
+"""
+# Runs there: Python 3.9 on. It prints a line of what it found, or of what is wrong.
+PROBE = r"""
+import importlib.util, json, os, platform, sys
+script, folder, own, backend = sys.argv[1:]
+def end(**told):
+    print("\nparascale: " + json.dumps(told), flush=True)
+    os._exit(0)
+if sys.version_info < (3, 9):
+    end(wrong="has Python %s: 3.9 or later is needed" % platform.python_version())
+if not os.path.isfile(script):
+    end(wrong="does not see %s: make its folder visible there (Apptainer: --bind)" % script)
+if os.environ.get("PARASCALE_FOLDER") != folder:
+    end(wrong="does not get the environment of the launcher: leave out what clears it (Apptainer: --cleanenv)")
+sys.path[0] = os.path.dirname(os.path.abspath(script))
+found = importlib.util.find_spec("parascale")
+place = found and (found.origin or list(found.submodule_search_locations)[0])
+if not (place or "").startswith(own):
+    how = "finds another `parascale`, %s, before that of" % place if place else "does not find `parascale` in"
+    end(wrong="%s %s: make that folder visible, rename what hides it, leave out what ignores PYTHONPATH (-E, -I)" % (how, own))
+try:
+    with open(script, "rb") as file:
+        compile(file.read(), script, "exec")
+except (SyntaxError, ValueError) as error:
+    end(wrong="(Python %s) cannot compile %s: %s" % (platform.python_version(), script, error))
+try:
+    import torch
+except Exception as error:
+    end(wrong="cannot import torch: %s: %s" % (type(error).__name__, error))
+distributed = torch.distributed if torch.distributed.is_available() else None
+has = {each for each in ("gloo", "nccl") if distributed and getattr(distributed, "is_%s_available" % each)()}
+if backend and backend not in has:
+    end(wrong="has a torch (%s) without %s, by which the processes of this site talk" % (torch.__version__, backend))
+nccl = torch.cuda.nccl.version() if "nccl" in has else None
+end(versions={
+    "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip,
+    "nccl": ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl and str(nccl),
+})
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """What starts Python. words: of the command. setup: lines of shell before it; None: as we are started. path: folders first on its path."""
+
+    words: tuple[str, ...] = (sys.executable,)
+    setup: str | None = None
+    path: tuple[str, ...] = (str(ON_PATH),)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command that runs Python with `arguments`."""
+        if self.setup is None:
+            return [*self.words, *arguments]
+        line = SHELL.format(setup=self.setup, path=shlex.quote(os.pathsep.join(self.path)))
+        return ["bash", "-c", line, "bash", *self.words, *arguments]
+
+    def environment(self, environment: dict[str, str]) -> dict[str, str]:
+        """`environment` with the folders first on its path, unless the command itself sets it."""
+        if self.setup is not None:
+            return environment
+        before = filter(None, [*self.path, environment.get("PYTHONPATH")])
+        return environment | {"PYTHONPATH": os.pathsep.join(before)}
+
+
+OURS = Interpreter()
+
+
+def interpreter_of(workload: Any, folder: Path) -> Interpreter:
+    """The Interpreter of a workload's processes. folder: for the part of ours that those of a user's own environment find."""
+    if not workload.in_own_environment:
+        return OURS
+    words = workload.python or USUAL
+    words = tuple(
+        os.path.expanduser(os.path.expandvars(each)) for each in ([words] if isinstance(words, str) else words)
+    )
+    first, then = folder / "first", folder / "then"
+    for source, target in [
+        (ON_PATH / "sitecustomize.py", first),
+        *((PACKAGE / name, then / "parascale") for name in ALONE),
+    ]:
+        make_folder(target)
+        with atomic_path(target / source.name) as partial:  # launchers of other nodes do the same
+            shutil.copyfile(source, partial)
+    return Interpreter(words, workload.setup or "", (str(first), str(then)))
+
+
+def ask(
+    interpreter: Interpreter, script: str, backend: str, environment: dict[str, str], seconds: float
+) -> dict[str, str]:
+    """Versions of Python, torch, CUDA and NCCL in a user's own environment. InterpreterError, in a line, where the script cannot start there.
+
+    backend: that its torch needs, or empty. environment: of the processes. seconds: that it may take.
+    """
+    shown = shlex.join(interpreter.words)
+    command = interpreter.command(
+        "-c", PROBE, os.path.abspath(script), environment[FOLDER], interpreter.path[-1], backend
+    )
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise InterpreterError(
+            f"`{shown}`, or `setup`, said nothing for {seconds:.0f} s: try it by hand on this node"
+        ) from None
+    if told := [line for line in done.stdout.splitlines() if line.startswith("parascale: ")]:
+        answer = json.loads(told[-1].partition(" ")[2])
+        if "wrong" in answer:
+            raise InterpreterError(f"`{shown}` {answer['wrong']}")
+        return {name: version for name, version in answer["versions"].items() if version}
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+    said = next((line for line in lines if line.startswith("bash: -c:")), lines[-1])
+    said = re.sub(r"^bash: (-c: )?(line \d+: )?(exec: )?", "", said)
+    if said.startswith("setup failed: "):
+        raise InterpreterError(f"{said}: correct `setup` of the workload, or of `script` in the site's file")
+    how = (
+        "cannot be started" if done.returncode in (126, 127) else f"does not start Python (exit code {done.returncode})"
+    )
+    raise InterpreterError(
+        f"`{shown}` {how}: {said}; correct `python` or `setup` of the workload, or of `script` in the site's file"
+    )

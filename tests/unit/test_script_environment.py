@@ -1,0 +1,208 @@
+"""A script that runs in its user's own environment: what is ours there, how its Python is started and asked, and what decides its key."""
+
+import ast
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from parascale.errors import PERMANENT_FAILURE, InterpreterError
+from parascale.launch.interpreter import ask, interpreter_of
+from parascale.launch.workers import STACK_SIGNAL, Worker
+from parascale.settings import Run, Site, Workload, identity, make
+from tests.command import COMMAND
+from tests.pace import wait_for
+
+PACKAGE = Path(__file__).parents[2] / "scripts/parascale"
+THERE = [
+    PACKAGE / "__init__.py",
+    PACKAGE / "recording.py",
+    PACKAGE / "prove.py",
+    PACKAGE / "launch/on_path/sitecustomize.py",
+]
+OLDEST = (3, 9)
+
+
+@pytest.mark.parametrize("file", THERE, ids=lambda file: file.stem)
+def test_what_runs_there_is_written_for_the_oldest_python(file):
+    """Its grammar, and what an annotation that is not evaluated may not hide: `zip(strict=)`, and `X | Y` of types in `isinstance`."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), feature_version=OLDEST)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    assert not [each.lineno for each in calls if each.func.id == "zip" and each.keywords]
+    types = [each.args[1] for each in calls if each.func.id in ("isinstance", "issubclass")]
+    assert not [each.lineno for each in types if isinstance(each, ast.BinOp)]
+
+
+RECORDS = """
+import os, sys
+from parascale import record
+for step in (2, 3):
+    record(step=step, loss=1.0, samples=4, lr=float("nan"))
+wrong = [name for name in ("torch", "psutil", "parascale.files") if name in sys.modules]
+assert not wrong, wrong
+"""
+
+
+def test_a_record_needs_the_standard_library_alone(tmp_path):
+    """With an interpreter as old as can be found: lines that a crash cut, or of steps that are done again, go."""
+    (tmp_path / "work/files").mkdir(parents=True)
+    steps = tmp_path / "work/steps.jsonl"
+    steps.write_text('{"step": 1}\n{"step": 2}\n{"step"')
+    own = tmp_path / "path/parascale"
+    own.mkdir(parents=True)
+    for file in THERE[:2]:
+        shutil.copy(file, own)
+    beside = Path(sys.base_prefix).parent.glob("*3.9*/bin/python3.9")  # where pyenv and uv put other versions
+    python = str(next(beside, sys.executable))
+    environment = {
+        "PYTHONPATH": str(own.parent),
+        "PARASCALE_FOLDER": str(steps.parent / "files"),
+        "PATH": os.environ["PATH"],
+    }
+    subprocess.run([python, "-S", "-c", RECORDS], check=True, env=environment)
+    lines = steps.read_text().splitlines()
+    assert lines[0] == '{"step": 1}' and [line[:10] for line in lines[1:]] == ['{"step": 2', '{"step": 3']
+    assert '"lr": null' in lines[1] and '"first": ' in lines[1] and [*steps.parent.glob(".*")] == []
+
+
+PYTHON, FOLDER = sys.executable, "/a/run's/files"
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A function that asks the interpreter of a workload (python, setup) for a script: what `ask` gives, or how it is refused."""
+
+    def ask_for(python=None, setup=None, script="", backend="", seconds=120):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        place = tmp_path / "scripts/train.py"
+        place.write_text(script) if script is not None else place.unlink(missing_ok=True)
+        workload = make(Workload, name="own", task="script", command=str(place), python=python, setup=setup)
+        chosen = interpreter_of(workload, tmp_path / "path")
+        try:
+            return ask(chosen, str(place), backend, {**os.environ, "PARASCALE_FOLDER": FOLDER}, seconds)
+        except InterpreterError as error:
+            assert error.exit_code == PERMANENT_FAILURE and "\n" not in str(error)
+            return str(error)
+
+    return ask_for
+
+
+def test_versions_there_are_told_after_lines_of_shell_which_may_set_a_path_and_talk(asked):
+    setup = f"echo hello\nexport PYTHONPATH=/nowhere\ntest -e /nowhere || PATH={Path(PYTHON).parent}:$PATH"
+    versions = asked(setup=setup, script="import torch", backend="gloo")
+    assert versions["torch"] == torch.__version__ and versions["python"] == platform.python_version()
+
+
+WRONG = {
+    "no such Python": ({"python": "/no/python"}, "`/no/python` cannot be started: /no/python: No such file"),
+    "none by that name": ({"python": "pyhton4"}, "`pyhton4` cannot be started: pyhton4: not found"),
+    "no Python": ({"python": ["echo", "parascale"]}, "does not start Python (exit code 0)"),
+    "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
+    "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, by which the processes"),
+    "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
+    "an empty environment": ({"python": ["env", "-i", PYTHON]}, "does not get the environment of the launcher"),
+    "a script that is not seen": ({"python": PYTHON, "script": None}, "train.py: make its folder visible there"),
+    "a script for another Python": ({"python": PYTHON, "script": "print 1"}, "cannot compile"),
+    "lines that fail": ({"python": PYTHON, "setup": "false\ntrue"}, "setup failed: false (exit code 1)"),
+    "no module": (
+        {"python": PYTHON, "setup": "moodule load PyTorch"},
+        "setup failed: moodule load PyTorch (exit code 127)",
+    ),
+    "no shell": ({"python": PYTHON, "setup": "if then"}, "syntax error"),
+    "one that hangs": ({"python": PYTHON, "setup": "exec sleep 60", "seconds": 0.5}, "said nothing for"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_where_it_cannot_start_a_line_says_why(case, asked):
+    given, said = WRONG[case]
+    assert said in asked(**given)
+
+
+def test_a_package_beside_the_script_that_hides_ours_is_named(asked, tmp_path):
+    (tmp_path / "scripts/parascale").mkdir(parents=True)
+    (tmp_path / "scripts/parascale/__init__.py").touch()
+    assert f"finds another `parascale`, {tmp_path}/scripts/parascale/__init__.py" in asked(python=PYTHON)
+
+
+# A shell that waits for Python, as some containers do: the ranks are not its, and know where they are.
+WRAPPER = '#!/bin/sh\n"$@"\nexit $?\n'
+WAITS = """
+import os, sys, time
+from parascale import prove, record
+assert not [name for name in sys.modules if name.startswith("parascale.") and name.split(".")[1] not in ("prove", "recording")]
+try:
+    import parascale.files
+    sys.exit("there is more of ours")
+except ModuleNotFoundError:
+    pass
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["bare", "wrapped", "forks"])
+def test_signals_stacks_and_the_death_of_a_parent_reach_what_python_runs(how, tmp_path):
+    wrapper, script, told = tmp_path / "box", tmp_path / "train.py", tmp_path / "pid"
+    wrapper.write_text(WRAPPER)
+    wrapper.chmod(0o755)
+    script.write_text(WAITS.replace("time.sleep", "os.fork()\ntime.sleep", how == "forks"))
+    workload = make(
+        Workload, name="own", task="script", command=str(script), python=[*[str(wrapper)] * (how == "wrapped"), PYTHON]
+    )
+    chosen = interpreter_of(workload, tmp_path / "path")
+    arguments = ["-u", str(script), str(told)]
+    environment = chosen.environment({**os.environ, "PARASCALE_STACK": f"{int(STACK_SIGNAL)}:{tmp_path}/rank0.stack"})
+    worker = Worker(0, chosen.command(*arguments), environment, None, tmp_path, True, arguments)
+    wait_for(lambda: told.exists() and told.read_text(), "a process id", 120)
+    rank = int(told.read_text())
+    assert worker.python_pid() == rank and (rank == worker.pid) == (how != "wrapped")
+    assert worker.ask_for_stack()
+    wait_for(lambda: "<module>" in worker.stack_file.read_text(), "a stack", 60)
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == "zombie", "its end", 60)
+    worker.signal(signal.SIGKILL)
+
+
+SITE = {"python": "/site/python", "setup": "module load PyTorch"}
+
+
+@pytest.mark.parametrize(
+    ("own", "site", "started"),
+    [
+        ({}, {}, (None, None)),
+        ({}, SITE, (SITE["python"], SITE["setup"])),
+        ({"python": ["box", "python"]}, SITE, (["box", "python"], SITE["setup"])),
+        ({"python": "", "setup": ""}, SITE, (None, None)),
+        ({"setup": "true"}, {}, (None, "true")),
+    ],
+)
+def test_a_workload_says_it_before_its_site_and_rows_without_keep_their_keys(own, site, started):
+    workload = make(Workload, name="own", task="script", command="train.py", **own)
+    machine = make(Site, name="here", script=site, cores_per_node=2)
+    effective = workload.with_defaults(machine)
+    assert (effective.python, effective.setup, effective.in_own_environment) == (*started, any(started))
+    runs = [Run("x", each) for each in (effective, make(Workload, name="own", task="script", command="train.py"))]
+    keys = {identity.key_of(run, machine, "code", []) for run in runs}
+    assert len(keys) == 1 + any(started)
+    assert any(started) == ("versions" in identity.continuation_of(runs[0], machine, "code", []))
+
+
+def test_a_script_that_cannot_start_ends_at_once_and_is_not_tried_again(tmp_path, monkeypatch):
+    """Before anything of the run is written."""
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads/train.py").touch()
+    (tmp_path / "workloads/own.yaml").write_text("task: script\ncommand: train.py\npython: /no/python\n")
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nown\town\n")
+    (tmp_path / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
+    words = ["--configfile", "config.yaml", "--base", ".", "--base", str(PACKAGE.parents[1] / "config")]
+    done = subprocess.run([*COMMAND, "launch", "--run", "own", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == PERMANENT_FAILURE and done.stderr.count("\n") == 1, done.stderr
+    assert "/no/python" in done.stderr and not [*tmp_path.glob("work/runs/own/*.json*")]
