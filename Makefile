@@ -1,5 +1,5 @@
 # The commands of the project; `make help` lists them.
-# `make install` builds the environment in .venv from envs/requirements-dev.txt, and so does every command that needs it; later
+# `make install` builds the environment in .venv with the versions of envs/constraints.txt, and so does every command that needs it; later
 # calls update it when pins change. Needs Python 3.11 or later (to choose another than `python3`: make run PYTHON=python3.12) and
 # a package index.
 
@@ -52,10 +52,9 @@ clean: ## remove the environment and caches, but no results or unfinished traini
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis scripts/*.egg-info
 	find scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): envs/requirements.txt envs/requirements-dev.txt pyproject.toml
+$(INSTALLED): envs/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --requirement envs/requirements-dev.txt
-	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --editable '.[train,workflow,dev]' --constraint envs/constraints.txt
 	@touch $@

@@ -10,7 +10,7 @@ configfile: "config/config.yaml"
 
 
 # Only the linter needs this line. No image of this workflow's pins exists, so `--sdm` is refused: all rules run in the environment
-# that runs Snakemake (envs/requirements.txt).
+# that runs Snakemake (envs/constraints.txt).
 container: "docker://pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 
 

@@ -6,7 +6,10 @@
 #
 # JURECA-DC and JUWELS Booster (x86-64) and JUPITER (Arm) can share this folder in $PROJECT: each machine gets its own
 # environment, .venv-<machine>. Python is the machine's; torch comes from PyPI with the CUDA libraries that it was built
-# for, because results hold for the versions of envs/requirements.txt, and the PyTorch module changes with the stage.
+# for, because results hold for the versions of envs/constraints.txt, and the PyTorch module changes with the stage.
+# On Arm too: PyPI's wheel of torch 2.13 for aarch64 is a build for CUDA 13.0 (it requires nvidia-nccl-cu13), which needs driver 580 or
+# newer (wheels up to 2.9 were for CPUs alone). For an older driver PyTorch's own index has builds for CUDA 12:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu12<minor> source envs/jsc.sh
 #
 # Another stage (module avail Stages): PARASCALE_STAGE=2026 source envs/jsc.sh
 # Compute nodes have no internet: install and download data on a login node. Jobs inherit this environment.
@@ -31,8 +34,8 @@ if [ "${VIRTUAL_ENV:-}" != "$_parascale_venv" ]; then
     if [ ! -e "$_parascale_venv/installed" ]; then
       echo "Installing into $_parascale_venv ..." &&
         python3 -m venv --clear "$_parascale_venv" &&
-        "$_parascale_venv/bin/python" -m pip install --no-cache-dir -r "$_parascale_folder/envs/requirements.txt" &&
-        "$_parascale_venv/bin/python" -m pip install --no-deps -e "$_parascale_folder" &&
+        "$_parascale_venv/bin/python" -m pip install --no-cache-dir -e "$_parascale_folder[train,workflow]" \
+          -c "$_parascale_folder/envs/constraints.txt" &&
         touch "$_parascale_venv/installed" # an interrupted installation starts again
     fi &&
     source "$_parascale_venv/bin/activate" ||

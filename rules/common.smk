@@ -132,7 +132,7 @@ def before_the_first_job():
     Of a module Snakemake does not run `onstart`: the other workflow says `onstart: parascale.before_the_first_job()`.
     """
     try:
-        check_environment(HOME / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
+        check_environment(PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":
             check_root(PROJECT.config.root)
             reservation = workflow.executor_settings.reservation

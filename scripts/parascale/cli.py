@@ -7,12 +7,14 @@ import functools
 import importlib
 import math
 import os
+import re
 import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,6 +82,11 @@ class Verbs(click.Group):
             words = f"error: {place}: {error.strerror}; {REMEDY}"
             if not error.filename:
                 _close(sys.stdout)
+        except ModuleNotFoundError as error:
+            if not (extra := _extra_with(error.name or "")):
+                raise
+            code = PERMANENT_FAILURE
+            words = f"error: this needs the package `{error.name}`: {Path(sys.executable).name} -m pip install 'parascale[{extra}]'"
         except KeyboardInterrupt:
             code, words = 130, "interrupted"
         finally:
@@ -287,6 +294,13 @@ def configuration_words(context: click.Context) -> list[str]:
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
+
+
+def _extra_with(module: str) -> str | None:
+    """The extra of our package that brings a module, or None."""
+    needs = (need.replace("-", "_") for need in metadata.requires("parascale") or ())
+    found = (re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", need) for need in needs)
+    return next((each[1] for each in found if each), None)
 
 
 def _say(words: object) -> None:

@@ -24,8 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+try:
+    import torch
+    from safetensors.torch import save_file
+except ModuleNotFoundError as error:
+    words = f"parascale.prove needs the package `{error.name}`: pip install {error.name}"
+    raise ModuleNotFoundError(words, name=error.name) from None
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle

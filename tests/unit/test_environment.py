@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import operator
 import re
-import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ from packaging.utils import canonicalize_name
 from parascale import cli
 from parascale.errors import PERMANENT_FAILURE, RequirementError
 from parascale.launch import environment
-from parascale.launch.environment import check_environment, problems, read_pins
+from parascale.launch.environment import PINS, check_environment, problems, read_pins
 from parascale.launch.preflight import check_root
 from parascale.settings import Layout, Site, load_project_file
 from tests.command import parascale
@@ -30,36 +29,16 @@ CUDA = Site("here", device="cuda")
 
 
 def test_the_pins_of_what_a_run_needs_are_read():
-    pins = read_pins(ROOT / "envs" / "requirements.txt")
+    pins = read_pins(PINS)
     assert {"torch", "snakemake", "snakemake-executor-plugin-slurm", "snakemake-executor-plugin-slurm-jobstep"} <= set(
         pins
     )
     assert "pytest" not in pins and "aiohttp" not in pins
 
 
-def pinned(name):
-    """Package → version in a list of pins."""
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "envs" / name).read_text(), re.MULTILINE))
-
-
-def test_an_installed_package_brings_no_tool_of_development(tmp_path):
-    """What setuptools writes of the package is what `pip install` brings along."""
-    for name in ("pyproject.toml", "README.md", "envs/requirements.txt", "scripts/parascale/__init__.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    code = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('built'))"
-    (tmp_path / "built").mkdir()
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    (built,) = (tmp_path / "built").glob("*.dist-info")
-    brought = {re.match(r"[\w.-]+", need)[0] for need in metadata.Distribution.at(built).requires}
-    assert brought == set(pinned("requirements.txt")) and "torch" in brought
-    tools = set(pinned("requirements-dev.txt"))
-    assert {"pytest", "hypothesis", "ruff", "snakefmt", "axe-core-python"} <= tools and not brought & tools
-
-
-def test_what_runs_needs_nothing_of_what_tests_it():
-    """Every package that a pinned one requires is pinned in the same list; torch's default build pins its own."""
-    pins = {canonicalize_name(name) for name in pinned("requirements.txt")}
+def test_what_a_pinned_package_needs_is_pinned():
+    """torch's default build pins its own."""
+    pins = {canonicalize_name(name) for name in re.findall(r"(?m)^([\w.-]+)==", PINS.read_text())}
     for name in pins - {"torch"}:
         needs = map(Requirement, metadata.requires(name) or [])
         direct = {canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate()}
@@ -67,13 +46,15 @@ def test_what_runs_needs_nothing_of_what_tests_it():
 
 
 def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path, monkeypatch):
-    pins = tmp_path / "requirements.txt"
+    pins = tmp_path / "constraints.txt"
     pins.write_text("# --- training\nnumpy==1.0.0  # too old\nno-such-package==2\n# --- what these need\npytest==0.1\n")
     with pytest.raises(RequirementError) as raised:
-        check_environment(pins, CPU)
+        check_environment(CPU, pins_path=pins)
     text = str(raised.value)
     assert f"numpy {metadata.version('numpy')} is installed, 1.0.0 is pinned" in text
-    assert "no-such-package 2 is not installed" in text and f"-m pip install -r {pins}" in text
+    assert (
+        "no-such-package 2 is not installed" in text and f"-m pip install 'parascale[train,workflow]' -c {pins}" in text
+    )
     assert "pytest 0.1" not in text and "0.1 is pinned" not in text
     monkeypatch.setattr(environment.metadata, "version", lambda name: "2.13.0+local")
     assert problems({"h5py": "2.13.0"}, CPU) == [] and problems({"h5py": "2.13"}, CPU) != []

@@ -66,7 +66,7 @@ class SmallProject:
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         shutil.copy(REPOSITORY / "Snakefile", folder)
         (folder / "envs").mkdir()
-        shutil.copy(REPOSITORY / "envs/requirements.txt", folder / "envs")
+        shutil.copy(REPOSITORY / "envs/constraints.txt", folder / "envs")
         (folder / "config/workloads/tiny.yaml").write_text(WORKLOAD)
         (folder / "config/config.yaml").write_text(CONFIG)
         (folder / "config/tiny.tsv").write_text(RUNS)

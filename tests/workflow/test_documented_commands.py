@@ -101,7 +101,8 @@ NOT_RUN = {
     "hf download": NAMED,
     "hf auth login": INTERNET,
     "pip install wandb": CHANGES,
-    "pip install -e .": CHANGES,
+    "pip install -e .[train,workflow]": CHANGES,
+    "pip install -e .[train,workflow] -c envs/constraints.txt": CHANGES,
     "pip install -r envs/requirements-dali.txt": CHANGES,
 }
 # One or two commands of a program; `make test-slow` runs the others.

@@ -10,7 +10,7 @@ from parascale.cli import COUNT, InputFile, named_run, project_options, run_opti
 from parascale.errors import ConfigError
 from parascale.families import is_counted
 from parascale.files import write_text
-from parascale.launch.environment import check_environment, read_pins
+from parascale.launch.environment import PINS, check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
 from parascale.plan.planner import data_facts
@@ -18,8 +18,7 @@ from parascale.pretrained import Pretrained, folders
 from parascale.settings import Layout, Run, Workload, load_workload, strict
 from parascale.settings.reference import fill, schemas
 
-PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
-PAGE = PINS.parents[1] / "config/README.md"
+PAGE = Path(__file__).resolve().parents[3] / "config/README.md"
 
 
 @click.group(invoke_without_command=True)
@@ -40,7 +39,7 @@ def check(context, find, name):
         return
     project = find()
     runs = [named_run(project, each) for each in name] or [*project.runs.values()]
-    check_environment(PINS, project.site, runs if name else (), in_job=slurm.job_id() is not None)
+    check_environment(project.site, runs if name else (), in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(PINS))} pinned versions as tested, device {project.site.device}")
     for workload in [run.workload for run in runs] if name else project.workloads.values():
         for folder, *parts in folders(workload.data, workload.model):

@@ -12,7 +12,7 @@ from parascale.files import write_text
 from parascale.plan.survey import SINFO, Shape, Survey, asked, data_sheet, recorded, survey
 from parascale.settings.strict import NAME
 
-SHIPPED = Path(__file__).resolve().parents[3]
+PROFILES = Path(__file__).parents[1] / "profiles"
 CHECK, MISSING = "# ~ check this", "# ? not found out: "
 
 
@@ -157,7 +157,7 @@ title: parascale on {name}
 def profile_file(name, found, accounts):
     """The text of a profile: a shipped one, with what Slurm says of this cluster, or for one machine where it has none."""
     base, files = ("slurm", "slurm.yaml") if found.partitions else ("local", "config.yaml")
-    text = (SHIPPED / f"profiles/{base}/config.yaml").read_text(encoding="utf-8")
+    text = (PROFILES / base / "config.yaml").read_text(encoding="utf-8")
     changes = {
         f"../../config/{files}": f"../../config/{name}.yaml",
         f"--profile profiles/{base}": f"--profile profiles/{name}",

@@ -43,7 +43,7 @@ def theirs_of(pretrained, places):
         from transformers import CONFIG_MAPPING  # slow to load, and needed for these kinds alone
     except ImportError:
         raise RequirementError(
-            "a model from a folder needs the package `transformers`: see envs/requirements.txt"
+            "a model from a folder needs the package `transformers`: pip install 'parascale[train]'"
         ) from None
     file, values = pretrained.folder / CONFIG, dict(pretrained.config)
     kind = values.pop("model_type", None)

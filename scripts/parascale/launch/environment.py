@@ -18,10 +18,11 @@ from parascale.settings import Run, Site
 from parascale.settings.layout import AXES
 from parascale.settings.workload import usable_decoders
 
-INDIRECT = "what these need"  # the section of pins that no code of ours asks for
+NOT_OURS = {"tests and style", "what these need"}  # sections of pins that no run asks for
 PYTHON = (3, 11)
 TORCH = (2, 11)  # the oldest that trainings were tested with
 PACKAGE = Path(__file__).parents[1]
+PINS = (PACKAGE / "constraints.txt").resolve()  # envs/constraints.txt of a checkout
 DRIVER = Path("/proc/driver/nvidia/version")
 KFD = Path("/dev/kfd")  # of AMD's driver
 # CUDA's major version → oldest driver branch that runs all its minor versions.
@@ -53,15 +54,11 @@ def of_allocator(environment: Container[str]) -> dict[str, str]:
 
 def read_pins(path: str | Path) -> dict[str, str]:
     """Package → version for what a run needs directly, from the list of pins."""
-    if not Path(path).is_file():
-        raise RequirementError(
-            f"{path}: no such file; install the package from its checkout: pip install -e <checkout>"
-        )
     pins, section = dict[str, str](), ""
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if line.startswith("# ---"):
             section = line.strip("# -")
-        elif (match := re.match(r"([\w.-]+)==([\w.!+-]+)", line)) and section != INDIRECT:
+        elif (match := re.match(r"([\w.-]+)==([\w.!+-]+)", line)) and section not in NOT_OURS:
             pins[match[1]] = match[2]
     return pins
 
@@ -80,14 +77,14 @@ def problems(pins: Mapping[str, str], site: Site, runs: Sequence[Run] = (), in_j
     return found
 
 
-def check_environment(pins_path: str | Path, site: Site, runs: Sequence[Run] = (), in_job: bool = False) -> None:
+def check_environment(site: Site, runs: Sequence[Run] = (), in_job: bool = False, pins_path: str | Path = PINS) -> None:
     """Raise RequirementError that lists every problem with its remedy."""
     found = problems(read_pins(pins_path), site, runs, in_job)
     if found:
         raise RequirementError(
             "this environment is not the one that was tested:\n  "
             + "\n  ".join(found)
-            + f"\nInstall the pinned versions: {Path(sys.executable).name} -m pip install -r {pins_path}"
+            + f"\nInstall the pinned versions: {Path(sys.executable).name} -m pip install 'parascale[train,workflow]' -c {pins_path}"
         )
 
 
