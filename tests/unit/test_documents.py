@@ -31,7 +31,7 @@ DOCUMENTS = (
 )
 SLURM = ("scontrol", "scancel", "squeue", "sacct")
 PROGRAM = "|".join(("parascale|snakemake|make|torchrun|python|tensorboard|wandb|hf|pip|source|eval|git|jutil", *SLURM))
-LINE = re.compile(rf"^ {{4}}((?:{PROGRAM}) [^─].*)$|`((?:{PROGRAM}) [^`]+|\.ci/run)`", re.MULTILINE)
+LINE = re.compile(rf"^ {{4,}}((?:{PROGRAM}) [^─].*)$|`((?:{PROGRAM}) [^`]+|\.ci/run)`", re.MULTILINE)
 # Options of Snakemake that stand alone, for the command of their document.
 OPTIONS = re.compile(
     r"`(--(?:config [^`=]+=|configfile |forcerun |set-resources |profile |group-components |slurm-)[^`]+)`"
@@ -62,6 +62,9 @@ PLACEHOLDERS = {
 THEIRS = {
     **dict.fromkeys(("prompts.txt", "runs.csv", "machines.csv", "script.py"), "x\n"),
     "mine.yaml": "slurm-qos: course\n",
+    "laptop.yaml": re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/proposal.md").read_text(encoding="utf-8"), re.DOTALL)[
+        0
+    ],
 }
 
 

@@ -6,13 +6,15 @@ import json
 
 import pytest
 
+from parascale.commands.comparison import write_comparison
 from parascale.commands.scaling import study_of
 from parascale.errors import ConfigError
 from parascale.files import read_json_lines, write_text
 from parascale.plan.budget import make_plan
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
-from parascale.report.scaling_text import milestones, write_study
+from parascale.report.scaling_tables import costs, milestones
+from parascale.report.scaling_text import write_study
 from parascale.settings import identity, load_project_file
 from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_results import Fake, edited, write_results
@@ -186,7 +188,7 @@ def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_ord
     big, far, every = milestones(found).frame.to_dict("records")
     step = seconds_of(next(run for run in project.points.values() if run.layout.nodes == 4 and run.global_batch == 64))
     startup = float(at["strong", 4]["startup_seconds"])
-    assert big["node_hours"] == pytest.approx(3 * 4 * (1000 * step + startup) / 3600)
+    assert big["node_hours"] == pytest.approx(3 * 4 * (1000 * step + startup + 0.5) / 3600), "and an evaluation"
     assert big["core_hours"] == pytest.approx(128 * big["node_hours"]) and "measured" in big["rests_on"]
     assert every["node_hours"] == big["node_hours"] + far["node_hours"]
     assert "predicted" in far["rests_on"] and big["eflop"] > 0
@@ -264,3 +266,36 @@ def test_a_script_is_told_kind_and_steps_and_each_kind_is_a_training_of_its_own(
     assert len({*keys}) == 6
     row = dataclasses.replace(project.runs["bare"], scaling="weak")
     assert identity.recipe(row) == identity.recipe(project.runs["bare"]), "where no argument says it, nothing changes"
+
+
+def test_charges_stand_beside_the_plan_and_its_range_each_point_once_with_all_its_repeats(load):
+    project = load(mine=study(nodes=(1, 2, 4), repeats=2))
+    records(project)
+    plans = {1: (1.0, "within"), 2: (0.01, "above"), 4: (9.0, "below")}  # core-hours a repeat → where charges lie
+    for name, run in project.points.items():
+        hours, path = plans[run.layout.nodes][0], project.paths.run(name) / "run.json"
+        wall = {"wall_seconds": 100.0, "wall_low": 50.0, "wall_high": 400.0}
+        edited(path, prediction={"basis": "fit", "core_hours": hours, "flops_per_token": 1e6} | wall)
+        edited(path.with_name("summary.json"), core_hours=0.9)
+    *found, every = costs(study_of(project, "mine")).frame.to_dict("records")
+    assert len(found) == 5, "both ladders begin with the same point"
+    for row in found:
+        hours, place = plans[row["nodes"]]
+        low, high = (float(end) for end in row["range"].split(" to "))
+        assert (row["planned"], low, high) == pytest.approx((2 * hours, hours, 8 * hours))
+        assert (row["charged"], row["place"], row["source"]) == (pytest.approx(1.8), place, "record")
+        assert row["node_hours"] == pytest.approx(1.8 / 128) and row["gpu_hours"] == pytest.approx(4 * 1.8 / 128)
+    assert every["charged"] == pytest.approx(5 * 1.8) and every["place"] == "below"
+    (project.paths.run(found[1]["run"]) / "summary.json").unlink()
+    *found, every = costs(study_of(project, "mine")).frame.to_dict("records")
+    assert found[1]["planned"] and found[1]["charged"] is found[1]["place"] is every["charged"] is None
+
+
+def test_the_page_shows_studies_while_no_run_of_the_table_is_finished(load, tmp_path):
+    project = load(mine=study(kinds=["strong"]))
+    records(project)
+    write_study(study_of(project, "mine"), project.paths.study("mine"))
+    write_comparison(project, tmp_path / "page", [*project.right], None, None)
+    page = (tmp_path / "page/index.html").read_text()
+    shown = page[page.index('id="scaling-studies"') :]
+    assert all(f'<caption id="scaling-studies-table{end}-caption">' in shown for end in ("", "-2"))

@@ -144,7 +144,9 @@ class Reader:
         link_project(self.planned)
         for name in ("tests", "Makefile", "pyproject.toml"):
             (self.planned / name).symlink_to(ROOT / name)
-        (self.planned / "mine.yaml").write_text(THEIRS["mine.yaml"])
+        for place in (self.folder, self.planned):
+            for name in ("mine.yaml", "laptop.yaml"):
+                (place / name).write_text(THEIRS[name])
         shutil.copy(ROOT / "config/runs.tsv", self.planned / "COPY")
 
     def _small_project(self):

@@ -30,7 +30,8 @@ def write_comparison(project, output, names, datasets, measured):
     shown, found = {record.name for record in records}, found_runs(results, work)
     compared = ledger.compare(project.paths, project.site, [record.name for record in records])
     tables = *tables_in(results / "loaders", datasets), *tables_in(results / "communication", measured)
-    if shown.isdisjoint(found) and not tables:
+    studies = [study_of(project, name) for name in project.studies if project.paths.study(name).is_dir()]
+    if shown.isdisjoint(found) and not tables and not studies:
         raise DataError(
             f"{results}: nothing to report: of {plural(len(shown), 'run')} none has begun; `snakemake` or `parascale launch` trains them"
         )
@@ -45,7 +46,7 @@ def write_comparison(project, output, names, datasets, measured):
         charges={row["run"]: (row["core_hours_charged"], row["source"]) for row in compared},
         advice=tuple(advised(records, project.paths)),
         tables=tuple(os.path.relpath(path, output) for path in tables),
-        studies=[part([study_of(project, name) for name in project.studies if project.paths.study(name).is_dir()])],
+        studies=[part(studies)],
     )
     write_report(report, output)
     write_text(output / "plan-against-actual.csv", csv_text(ledger.COMPARED, compared))

@@ -5,11 +5,12 @@ import click
 from parascale.cli import named, with_project
 from parascale.families import model_sizes
 from parascale.launch.resources import resources
+from parascale.plan import ledger, limits
 from parascale.plan.planner import Planner
 from parascale.plan.predict import RANGE, quantile
 from parascale.report import numbers
 from parascale.report.records import load_records
-from parascale.report.scaling import Row, StudyReport, rows_of
+from parascale.report.scaling import Row, StudyReport, costs_of, rows_of
 from parascale.report.scaling_text import write_study
 from parascale.settings.project import Project
 from parascale.settings.study import Point
@@ -34,8 +35,8 @@ def scaling(project: Project, study: str) -> None:
     The target `scaling` trains the points of all studies in the configuration. A point that is not there is predicted, if formulas know it.
 
     \b
-    Example: snakemake --profile profiles/local scaling
-    Example: parascale scaling mine
+    Example: snakemake --profile profiles/local scaling --configfile laptop.yaml
+    Example: parascale scaling laptop --configfile laptop.yaml
     """
     named("study", study, project.studies, "the configuration's `studies`")
     folder = project.paths.study(study)
@@ -63,7 +64,15 @@ def study_of(project: Project, name: str) -> StudyReport:
         resource = resources(most.layout, project.site, minutes, config.partition, config.account)
         words = (f"--{OPTIONS[name]}={value}" for name, value in resource.items() if name in OPTIONS)
         facts["Batch script of the largest point"] = f"sbatch {' '.join(words)}; it calls `parascale launch --run`"
-    return StudyReport(ladders, project.site, *rows_of(ladders, records, results, forecasts), records, facts, results)
+        queue = limits.find_partition(project.site, config.partition)
+        most_nodes = f" and {queue.max_nodes:,} nodes" if queue.max_nodes else ""
+        facts["Limits of a job"] = (
+            f"{queue.max_hours:g} h{most_nodes} in partition {queue.name}; a longer run continues from its checkpoint"
+        )
+    plans = {name: records[name].prediction or vars(planner.prediction(name)) for name in names}
+    charges = {row["run"]: row for row in ledger.compare(project.paths, project.site, [*names])}
+    costs, rows = costs_of(ladders, plans, charges), rows_of(ladders, records, results, forecasts)
+    return StudyReport(ladders, project.site, *rows, records, costs, facts, results)
 
 
 def forecast(planner: Planner, point: Point) -> Row | None:
@@ -74,6 +83,9 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     low, high = (said.step_seconds * quantile(said.parts[:1], z) / said.parts[0].value for z in (-RANGE, RANGE))
     row = {"step_seconds_mean": said.step_seconds, "step_seconds_low": low, "step_seconds_high": high}
     row["work"] = model_sizes(run.workload.model, planner.facts(run).vocabulary, *run.workload.sizes).targets
-    row |= {"flops_per_token": said.flops_per_token, "startup_seconds": said.beside.get("start-up")}
+    beside = said.beside
+    row |= {"startup_seconds": beside.get("start-up", sum(beside.values())), "saving_seconds": beside.get("saving")}
+    row["evaluation_seconds"] = beside.get("evaluation", 0.0) / 2  # of the validation and of the test split
+    row["flops_per_token"] = said.flops_per_token
     row |= {"peak_memory_bytes": said.memory_bytes, "core_hours": said.core_hours and said.core_hours * len(point.runs)}
     return row | {"rests_on": f"predicted ({said.basis}); memory: {said.fits}"}

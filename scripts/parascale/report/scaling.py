@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,19 @@ from parascale.files import read_json_lines
 from parascale.paths import RunFolder
 from parascale.report.comparing import Experiment, Member, compare, grouped
 from parascale.report.findings import findings
+from parascale.report.layouts import degrees_text
 from parascale.report.measured import read_record
 from parascale.report.numbers import plural
 from parascale.report.records import Curve, RunRecord
 from parascale.report.summary import figures_of
-from parascale.report.timing import phases_of, step_seconds
+from parascale.report.timing import phases_of, step_seconds, wants_too_much
 from parascale.settings import Site
 from parascale.settings.study import Ladders, Point
 from parascale.telemetry import read_samples, sample_files
 
 WAITS = ("communication", "data", "bubble")
 OF_JOBS = (
+    "wall_seconds",
     "startup_seconds",
     "evaluation_seconds",
     "saving_seconds",
@@ -37,21 +39,73 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Core-hours of a point, of all its repeats; None is unknown. planned: before it started; 80 of 100 such points cost between low and
+    high. basis: of the plan. charged: to all jobs of it that source, sacct or the record, knows."""
+
+    point: Point
+    planned: float | None
+    low: float | None
+    high: float | None
+    charged: float | None
+    basis: str
+    source: str
+
+
+@dataclass(frozen=True)
 class StudyReport:
     """rows: of each ladder, the smallest first; `points.csv` has some of their columns. notes: what a reader must know. records: by the names
-    of runs, as they were left. facts: title → text that no record holds. results: folder of the finished runs."""
+    of runs, as they were left. costs: of each point that is trained. facts: title → text that no record holds. results: folder of the
+    finished runs."""
 
     ladders: Ladders
     site: Site
     rows: list[Row]
     notes: list[str]
     records: dict[str, RunRecord]
+    costs: list[Cost]
     facts: dict[str, str]
     results: Path
 
     @property
     def done(self) -> list[RunRecord]:
         return [record for record in self.records.values() if record.done]
+
+
+def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, Row]) -> list[Cost]:
+    """The costs of a StudyReport. plans, charges: by the names of runs, predictions and what `plan.ledger` compares."""
+    found = []
+    for points in grouped(ladders.points, lambda point: point.runs[0].run).values():
+        names = [run.run for run in points[0].runs]
+        said, known = [plans[name] for name in names], [charges.get(name, {}) for name in names]
+        low, high = (total(_end(plan, f"wall_{end}") for plan in said) for end in ("low", "high"))
+        basis, source = (
+            ", ".join(dict.fromkeys(each[key] for each in of if each.get(key)))
+            for of, key in ((said, "basis"), (known, "source"))
+        )
+        planned, charged = (
+            total(each.get(key) for each in of) for of, key in ((said, "core_hours"), (known, "core_hours_charged"))
+        )
+        found.append(Cost(points[0], planned, low, high, charged, basis, source))
+    return found
+
+
+def placed(charged: float | None, low: float | None, high: float | None) -> str | None:
+    """Where a charge lies in the range of its plan."""
+    if charged is None or low is None or high is None:
+        return None
+    return "below" if charged < low else "above" if charged > high else "within"
+
+
+def _end(plan: Row, end: str) -> float | None:
+    """Core-hours at an end of a prediction's range."""
+    return plan["core_hours"] * plan[end] / plan["wall_seconds"] if plan.get("wall_seconds") else None
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Their sum, which is unknown where one of them is."""
+    listed = [*values]
+    return None if None in listed else sum(listed)  # type: ignore[arg-type]
 
 
 def rows_of(
@@ -104,6 +158,13 @@ def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
     return replace(record, curve=curve, summary=replace(record.summary, rate=work and work / seconds, **counted))
 
 
+def _placed(point: Point) -> Row:
+    """Where a point was trained, and in which layout."""
+    run = point.runs[0]
+    words = degrees_text(replace(run, scaling="strong"))  # the table says the kind
+    return {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "layout": words}
+
+
 def _predicted(point: Point, said: Row, base: Row) -> Row:
     """The row of a point that a forecast stands in for. base: of the smallest point; empty: this one is it."""
     batch, work = point.runs[0].global_batch, said["work"]
@@ -111,21 +172,22 @@ def _predicted(point: Point, said: Row, base: Row) -> Row:
         work = base["rate"] * base["step_seconds_mean"] / base["samples_per_step"]
     rate, slow, fast = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
     first, growth = base.get("rate", rate), point.gpus / base.get("gpus", point.gpus)
-    return {
-        "run": point.runs[0].run,
-        "nodes": point.layout.nodes,
-        "gpus": point.gpus,
-        "basis": "predicted",
-        "rate": rate,
-        "samples_per_step": batch,
-        "flops_per_step": said["flops_per_token"] and said["flops_per_token"] * work * batch,
-        "work_unit": point.runs[0].workload.unit,
-        "growth": growth,
-        "speedup": rate / first,
-        "speedup_low": slow / first,
-        "speedup_high": fast / first,
-        "efficiency": rate / first / growth,
-    } | said
+    return (
+        _placed(point)
+        | {
+            "basis": "predicted",
+            "rate": rate,
+            "samples_per_step": batch,
+            "flops_per_step": said["flops_per_token"] and said["flops_per_token"] * work * batch,
+            "work_unit": point.runs[0].workload.unit,
+            "growth": growth,
+            "speedup": rate / first,
+            "speedup_low": slow / first,
+            "speedup_high": fast / first,
+            "efficiency": rate / first / growth,
+        }
+        | said
+    )
 
 
 def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
@@ -168,7 +230,8 @@ def _ladder(
     experiment, head = Experiment(kind, tuple(members)), members[0].first
     for (point, _), member in zip(placed, members, strict=True):
         row, reason = _row(point, member, records), compare(member.first, head).reason
-        notes += [f"`{row['run']}`: {why}." for why in (reason, member.unranked) if why]
+        crowded = member.unranked if wants_too_much(member.first) else ""  # findings say what others took
+        notes += [f"`{row['run']}`: {why}." for why in (reason, crowded) if why]
         if kind and not reason:
             growth = point.gpus / placed[0][0].gpus
             gains = [gain * (growth if kind == "weak" else 1.0) for gain in experiment.gain(member)]
@@ -185,7 +248,7 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
     """What is known of a point. Times of steps are without warm-up; memory, use, energy and core-hours are of whole jobs."""
     first, run = member.first, point.runs[0]
     summary, time, flops = first.summary, member.time, first.prediction.get("flops_per_token")
-    row = {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "work_unit": summary.work_unit}
+    row = _placed(point) | {"work_unit": summary.work_unit}
     row["rate"] = summary.work and summary.work / time.mean
     row["samples_per_step"] = (
         summary.work and summary.work / summary.steps if run.workload.is_script else run.global_batch
@@ -206,5 +269,4 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
         row[name] = statistics.mean(known) if known else None
     row["mfu"] = figures_of(first)["mfu"]
     row["core_hours"] = sum(figures["core_hours"] or 0.0 for figures in whole)
-    planned = [records[each.name].prediction.get("core_hours") for each in member.records]
-    return row | {"core_hours_planned": None if None in planned else sum(planned)}
+    return row
