@@ -5,6 +5,7 @@ PYTHONPATH=<scripts of a version> python tests/tiny_trainings.py <folder of the 
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -74,7 +75,6 @@ CASES = {
 }
 # What a training loads when it first needs it.
 LOADED = ("torch._dynamo", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer")
-DEGREES = ("dp", "fsdp", "tp", "pp")
 
 MODEL = "dim: 16, heads: 4, layers: 4, hidden: 32"
 TRAINING = "global_batch: 12, steps: 4, evaluate_every: 2, checkpoint_minutes: null"
@@ -148,10 +148,9 @@ def write_project(folder):
 
 def ranks_of(row):
     """Processes of a case."""
-    ranks = 1
-    for degree in DEGREES:
-        ranks *= row.get(degree, 1)
-    return ranks
+    from parascale.settings.layout import DEGREES
+
+    return math.prod(row.get(degree, 1) for degree in DEGREES)
 
 
 def train_all(folder, root):

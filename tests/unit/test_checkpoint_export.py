@@ -16,6 +16,7 @@ from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
 from parascale.settings import SPLITS, Text
 from parascale.settings.config import Checkpoints
+from parascale.settings.layout import DEGREES
 
 from .checkpoints import VOCABULARY, WINDOW, make_run, save_run, seal
 from .pretrained_folders import MAKERS
@@ -168,6 +169,16 @@ def test_verification_knows_a_dtype_rounds(data, tmp_path):
     result = verify(checkpoint, tmp_path / "out", data)
     require_identical(result)
     assert result["dtype"] == read_json(tmp_path / "out" / MANIFEST)["facts"]["conversion"]["dtype"] == "bfloat16"
+
+
+def test_a_record_from_before_an_axis_was_there_is_verified_with_none_of_it(data, tmp_path):
+    _, _, checkpoint = save_run(tmp_path, GPT2)
+    convert(checkpoint, tmp_path / "out", Checkpoints(), ["safetensors"])
+    record = read_json(tmp_path / "out/run.json")
+    del record["settings"]["layout"]["pp"]
+    write_json(tmp_path / "out/run.json", record)
+    seal_as(tmp_path / "out")
+    assert verify(checkpoint, tmp_path / "out", data)["layout"] == dict.fromkeys(DEGREES, 1)
 
 
 def seal_as(folder, **changed):

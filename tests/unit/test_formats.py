@@ -26,7 +26,6 @@ from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import FORMATS, image_folder, jpeg, packed_index
 from tests.unit.trees import encoded, write_tree
 
-BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
 ANY_BYTES = Formats(check="none", threads=4)
 
 
@@ -119,7 +118,7 @@ def test_a_rebuild_gives_the_same_bytes_whatever_the_threads(name, source, conve
     st.lists(st.tuples(st.binary(min_size=1, max_size=3000), st.integers(0, 2)), min_size=1, max_size=40),
     st.integers(1, 5),
 )
-@pytest.mark.parametrize("name", [*BYTE_FORMATS, "parquet", "files"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_any_bytes_come_back_exactly(name, tmp_path, samples, shards):
     """Any content, any lengths, shards that are empty: all of it comes back, with its label, exactly once."""
     shutil.rmtree(tmp_path)

@@ -19,7 +19,7 @@ from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.workload import ImageTraining
 from tests.command import parascale
-from tests.unit.image_sets import image_folder, jpeg, packed_index
+from tests.unit.image_sets import FORMATS, image_folder, jpeg, packed_index
 
 GOOD = jpeg(1)
 BAD_SAMPLES = [
@@ -52,7 +52,7 @@ def made(tmp_path):
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
-@pytest.mark.parametrize("name", ["hdf5", "arrow", "parquet", "webdataset", "binary", "files"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, tmp_path):
     index = mixed(data)
     manifest = convert(index, "set", name, SKIP, tmp_path / name)

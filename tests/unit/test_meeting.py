@@ -333,6 +333,13 @@ def test_a_slow_filesystem_holds_a_launcher_up_for_a_tick_at_most(slow, job, tmp
     assert len(set(looks)) == 99
 
 
+def test_a_folder_that_holds_a_launcher_s_file_already_is_refused_and_left_as_it_is(tmp_path):
+    (file := tmp_path / "node-1.json").write_text("of an earlier start")
+    with pytest.raises(RequirementError, match=r"node-1\.json is there already: name a new folder"):
+        Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path).__enter__()
+    assert file.read_text() == "of an earlier start"
+
+
 def test_launchers_of_other_sizes_do_not_start(tmp_path):
     with Peers(Node(0, "host0", "a", 2, 1, ""), tmp_path), Peers(Node(1, "host1", "a", 2, 4, ""), tmp_path) as second:
         second.listen()

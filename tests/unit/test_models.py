@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from parascale.errors import ConfigError
+from parascale.families import kind
 from parascale.families.build import build_model, initialise
 from parascale.parallel import check_plans
 from parascale.parallel.tensor import matches
 from parascale.parallel.tying import tied_names
 from parascale.settings import Layout, Model, make
+from parascale.settings.layout import DEGREES
 
 LLAMA = {"kv_heads": 2, "norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False}
 SETTINGS = {
@@ -50,6 +52,18 @@ def assert_covered(model):
 def test_a_layout_without_a_plan_is_refused_and_told_what_there_is():
     with pytest.raises(ConfigError, match=r"pp = 2: it offers no `pipeline_plan`.*single, ddp"):
         check_plans(torch.nn.Linear(1, 1), Layout(gpus_per_node=2, pp=2))
+
+
+def test_a_degree_that_no_plan_or_stored_offer_names_is_refused(monkeypatch):
+    """As a new one is until it stands in `PLANS`, and one that was not there when a class was counted."""
+    layouts = {axis: Layout(gpus_per_node=2, **{axis: 2}) for axis in DEGREES}
+    before = {"name": "Own", "layouts": ["single", "ddp"], "refusals": {}, "units": []}
+    for axis in layouts.keys() - {"dp"}:
+        monkeypatch.setattr(kind, "PLANS", {name: plan for name, plan in kind.PLANS.items() if name != axis})
+        for check in (lambda layout: check_plans(made("gpt"), layout), lambda layout: kind.check_offer(before, layout)):
+            check(layouts["dp"])
+            with pytest.raises(ConfigError, match=f"cannot be trained with {axis} = 2: .*trained as: single, ddp"):
+                check(layouts[axis])
 
 
 @pytest.mark.parametrize("switch", ["activation_checkpointing", "compile"])

@@ -14,7 +14,7 @@ from parascale.errors import ConfigError
 from parascale.plan.advise import advise, reason, rule_of_thumb, scaling
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, predict
-from parascale.plan.search import NEAR
+from parascale.plan.search import NEAR, layouts
 from parascale.settings import (
     Layout,
     Model,
@@ -27,7 +27,7 @@ from parascale.settings import (
     make,
 )
 from parascale.settings.config import Config
-from parascale.settings.layout import RECOMPUTATION, Schedule
+from parascale.settings.layout import AXES, DEGREES, RECOMPUTATION, Schedule
 from parascale.settings.workload import LanguageTraining
 from tests.distributed.cases import ZERO_1, ranks_of
 from tests.pace import starts
@@ -60,6 +60,16 @@ def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
     assert first.prediction.fits == "fits" and first.layout.strategy() in strategies
     if gpus == 1:
         assert first.run.workload.training.accumulate > LLAMA.training.accumulate
+
+
+def test_every_axis_is_tried_in_every_degree_and_those_within_a_node_stay_there():
+    deep = dataclasses.replace(WORKLOAD, model=dataclasses.replace(WORKLOAD.model, layers=8))
+    found = [layout.dimensions for layout in layouts(deep, JURECA, 8)]
+    assert {axis for each in found for axis in each} == {*DEGREES}
+    for axis in AXES:
+        most = 4 if axis.within_node else 8
+        assert {each.get(axis.name, 1) for each in found} == {degree for degree in (1, 2, 4, 8) if degree <= most}
+    assert len(found) == len({tuple(sorted(each.items())) for each in found})
 
 
 def test_the_simpler_of_equals_stands_first():

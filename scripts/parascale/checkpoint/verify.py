@@ -49,12 +49,11 @@ def verify(source, folder, data):
         expected |= {name: expected[name].to(dtype) for name in rounded}
     judge = _Judge(run_from_dict(record["settings"]), expected, data)
     forms = {name: cost | judge.compare(name, folder) for name, cost in conversion["forms"].items()}
-    layout = record["settings"]["layout"]
     return {
         "schema_version": SCHEMA_VERSION,
         "run": record["run"],
         "strategy": record["strategy"],
-        "layout": {axis: layout[axis] for axis in DEGREES},
+        "layout": {axis: getattr(judge.run.layout, axis) for axis in DEGREES},
         "step": manifest["facts"]["step"],
         "dtype": conversion["dtype"],
         "test_loss": judge.loss,

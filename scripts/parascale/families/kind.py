@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from parascale.errors import ConfigError
 
-PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}  # degree → what a model must have for it
+# Degree → what a model must have for it. A degree that is missing here is refused for classes of the user's own.
+PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ def offer_of(model) -> dict:
 def check_offer(offer: dict, layout) -> None:
     """Raise ConfigError where a layout needs what a model does not offer, and would do nothing or fail."""
     name = offer["name"]
-    for axis, why in offer["refusals"].items():
-        if getattr(layout, axis) > 1:
+    for axis, degree in layout.dimensions.items():
+        if axis not in ("dp", *offer["layouts"]):
+            why = offer["refusals"].get(axis, f"`PLANS` of {__name__} names no plan for it")
             raise ConfigError(
-                f"{name} cannot be trained with {axis} = {getattr(layout, axis)}: {why}. "
-                f"It can be trained as: {', '.join(offer['layouts'])}"
+                f"{name} cannot be trained with {axis} = {degree}: {why}. It can be trained as: {', '.join(offer['layouts'])}"
             )
     for switch in ("activation_checkpointing", "compile"):
         if getattr(layout, switch) and not offer["units"]:

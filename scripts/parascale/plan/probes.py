@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parascale.settings import Layout, Run, Site, identity
-from parascale.settings.layout import DATA_AXES, RECOMPUTATION
+from parascale.settings.layout import AXES, DATA_AXES, RECOMPUTATION
 
 STEPS = 25
 COMPUTING = (2, 8)  # the global batch is divided by these
@@ -61,9 +61,9 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
     axes = [axis for axis in DATA_AXES if any(axis in layout.dimensions for layout in layouts)] or ["dp"]
     for axis in axes:
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
-    degrees = [layout.tp for layout in layouts if layout.tp > 1]
-    if degrees:
-        yield f"tp-{min(degrees)}", TALKING, {"gpus_per_node": min(degrees), "tp": min(degrees)}
+    for axis in (axis.name for axis in AXES if axis.within_node):
+        if found := [layout.dimensions[axis] for layout in layouts if axis in layout.dimensions]:
+            yield f"{axis}-{min(found)}", TALKING, {"gpus_per_node": min(found), axis: min(found)}
     if any(layout.nodes > 1 for layout in layouts):
         spread: dict[str, Any] = {axes[-1]: 2 * processes}
         both = Layout(nodes=2, gpus_per_node=processes, **spread)

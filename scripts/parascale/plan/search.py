@@ -5,7 +5,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from parascale.errors import ConfigError, ParascaleError
 from parascale.plan.limits import violations
 from parascale.plan.memory import memory_moments, verdict
 from parascale.settings import Layout, Run, Site, compiled_where_it_gains
-from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
+from parascale.settings.layout import AXES, DEGREES, LOOPED_SCHEDULES, RECOMPUTATION, Axis
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 FITTING = ORDER[:2]
@@ -32,14 +32,21 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
     if said := violations(f"{gpus} GPUs", nodes, gpus // nodes, None, site):
         raise ConfigError(said[0])
-    for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
-        for pp in _divisors(gpus // tp):
-            for fsdp in _divisors(gpus // tp // pp):
-                layout = Layout(
-                    nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
-                )
-                if _is_valid(row_of(workload, layout, "fp32", site)):
-                    yield layout
+    for degrees in _spreads(gpus, gpus // nodes, sorted(AXES, key=lambda axis: (axis.splits_samples, axis.order))):
+        layout = Layout(nodes=nodes, gpus_per_node=gpus // nodes, **degrees)
+        if _is_valid(row_of(workload, layout, "fp32", site)):
+            yield layout
+
+
+def _spreads(gpus: int, on_node: int, axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    """Yield degrees of `axes` whose product is `gpus`. The degree of the last axis is what the others leave."""
+    axis, *others = axes
+    if not others:
+        yield {axis.name: gpus}
+        return
+    for degree in _divisors(math.gcd(gpus, on_node) if axis.within_node else gpus):
+        left = on_node // degree if axis.within_node else on_node
+        yield from ({axis.name: degree, **rest} for rest in _spreads(gpus // degree, left, others))
 
 
 def best_of(
@@ -172,8 +179,9 @@ def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
 
 
 def splits(layout: Layout) -> tuple[Any, ...]:
-    """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP, then the schedule."""
-    return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
+    """How far a layout is from plain data parallelism: kinds of parallelism, then degrees from PP to DP, then the schedule."""
+    degrees = (getattr(layout, axis) for axis in reversed(DEGREES))
+    return len(layout.dimensions), *degrees, SIMPLER.index(layout.pipeline_schedule)
 
 
 def _divisors(number: int) -> list[int]:

@@ -21,13 +21,14 @@ class Axis(NamedTuple):
     module: str  # of `parallel`, that does it
     order: int  # in the numbering of ranks: 0 changes fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
+    within_node: bool = False  # its ranks talk in every block: a probe measures that, and advice keeps them on a node
 
 
 # In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
 AXES = (
     Axis("dp", "ddp", order=2, splits_samples=True),
     Axis("fsdp", "fsdp", order=1, splits_samples=True),
-    Axis("tp", "tensor", order=0),
+    Axis("tp", "tensor", order=0, within_node=True),
     Axis("pp", "pipeline", order=3),
 )
 DEGREES = tuple(axis.name for axis in AXES)
