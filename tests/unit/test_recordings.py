@@ -13,7 +13,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from parascale import cli, proof, prove
-from parascale.diagnosis import looks_like
+from parascale.diagnosis import looks_like, match, rms
 from parascale.errors import DataError
 
 
@@ -352,3 +352,28 @@ def test_a_step_that_the_scaler_skips_is_no_error(wrong, verdict, tmp_path):
     train(tmp_path / "a", wrong=overflow), train(tmp_path / "b", wrong=wrong)
     card = proof.compare(tmp_path / "a", tmp_path / "b")
     assert card["verdict"] == verdict and (verdict == "same" or card["first"]["tensor"] == "step")
+
+
+def scaled(model, optimizer):
+    """What a scaler hands to a fused optimizer, which divides by the scale itself."""
+    for parameter in model.parameters():
+        parameter.grad.mul_(1024.0)
+    optimizer.grad_scale = torch.tensor(1024.0)
+
+
+def test_what_a_fused_optimizer_gets_is_recorded_without_its_scale(tmp_path):
+    train(tmp_path / "a", fused=True), train(tmp_path / "b", fused=True, wrong=scaled)
+    assert proof.compare(tmp_path / "a", tmp_path / "b")["verdict"] == "same"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "told"),
+    [([1, 2], [*range(6)], None), ([*range(4)], [1, 4], None), ([0, 3], [2, 3, 4], None), ([1, 2], [0, 5], [0, 5])],
+)
+def test_inputs_are_found_by_their_values(rows, columns, told):
+    whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    assert match(whole[rows][:, columns], whole, told) == (rows, None if len(columns) == 6 else columns)
+
+
+def test_a_shard_without_elements_is_off_by_nothing():
+    assert rms(torch.zeros(0)) == 0.0
