@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -377,3 +378,11 @@ def test_inputs_are_found_by_their_values(rows, columns, told):
 
 def test_a_shard_without_elements_is_off_by_nothing():
     assert rms(torch.zeros(0)) == 0.0
+
+
+@pytest.mark.parametrize(("before", "times"), [(None, 1), ("a step", proof.MARGIN)])
+def test_a_loss_of_halves_may_be_off_by_as_much_as_outputs_are_or_more_once_weights_part(before, times):
+    side = SimpleNamespace(about={"losses": [1.0]})
+    known = {"single": side, "parts": [side], "place": {}, "columns": 1, "units": [2**-8], "tolerance": lambda *_: 0.0}
+    step = SimpleNamespace(**known, before=before)
+    assert proof.StepComparison.loss(step, [None, {"difference": 0.25}])["tolerance"] == times * 0.25
