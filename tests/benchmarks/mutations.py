@@ -8,11 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("scripts/parascale")
 DECIDING = {
-    "": "families/** parallel/** plan/** store/** checkpoint/** data/formats/** lease.py files.py slurm.py submissions.py provenance.py evaluation/**",
-    "train": "loss optim step state parity clock averaging stage acquire_run",
-    "report": "verdict derived timing comparing numbers readings summary",
-    "settings": "identity layout run workload data site strict optim",
-    "data": "sampler crops ahead loader verify convert convert_tokens text tokenize pairs images image_tables jpeg advice",
+    "": "families/** parallel/** plan/** store/** checkpoint/** data/formats/** evaluation/** launch/** lease files slurm submissions provenance "
+    "proof prove recording script diagnosis replay parts pretrained",
+    "train": "loss optim step state parity clock averaging stage acquire_run counting exact graph flight_state record",
+    "report": "verdict derived timing comparing numbers readings summary scaling job records findings",
+    "settings": "identity layout run workload data site strict optim study project runtable config options",
+    "data": "sampler crops ahead loader verify convert convert_tokens text tokenize tokenizer_folder pairs images image_tables jpeg advice",
 }
 COMPARISONS = {ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",), ast.NotEq: ("==",),
                ast.Is: ("is not",), ast.IsNot: ("is",), ast.In: ("not in",), ast.NotIn: ("in",)}  # fmt: skip

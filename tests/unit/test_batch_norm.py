@@ -49,6 +49,23 @@ def test_gradients_over_ranks_are_those_of_one_process(group):
         torch.testing.assert_close(ours, expected)
 
 
+def test_statistics_of_ranks_are_those_of_all_their_images(group, monkeypatch):
+    images = torch.randn(6, 3, 4, 4, dtype=torch.float64) + torch.arange(6).view(6, 1, 1, 1)
+    ranks = images.split((2, 4))
+
+    def all_gather(everyone, own, group):
+        for each, part in zip(everyone, ranks, strict=True):
+            statistics = (part.mean((0, 2, 3)), part.var((0, 2, 3), correction=0), torch.tensor([part.numel() / 3]))
+            each.copy_(torch.cat(statistics))
+
+    monkeypatch.setattr(dist, "get_world_size", lambda group: len(ranks))
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    mean, variance, count = batch_norm._gathered(ranks[0], torch.float64, group)
+    torch.testing.assert_close(mean, images.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, images.var((0, 2, 3), correction=0))
+    assert count == images.numel() / 3
+
+
 def test_only_training_asks_the_other_ranks(group, monkeypatch):
     asked, gather = [], batch_norm._gathered
     monkeypatch.setattr(batch_norm, "_gathered", lambda *what: asked.append(what) or gather(*what))

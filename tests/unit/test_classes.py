@@ -196,7 +196,7 @@ def test_a_new_thread_has_the_model_s_threads_after_workers_that_overlapped(monk
 
 def test_workers_decode_at_the_same_time_beside_the_training_and_no_further_ahead_than_a_batch_each(monkeypatch):
     """Two threads meet, each in its batch, before the training has taken one; what it does not take is not decoded."""
-    meeting, batches = threading.Barrier(2, timeout=20), []
+    meeting, batches = threading.Barrier(2, timeout=600), []
     here = threading.get_ident()
 
     def decoded(self, threads, pinned, numbers, encoded):

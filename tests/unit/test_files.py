@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from parascale import files as files_module
 from parascale.errors import DamagedError, RequirementError
-from parascale.files import atomic_path, open_flushed, read_json, read_json_lines, require_space, write_json
+from parascale.files import atomic_path, locked, open_flushed, read_json, read_json_lines, require_space, write_json
 
 
 class Crash(BaseException):
@@ -156,6 +157,13 @@ def test_a_figure_that_json_has_no_word_for_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "summary.json", {"loss": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_waited_for_as_long_as_asked(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr(files_module, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    with locked(tmp_path, 5.0) as first, locked(tmp_path, 5.0) as second:
+        assert (first, second) == (True, False) and 5.0 <= sum(slept) < 5.1
 
 
 @pytest.mark.parametrize("folder", [".", "not/there/yet"])

@@ -11,6 +11,7 @@ import sysconfig
 import pytest
 import torch
 
+from parascale.errors import PERMANENT_FAILURE
 from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for, who_waits
 from parascale.launch.interpreter import ON_PATH
@@ -221,6 +222,7 @@ GLOO = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waitin
         (1, "requests.exceptions.ReadTimeout: Read timed out.", False),
         (1, "ValueError: ProcessGroup gloo has no such tensor", False),
         (-9, GLOO, False),
+        (PERMANENT_FAILURE, "", False),
     ],
 )
 def test_a_rank_that_gave_up_waiting_is_not_the_cause(code, log, waited, tmp_path):
@@ -231,7 +233,7 @@ def test_a_rank_that_gave_up_waiting_is_not_the_cause(code, log, waited, tmp_pat
         file.write(log + "\n")
     worker.returncode = code
     failure = worker.failure()
-    assert failure.waited == waited
+    assert (failure.waited, failure.permanent) == (waited, code == PERMANENT_FAILURE)
     later = Failure(1, "node1", "exit code 1", None, failure.time + 1, certain=False)
     assert (root_cause([failure, later]) is later) == waited
     worker.speak(tmp_path)

@@ -25,6 +25,7 @@ from parascale.launch.peers import Node, Peers, Report, meeting_seconds
 from parascale.launch.several_nodes import meeting_folder
 from parascale.launch.workers import Failure, root_cause
 from parascale.settings.site import Site
+from tests.pace import wait_for
 
 LATE = (0.0, 30.0)
 
@@ -355,10 +356,9 @@ def test_a_launcher_renews_its_file_and_makes_no_other_and_reports_on_a_full_dis
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path) as launcher:
-        first, deadline = path.stat(), time.monotonic() + 20
-        while path.stat().st_mtime_ns == first.st_mtime_ns and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert path.stat().st_mtime_ns > first.st_mtime_ns and path.stat().st_ino == first.st_ino
+        first = path.stat()
+        wait_for(lambda: path.stat().st_mtime_ns > first.st_mtime_ns, "it to be renewed")
+        assert path.stat().st_ino == first.st_ino
         monkeypatch.setattr(peers, "write_text", full)
         launcher.send(state="ended", report=Report(FAILED, [Failure(1, "host1", "full", "log", 1.0, False)]))
     other = peers.Other(path)

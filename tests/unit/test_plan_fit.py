@@ -4,11 +4,12 @@ import dataclasses
 import math
 import random
 
+import numpy as np
 import pytest
 
 from parascale.families import model_sizes
 from parascale.plan.calibrate import Calibration, Observation
-from parascale.plan.fit import FITTED, fit
+from parascale.plan.fit import FITTED, PRIOR_MISFIT, fit, most_probable
 from parascale.plan.predict import DataFacts
 from parascale.plan.probes import probes
 from parascale.plan.time import REFERENCE, formula_rates, step_seconds
@@ -121,6 +122,11 @@ def _moved(truth, run, prices):
     """By which part a step of a run is longer where prices are half as high again."""
     dearer = sum(truth.phases(run, truth.rates.scaled(dict.fromkeys(prices, 1.5))).values())
     return dearer / truth.seconds(run) - 1
+
+
+def test_a_price_that_was_fitted_uses_up_a_residual():
+    *_, misfit = most_probable(lambda prices: prices[0] + np.array([-1.0, 1.0]), np.array([1e3]), -9.0)
+    assert misfit == pytest.approx(math.sqrt((PRIOR_MISFIT**2 + 2) / (1 + 2 - 1)), rel=1e-3)
 
 
 @pytest.mark.parametrize("factor", [10.0, 1 / 10])

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from parascale import cli, proof, prove
-from parascale.diagnosis import looks_like
+from parascale.diagnosis import looks_like, match, rms
 from parascale.errors import DataError
 
 
@@ -352,3 +353,36 @@ def test_a_step_that_the_scaler_skips_is_no_error(wrong, verdict, tmp_path):
     train(tmp_path / "a", wrong=overflow), train(tmp_path / "b", wrong=wrong)
     card = proof.compare(tmp_path / "a", tmp_path / "b")
     assert card["verdict"] == verdict and (verdict == "same" or card["first"]["tensor"] == "step")
+
+
+def scaled(model, optimizer):
+    """What a scaler hands to a fused optimizer, which divides by the scale itself."""
+    for parameter in model.parameters():
+        parameter.grad.mul_(1024.0)
+    optimizer.grad_scale = torch.tensor(1024.0)
+
+
+def test_what_a_fused_optimizer_gets_is_recorded_without_its_scale(tmp_path):
+    train(tmp_path / "a", fused=True), train(tmp_path / "b", fused=True, wrong=scaled)
+    assert proof.compare(tmp_path / "a", tmp_path / "b")["verdict"] == "same"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "told"),
+    [([1, 2], [*range(6)], None), ([*range(4)], [1, 4], None), ([0, 3], [2, 3, 4], None), ([1, 2], [0, 5], [0, 5])],
+)
+def test_inputs_are_found_by_their_values(rows, columns, told):
+    whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    assert match(whole[rows][:, columns], whole, told) == (rows, None if len(columns) == 6 else columns)
+
+
+def test_a_shard_without_elements_is_off_by_nothing():
+    assert rms(torch.zeros(0)) == 0.0
+
+
+@pytest.mark.parametrize(("before", "times"), [(None, 1), ("a step", proof.MARGIN)])
+def test_a_loss_of_halves_may_be_off_by_as_much_as_outputs_are_or_more_once_weights_part(before, times):
+    side = SimpleNamespace(about={"losses": [1.0]})
+    known = {"single": side, "parts": [side], "place": {}, "columns": 1, "units": [2**-8], "tolerance": lambda *_: 0.0}
+    step = SimpleNamespace(**known, before=before)
+    assert proof.StepComparison.loss(step, [None, {"difference": 0.25}])["tolerance"] == times * 0.25

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
@@ -16,7 +17,7 @@ from parascale.parallel.precision import number_type, set_arithmetic
 from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.train import averaging
 from parascale.train.clock import Clock
-from parascale.train.loss import GlobalLoss, LossScale
+from parascale.train.loss import GlobalLoss, LossScale, evaluate
 from parascale.train.optim import SGD, make_optimizers
 from parascale.train.step import Stepper
 
@@ -24,10 +25,10 @@ VOCABULARY, WINDOW, BATCH = 31, 8, 4
 CPU = torch.device("cpu")
 
 
-def stepper_of(accumulate=1, precision="fp32", device=CPU, optim=None, **layout):
+def stepper_of(accumulate=1, precision="fp32", device=CPU, optim=None, dropout=0.0, **layout):
     """A Stepper of a tiny Transformer, and its run."""
     training = {"window": WINDOW, "global_batch": BATCH, "accumulate": accumulate, "steps": 3}
-    model = make(Model, dim=16, heads=2, layers=2, hidden=32)
+    model = make(Model, dim=16, heads=2, layers=2, hidden=32, dropout=dropout)
     run = Run(
         "r", make(Workload, name="w", model=model, training=training, optim=optim or {}), Layout(**layout), precision
     )
@@ -44,6 +45,11 @@ def batch_of(samples):
     labels = tokens.roll(-1, 1)
     labels[0, 3:] = -100
     return tokens, labels
+
+
+class Samples(TensorDataset):
+    def batch(self, numbers):
+        return self[numbers]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -66,6 +72,18 @@ def test_a_step_is_that_of_a_bare_loop(accumulate, device):
     assert (result.stop, result.save) == (True, False)
     for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_an_evaluation_drops_nothing_and_the_model_trains_on():
+    stepper = stepper_of(dropout=0.5)
+    (model,), (tokens, labels) = stepper.model.parts, batch_of(BATCH)
+    model.train()
+    found = evaluate(stepper.run, stepper.model, Samples(tokens, labels))
+    assert model.training and found[1] == (labels >= 0).sum()
+    bare = build_model(stepper.run.workload.model, VOCABULARY, WINDOW).eval()
+    bare.load_state_dict(model.state_dict())
+    expected = F.cross_entropy(bare(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100)
+    assert found[0] / found[1] == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("optim", [{}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.0}], ids=str)

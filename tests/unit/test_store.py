@@ -11,6 +11,7 @@ from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.errors import FullDiskError
 from parascale.files import read_json, write_json
 from parascale.settings import Run, make
+from parascale.store import trainings
 from parascale.store.trainings import Store, StoreError, shown_places
 
 KEY = "a" * 64
@@ -60,6 +61,14 @@ def test_what_is_cut_off_while_it_is_put_there_is_not_kept(tmp_path, failure, er
         fill(folder, run_of())
         raise failure
     assert store.finished(KEY) is None and store.all() == [] and not list(tmp_path.iterdir())
+
+
+def test_what_is_put_there_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced, named = [], tmp_path / KEY
+    monkeypatch.setattr(trainings, "sync_tree", lambda folder: synced.append((os.listdir(folder), named.exists())))
+    with Store(tmp_path).keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+    assert synced == [(os.listdir(named), False)]
 
 
 def refuse_links(monkeypatch):
