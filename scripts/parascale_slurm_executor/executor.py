@@ -158,8 +158,11 @@ class RootExecutor(Executor):
     async def check_active_jobs(self, active_jobs):
         """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
         until its time limit. While Slurm gives no answer, it is asked less and less often, by one question each time."""
+        if not active_jobs:  # as in the time before `__post_init__`
+            self.next_seconds_between_status_checks = self.workflow.executor_settings.init_seconds_before_status_checks
+            return
         try:
-            states = slurm.states(self.run_uuid) if active_jobs else {}
+            states = slurm.states(self.run_uuid)
             self.pauses.end(WATCHED)
         except (RequirementError, NoAnswerError) as error:
             if isinstance(error, NoAnswerError):
@@ -222,29 +225,30 @@ class RootExecutor(Executor):
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, ours is next."""
         self.ended.append(job_info)
-        if job_info.external_jobid in self.left:
-            self.left.discard(job_info.external_jobid)
-        elif job_info.aux.get("ours", True):
+        if job_info.aux.get("ours", True):
             super().report_job_success(job_info)
         else:
-            self._submit_again(job_info.job)
+            self._is_next(job_info)
+
+    def _is_next(self, ended):
+        """Another's job has ended: ours is next, unless its results are there, which the other may have removed at its end."""
+        if ended.external_jobid in self.left:
+            self._publish(training_of(ended.job))
+            self.left.discard(ended.external_jobid)
+        else:
+            self._submit_again(ended.job)
 
     def report_job_error(self, job_info, msg=None, **more):
         """A job has ended badly; if it was another's, ours is next. What had published its training by then has done its work, what
         stopped on its way goes on without using up a retry, and what would fail again is not tried again."""
         self.ended.append(job_info)
         job, identity, training = job_info.job, job_info.external_jobid, training_of(job_info.job)
-        if identity in self.left:
-            self._publish(training)
-            self.left.discard(identity)
-            return
         if not (job_info.aux or {}).get("ours", True):
-            self._submit_again(job)
+            self._is_next(job_info)
             return
+        named = f"Slurm job {identity} of {job.name}"
         if identity and self._publish(training):
-            self.logger.info(
-                f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
-            )
+            self.logger.info(f"{named} had published its training when it ended: it is done.")
             # Snakemake, which writes it at the end, was ended too.
             if job.benchmark and not os.path.exists(job.benchmark):
                 make_folder(os.path.dirname(job.benchmark))
@@ -256,19 +260,16 @@ class RootExecutor(Executor):
         # A plain `scancel` says that it shall not go on. What Slurm took away for others goes on as where it requeues.
         state = said.get("JobState")
         if training and state != "CANCELLED" and (state == "PREEMPTED" or outcome == "stopped"):
-            self.logger.info(
-                f"Slurm job {identity} of {job.name} was stopped, and has not failed: it is submitted again."
-            )
+            self.logger.info(f"{named} was stopped, and has not failed: it is submitted again.")
             self._submit_again(job)
             return
         logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
         missed = lacking(said, logs, self._failed_nodes)
         self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
         if said:
-            begun = not training or outcome
-            msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, begun)
+            msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, not training or outcome)
         if not missed and slurm.fails_permanently(said):
-            self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
+            self.logger.info(f"{named} would fail again: it is not submitted again.")
             job.attempt = 1 + job.restart_times
         super().report_job_error(job_info, msg, **more)
 

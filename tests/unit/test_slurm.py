@@ -9,6 +9,7 @@ import pytest
 
 from parascale import slurm
 from parascale.errors import NoAnswerError, RequirementError
+from parascale.launch.preflight import preflight
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_missing_program_is_told_from_one_that_does_not_answer(command, script
             ask()
     for program in slurm.NEEDED[: 0 if script else None]:
         with pytest.raises(RequirementError, match=f"^`{program}` is not installed"):
-            slurm.require_programs()
+            preflight(None)  # before anything is asked
         command(program, "exit 1")
     if not script:
         slurm.require_programs()

@@ -253,7 +253,7 @@ def test_a_job_that_runs_on_although_its_training_is_published_is_watched_to_its
         assert executor.did == ["submitted", "shown"] and not executor.left
         executor.left = {"7"}
         executor.report_job_success(info)
-        assert executor.did == ["submitted", "shown"] and not executor.left
+        assert executor.did == ["submitted", "shown", "shown"] and not executor.left
 
 
 def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):

@@ -115,6 +115,17 @@ def test_while_slurm_does_not_answer_jobs_are_watched_on_and_it_is_asked_less_an
     assert asyncio.run(look())[0] == active[0] and executor.next_seconds_between_status_checks == 5
 
 
+def test_the_thread_that_looks_may_begin_before_its_executor_is_made(executor):
+    """Snakemake starts it first."""
+    new = object.__new__(type(executor))
+    new.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=1))
+
+    async def look():
+        return [info async for info in new.check_active_jobs([])]
+
+    assert asyncio.run(look()) == [] and new.next_seconds_between_status_checks == 1
+
+
 def test_where_no_job_can_be_watched_any_more_the_workflow_ends(executor, monkeypatch):
     """The next start takes up what is in the queue."""
 
