@@ -6,7 +6,9 @@ import csv
 import re
 
 import pytest
+import yaml
 from tests.foreign_scripts import SCRIPTS, write_script
+from tests.own_environment import OLDEST, oldest_environment
 from workflow import ROOT, Workflow
 
 from parascale.files import read_json, read_json_lines
@@ -36,15 +38,20 @@ WAIT = f"""        import time
 """
 
 
-@pytest.fixture
-def workflow(cluster, tmp_path):
+def write_waves(folder):
+    """The document's script, which can be held, and its workload."""
     text = (ROOT / "docs/own-script.md").read_text("utf-8")
     blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))
+    line = "        record(step=step, loss=loss, samples=64)\n"
+    (folder / "waves.py").write_text(blocks["python"].replace(line, line + WAIT))
+    (folder / "waves.yaml").write_text(blocks["yaml"])
+
+
+@pytest.fixture
+def workflow(cluster, tmp_path):
     with Workflow(cluster, tmp_path / "project", ROWS, pause=0.0) as started:
         folder = started.folder / "box/workloads"
-        line = "        record(step=step, loss=loss, samples=64)\n"
-        (folder / "waves.py").write_text(blocks["python"].replace(line, line + WAIT))
-        (folder / "waves.yaml").write_text(blocks["yaml"])
+        write_waves(folder)
         for name in FOREIGN:
             write_script(folder, name)
         yield started
@@ -154,3 +161,44 @@ def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(kind,
             assert f"warning: nothing was computed for {timeout} s: {named}" in workflow.story()
         assert re.match(r"rank 1 on jrc\w+ did not join .*, where rank 0 on jrc.*: idle at .* \(sleeps\)", named)
         workflow.assert_all_is_charged()
+
+
+def test_one_in_an_environment_of_its_users_own_is_stopped_continues_and_is_priced(cluster, tmp_path, request):
+    """With the oldest torch, by its site's file, on one node and on two; and one that cannot start fails without a retry."""
+    python = oldest_environment(request.config) / "bin/python"
+    rows = [*ROWS[:2], {"run": "lost", "workload": "lost"}]
+    with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:
+        write_waves(workflow.folder / "box/workloads")
+        (workflow.folder / "box/workloads/lost.yaml").write_text(
+            "task: script\ncommand: waves.py\npython: /no/python\n"
+        )
+        with open(workflow.folder / "box/sites/jureca.yaml", "a") as file:
+            file.write(yaml.safe_dump({"script": {"python": str(python)}}))
+        runs = {name: workflow.run(name) for name in ("waves-nodes", "waves-ddp")}
+
+        def strike():
+            for name, run in runs.items():
+                steps = run.work / "steps.jsonl"
+                if name not in jobs and steps.exists() and steps.read_text().count("\n") >= HELD:
+                    (jobs[name],) = workflow.jobs(rf"train_\w+/{name}")
+                    cluster.run(["scancel", "--signal=TERM", jobs[name]])
+            return len(jobs) == len(runs)
+
+        jobs = {}
+        workflow.start(*(run.target for run in runs.values()))
+        workflow.when(strike, "all are struck")
+        workflow.full_speed()
+        workflow.wait(timeout=600)
+        for name, run in runs.items():
+            assert [(each["first_step"], each["outcome"]) for each in run.attempts()] == [
+                (1, "stopped"),
+                (HELD + 1, "finished"),
+            ]
+            assert [line["step"] for line in run.steps()] == list(range(1, 201))
+            described = read_json(run.result / "run.json")
+            assert described["versions"]["torch"].startswith(OLDEST) and len(described["hosts"]) == 1 + (
+                name == "waves-nodes"
+            )
+        workflow.start(workflow.run("lost").target)
+        workflow.wait(timeout=300, succeeds=False)
+        assert len(workflow.jobs(r"train_\w+/lost")) == 1 and "`/no/python` cannot be started" in workflow.story()

@@ -141,9 +141,9 @@ def planned_launch(find, name, kind, site, words, first):
         alone=kind == "run" and site.device == "cpu",
         files=files,
         ends_silent=project.config.monitor.silent == "end",
-        interpreter=interpreter_of(run.workload, Path.cwd() / logs / "path"),
+        interpreter=interpreter_of(run.workload, Path.cwd() / logs / "path") if files else OURS,
     )
-    if job and first and run.workload.in_own_environment:
+    if planned.interpreter is not OURS and first:
         backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
         environment = process_environment(planned, os.environ)
         job = dataclasses.replace(

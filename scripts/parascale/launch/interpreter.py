@@ -33,7 +33,7 @@ exec "$@"
 """
 # Runs there: Python 3.9 on. It prints a line of what it found, or of what is wrong.
 PROBE = r"""
-import importlib.util, json, os, platform, sys
+import ctypes, importlib.util, json, os, platform, sys
 script, folder, own, backend = sys.argv[1:]
 def end(**told):
     print("\nparascale: " + json.dumps(told), flush=True)
@@ -63,6 +63,10 @@ distributed = torch.distributed if torch.distributed.is_available() else None
 has = {each for each in ("gloo", "nccl") if distributed and getattr(distributed, "is_%s_available" % each)()}
 if backend and backend not in has:
     end(wrong="has a torch (%s) without %s, by which the processes of this site talk" % (torch.__version__, backend))
+try:
+    backend == "nccl" and torch.version.cuda and ctypes.CDLL("libcuda.so.1")
+except OSError:
+    end(wrong="does not find libcuda.so.1 of the GPU's driver: hand it in (Apptainer: --nv)")
 nccl = torch.cuda.nccl.version() if "nccl" in has else None
 end(versions={
     "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip,

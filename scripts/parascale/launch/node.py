@@ -105,7 +105,7 @@ def run_node(
 ) -> int:
     """Run this node's ranks to their end. Returns the exit code that all nodes of the run share.
 
-    watched: context manager, called with {rank: process id}, to be entered while they run.
+    watched: context manager, called with {rank: function that gives the process id}, to be entered while they run.
     """
     stop = Stop()
 
@@ -129,7 +129,7 @@ def run_node(
         workers = Workers(_start(launch, place, address, port))
         silence = Silence(launch, place.node, workers, peers) if launch.files else None
         try:
-            with watched({worker.rank: worker.pid for worker in workers.ranks}):
+            with watched({worker.rank: worker.python_pid for worker in workers.ranks}):
                 own = _watch(launch, workers, peers, stop, silence)
             verdict = peers.verdict(own, launch.timeout)
         finally:
@@ -174,6 +174,7 @@ def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Wo
             # By these, libraries know that the processes are started already, in a Slurm job, too.
             "GROUP_RANK": place.node,
             "TORCHELASTIC_RUN_ID": "parascale",
+            "TORCHELASTIC_RESTART_COUNT": 0,  # older torch asks for it
         }
         if launch.files:
             ranks["PARASCALE_STACK"] = f"{int(STACK_SIGNAL)}:{launch.logs}/rank{rank}.stack"

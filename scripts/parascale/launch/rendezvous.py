@@ -26,7 +26,11 @@ HOST_STORE = """
 import signal, sys
 from torch.distributed import TCPStore
 address, port, file = sys.argv[1], *map(int, sys.argv[2:])
-store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=file)
+options = {"wait_for_workers": False, "master_listen_fd": file}
+try:
+    store = TCPStore(address, port, None, True, **options)
+except NotImplementedError:  # torch 2.4's own choice takes no socket
+    store = TCPStore(address, port, None, True, use_libuv=False, **options)
 signal.pause()
 """
 

@@ -108,19 +108,19 @@ class Gpus:
 
 
 class NodeGauges:
-    """This node and the training's processes on it. processes: rank → process id."""
+    """This node and the training's processes on it. processes: rank → process id, or a function that gives it."""
 
     def __init__(self, processes):
         self.cores = psutil.cpu_count()
-        self.processes = {rank: psutil.Process(pid) for rank, pid in processes.items()}
+        self.processes = processes
         self.before = {}  # what a share is the difference of: name → (seconds of processor time, when)
         self.first = {}  # where counters begin
 
     def read(self):
         """A mapping for each process and one for the node."""
-        for index, (rank, process) in enumerate(self.processes.items()):
+        for index, (rank, pid) in enumerate(self.processes.items()):
             try:
-                values = self._process(rank, process)
+                values = self._process(rank, psutil.Process(pid() if callable(pid) else pid))
             except psutil.Error:  # it has ended
                 continue
             yield {"kind": "rank", "index": index, "rank": rank, **values}

@@ -32,7 +32,7 @@ def monitored(job, processes):
 
 
 def sampled(job, node, processes):
-    """The same for a node by its number. processes: rank → process id of each of its ranks."""
+    """The same for a node by its number. processes: rank → process id of each of its ranks, or a function that gives it."""
     if job.monitor is None:
         return nullcontext()
     ranks, gauges = list(processes), [NodeGauges(processes)]
