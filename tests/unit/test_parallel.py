@@ -1,5 +1,6 @@
 """What a strategy does to a model on one rank: what a stage keeps, what is shared, and who talks to whom."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from parascale.errors import RequirementError
+from parascale.parallel import communication
 from parascale.parallel.communication import OPERATIONS, operation
 from parascale.parallel.pipeline import Pipeline
 from parascale.parallel.tensor import matches
@@ -66,3 +68,12 @@ def test_an_operation_of_one_rank_gives_what_it_had(name, alone):
     call, result = operation(name, 6, CPU, alone, filled=3.0)
     call()
     assert result.tolist() == [3.0] * 6
+
+
+@pytest.mark.parametrize(("ranks", "missing"), [(1, None), (3, "1, 2")])
+def test_who_meets_has_signed_and_who_has_not_is_missed(ranks, missing, monkeypatch):
+    monkeypatch.setattr(communication, "open_store", lambda *_, **__: dist.HashStore())
+    for name, value in (("RANK", 0), ("WORLD_SIZE", ranks)):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(RequirementError, match=missing) if missing else nullcontext():
+        communication.meet(0.1)
