@@ -54,7 +54,7 @@ def verify(source, folder, data):
         "schema_version": SCHEMA_VERSION,
         "run": record["run"],
         "strategy": record["strategy"],
-        "layout": {axis: layout[axis] for axis in DEGREES},
+        "layout": {axis: layout.get(axis, 1) for axis in DEGREES},
         "step": manifest["facts"]["step"],
         "dtype": conversion["dtype"],
         "test_loss": judge.loss,

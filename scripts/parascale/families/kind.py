@@ -5,7 +5,12 @@ from dataclasses import dataclass
 
 from parascale.errors import ConfigError
 
-PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}  # degree → what a model must have for it
+PLANS = {
+    "fsdp": "shard_units",
+    "tp": "tensor_plan",
+    "pp": "pipeline_plan",
+    "cp": "context_plan",
+}  # degree → what a model must have for it
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,9 @@ def offer_of(model) -> dict:
 def check_offer(offer: dict, layout) -> None:
     """Raise ConfigError where a layout needs what a model does not offer, and would do nothing or fail."""
     name = offer["name"]
-    for axis, why in offer["refusals"].items():
-        if getattr(layout, axis) > 1:
+    for axis, plan in PLANS.items():
+        if axis not in offer["layouts"] and getattr(layout, axis) > 1:
+            why = offer["refusals"].get(axis, f"it offers no `{plan}`")
             raise ConfigError(
                 f"{name} cannot be trained with {axis} = {getattr(layout, axis)}: {why}. "
                 f"It can be trained as: {', '.join(offer['layouts'])}"
