@@ -123,7 +123,7 @@ SERVER = {"average_every": 4, "averaging": "server"}
             {"layout": {"gpus_per_node": 4, "tp": 2, "cp": 2}, "training": {"window": 6}},
             "cp × tp = 4, with sequence_parallel, does not divide training.window = 6",
         ),
-        ({"layout": CP} | SUMMARIES, "cannot be trained with `cp = 4`|cp"),
+        ({"layout": CP} | SUMMARIES, "offers no cp = 4. Allowed: single, dp, fsdp, tp"),
         ({"layout": CP, "engine": "lightning"}, "engine lightning offers single and ddp"),
         ({"layout": CP, "average_every": 4}, "average_every .* needs dp > 1 and no other degree"),
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
@@ -148,6 +148,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, mes
 def test_a_class_of_ones_own_answers_for_its_own_sizes(tmp_path):
     (tmp_path / "mine.py").write_text("class Mine: ...")
     run(model={"kind": f"{tmp_path}/mine.py:Mine", "heads": 3}).check()
+    with pytest.raises(ConfigError, match="cp = 4 splits our own decoder alone"):
+        run(CP, model={"kind": f"{tmp_path}/mine.py:Mine"}).check()
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_multiplies_it():

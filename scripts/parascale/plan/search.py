@@ -22,6 +22,8 @@ NEAR = 1.1  # predictions within this factor are as good as equal: layouts of on
 # Pipeline schedules, the simpler first. GPipe waits as long as 1F1B and holds more micro-batches: it is for a batch that gives no micro-batch
 # to each stage. Looped BFS is to interleaved 1F1B as GPipe to 1F1B, and has no such use.
 SIMPLER = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "LoopedBFS")
+# From so many positions on their exchange may pay: below it a rank's samples are easily spread in another way, and a search takes longer.
+LONG_WINDOW = 8192
 GAIN = 1.01  # what smaller micro-batches must gain to be tried
 
 
@@ -32,14 +34,16 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
     if said := violations(f"{gpus} GPUs", nodes, gpus // nodes, None, site):
         raise ConfigError(said[0])
+    long = max(workload.sizes) >= LONG_WINDOW and not workload.of_images
     for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
         for pp in _divisors(gpus // tp):
-            for fsdp in _divisors(gpus // tp // pp):
-                layout = Layout(
-                    nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
-                )
-                if _is_valid(row_of(workload, layout, "fp32", site)):
-                    yield layout
+            for cp in _divisors(gpus // tp // pp) if long else [1]:
+                ranks = gpus // tp // pp // cp
+                for fsdp in _divisors(ranks):
+                    degrees: dict[str, Any] = {"dp": ranks // fsdp, "fsdp": fsdp, "tp": tp, "pp": pp, "cp": cp}
+                    layout = Layout(nodes=nodes, gpus_per_node=gpus // nodes, **degrees)
+                    if _is_valid(row_of(workload, layout, "fp32", site)):
+                        yield layout
 
 
 def best_of(
@@ -172,8 +176,8 @@ def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
 
 
 def splits(layout: Layout) -> tuple[Any, ...]:
-    """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP, then the schedule."""
-    return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
+    """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP, CP and FSDP, then the schedule."""
+    return len(layout.dimensions), layout.pp, layout.tp, layout.cp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
 
 
 def _divisors(number: int) -> list[int]:
