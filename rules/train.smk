@@ -70,6 +70,11 @@ use rule train as train_pp with:
         run=pattern(runs_of("pp")),
 
 
+use rule train as train_cp with:
+    wildcard_constraints:
+        run=pattern(runs_of("cp")),
+
+
 use rule train as train_naive with:
     wildcard_constraints:
         run=pattern(runs_of("naive")),
@@ -123,6 +128,11 @@ rule tp:
 rule pp:
     input:
         stage("pp", results_of(runs_of("pp") + runs_of("naive"))),
+
+
+rule cp:
+    input:
+        stage("cp", results_of(runs_of("cp"))),
 
 
 rule three_d:

@@ -22,9 +22,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.evaluation.task import EmptySamples, empty_batch
+from parascale.evaluation.task import EmptySamples
 from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
+from parascale.parallel.context import own_positions
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import number_type
 from parascale.pretrained import Pretrained
@@ -128,12 +129,12 @@ def _measure_steps(run, vocabulary, mesh, storages, shapes_known):
     """
     with storages, storages.following_resizes():
         stepper = _stepper(run, vocabulary, mesh, shapes_known)
-        batches = _batches(run)
+        batches = _batches(run, mesh)
         for _ in range(STEPS):
             storages.peak = storages.live
             stepper.step(batches)
         of_a_step, storages.peak = storages.peak, storages.live
-        evaluate(run, stepper.model, EmptySamples(run))
+        evaluate(run, stepper.model, own_positions(EmptySamples(run), mesh))
         return of_a_step, storages.peak
 
 
@@ -212,7 +213,7 @@ def _stepper(run, vocabulary, mesh, shapes_known):
 def _fix_shapes(pipeline, run):
     """Tell the stages what they will receive: otherwise they would ask their neighbours, which do not exist."""
     layout, schedule = run.layout, pipeline.schedule
-    samples, window = run.micro_batch, run.workload.training.window
+    samples, window = run.micro_batch, run.workload.training.window // layout.cp
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
     kind = number_type(run.precision)
     model = run.workload.model
@@ -235,8 +236,8 @@ def _fix_shapes(pipeline, run):
     pipeline._receive = lambda rank: torch.empty(run.evaluation_batch, *shape, dtype=kind)
 
 
-def _batches(run):
+def _batches(run, mesh):
     """One global batch's share of a rank: `accumulate` parts of (*inputs, labels)."""
     samples = run.micro_batch * run.layout.micro_batches
-    arrays = empty_batch(run.workload, samples)
+    arrays = own_positions(EmptySamples(run), mesh).batch(range(samples))
     return [tuple(map(torch.tensor, arrays)) for _ in range(run.workload.training.accumulate)]

@@ -110,6 +110,29 @@ CASES = {
     "fsdp 2 x tp 2 x pp 2 selective": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B"), **SELECTIVE}, LLAMA, bf16=True),
     "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True),
+    "cp 2": Case({"cp": 2}, training=UNEVEN, fp32=True, bf16=True),
+    "cp 2 llama": Case({"cp": 2}, LLAMA, fp32=True),
+    "cp 2 published tied accumulated": Case({"cp": 2}, PUBLISHED | TIED, {**UNEVEN, "accumulate": 2}),
+    "cp 2 checkpointing": Case({"cp": 2, "activation_checkpointing": True}),
+    "cp 2 selective": Case({"cp": 2, **SELECTIVE}, LLAMA, fp32=True, bf16=True),
+    "cp 2 compile": Case({"cp": 2, "compile": True}, LLAMA, bf16=True),
+    "cp 2 selective compile": Case({"cp": 2, **SELECTIVE, "compile": True}, fp32=True),
+    "cp 4": Case({"cp": 4}, fp32=True),
+    "cp 4 llama tied": Case({"cp": 4}, LLAMA | TIED, fp32=True),
+    "dp 2 x cp 2": Case({"dp": 2, "cp": 2}, LLAMA, UNEVEN, fp32=True, bf16=True),
+    "fsdp 2 x cp 2": Case({"fsdp": 2, "cp": 2}, TIED, UNEVEN, fp32=True, bf16=True),
+    "fsdp 2 x cp 2 llama accumulated": Case({"fsdp": 2, "cp": 2}, LLAMA, {**UNEVEN, "accumulate": 2}),
+    "fsdp 2 x cp 2 ZeRO-1": Case({"fsdp": 2, "cp": 2, **ZERO_1}, training={"accumulate": 2}),
+    "hsdp 2x2 x cp 2": Case({"dp": 2, "fsdp": 2, "cp": 2}, training=UNEVEN),
+    "tp 2 x cp 2": Case({"tp": 2, "cp": 2}, LLAMA, UNEVEN, fp32=True, bf16=True),
+    "tp 2 x cp 2 whole sequence and logits": Case(
+        {"tp": 2, "cp": 2, "sequence_parallel": False, "loss_parallel": False}, fp32=True
+    ),
+    "fsdp 2 x tp 2 x cp 2": Case({"fsdp": 2, "tp": 2, "cp": 2}, TIED),
+    "cp 2 x pp 2": Case({"cp": 2, **pp(2, 2, "1F1B")}, LLAMA, fp32=True, bf16=True),
+    "cp 2 x pp 2 V tied": Case({"cp": 2, **pp(2, 4, "ZBVZeroBubble")}, TIED),
+    "fsdp 2 x cp 2 x pp 2": Case({"fsdp": 2, "cp": 2, **pp(2, 2, "1F1B")}, TIED),
+    "tp 2 x cp 2 x pp 2": Case({"tp": 2, "cp": 2, **pp(2, 2, "1F1B")}, LLAMA),
 }
 
 
@@ -129,6 +152,11 @@ LAYOUTS = {
     "tp x pp": {"tp": 2, **pp(2, 2, "1F1B")},
     "dp x tp x pp": {"dp": 2, "tp": 2, **pp(2, 2, "1F1B")},
     "fsdp x tp x pp": {"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")},
+    "cp": {"cp": 2},
+    "dp x cp": {"dp": 2, "cp": 2},
+    "fsdp x cp": {"fsdp": 2, "cp": 2},
+    "tp x cp": {"tp": 2, "cp": 2},
+    "cp x pp": {"cp": 2, **pp(2, 2, "1F1B")},
 }
 
 
@@ -146,6 +174,7 @@ def axes_of(layout):
 QUICK = (
     *("ddp 2 sgd uneven accumulated", "fsdp 2 uneven accumulated in two cycles", "fsdp 2 ZeRO-1", "hsdp 2x2 selective"),
     *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2"),
+    *("cp 4 llama tied", "fsdp 2 x cp 2", "tp 2 x cp 2"),
 )
 
 

@@ -34,7 +34,7 @@ class Expected:
         self.places = PLACES[layout.pipeline_schedule, layout.pp] if layout.pp > 1 else [[0]]
         self.stages = sum(map(len, self.places))
         # With DTensors or a pipeline, plain replication is FSDP's as well.
-        self.fsdp = layout.fsdp > 1 or (layout.dp > 1 and layout.tp * layout.pp > 1)
+        self.fsdp = layout.fsdp > 1 or layout.cp > 1 or (layout.dp > 1 and layout.tp * layout.pp > 1)
 
     def check(self, ranks):
         """Raise AssertionError where what the ranks held and called is not what their layout means."""
@@ -75,7 +75,7 @@ class Expected:
             for name, shape in facts["parameters"].items():
                 found[name] += math.prod(shape)
         for name, elements in found.items():
-            copies = layout.dp * (1 if SPLIT.search(name) else layout.tp)
+            copies = layout.dp * (1 if SPLIT.search(name) else layout.tp) * (1 if layout.fsdp > 1 else layout.cp)
             assert elements == copies * math.prod(self.shapes[name]), f"{name}: {elements} elements over all ranks"
         for held in even.values():
             assert max(held) <= 1.05 * sum(held) / len(held), held
@@ -101,10 +101,11 @@ class Expected:
         boundaries = self._boundaries(stages)
         # Forward activations one way and gradients the other, for each micro-batch.
         assert calls["send"] == calls["recv"] == boundaries * layout.micro_batches * parts
+        self._check_exchanges(calls, stages)
         if layout.tp > 1:
             self._check_tensor_calls(calls, stages)
         elif self.fsdp:
-            if layout.pp == 1:
+            if layout.pp == 1 and layout.fsdp > 1:
                 ends = self._ends(stages)  # they stay gathered
                 gathers = (2 * units - ends) * parts if layout.reshard_after_forward else units
                 assert calls["all_gather"] == gathers
@@ -112,7 +113,7 @@ class Expected:
             else:
                 # A shard of one rank is gathered and scattered by nobody.
                 assert layout.fsdp == 1 or calls["all_gather"] == calls["reduce_scatter"] == units
-            if layout.dp > 1:
+            if layout.dp > 1 or layout.fsdp == 1:
                 assert calls["all_reduce"] >= SMALL_SUMS + units
         else:
             assert calls["all_gather"] == calls["reduce_scatter"] == 0
@@ -120,6 +121,13 @@ class Expected:
             one_end = (0 in stages) != (self.stages - 1 in stages)  # the other copy of a tied matrix is elsewhere
             ties = 1 if layout.pp > 1 and self.run.workload.model.tied and one_end else 0
             assert calls["all_reduce"] == SMALL_SUMS + buckets + ties
+
+    def _check_exchanges(self, calls, stages):
+        """Of `cp` queries, keys, values and result of each block, forward, backward, and again where they are recomputed."""
+        blocks = sum(len(BLOCKS[self.run.workload.model.layers, self.stages][stage]) for stage in stages)
+        passes = self.layout.micro_batches * self.run.workload.training.accumulate
+        times = (3 if self.layout.activation_checkpointing else 2) * passes if self.layout.cp > 1 else 0
+        assert calls["all_to_all"] + calls["alltoall"] == 4 * blocks * times
 
     def _check_tensor_calls(self, calls, stages):
         """Two reductions a block in the forward pass and two in the backward pass (Shoeybi et al. 2019, figure 4)."""

@@ -3,13 +3,14 @@
 Each replaces one function of the product by one that does what a wrong implementation would do.
 """
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from parascale.families.language import modules as transformer
-from parascale.parallel import fsdp
+from parascale.parallel import context, fsdp
 from parascale.parallel.parallelize import ParallelModel
 from parascale.parallel.tying import local
 from parascale.train import loop, optim, step
@@ -47,7 +48,7 @@ def mean_of_means():
         def agree(self, batches, *requests):
             own = sum(step.count_targets(labels, self.mesh.device) for *_, labels in batches)
             agreed = super().agree(batches, *requests)
-            self.own = own * self.mesh.layout.data_parallel
+            self.own = own * self.mesh.layout.data_parallel * self.mesh.layout.cp
             return agreed
 
         def _forward_backward(self, batches):
@@ -67,6 +68,71 @@ def gradients_averaged():
             return super().report(*arguments)
 
     loop.Stepper = Averaging
+
+
+def gradients_times_cp():
+    """The ranks that share a sample each count its gradient as a whole one."""
+
+    class Multiplying(loop.Stepper):
+        def report(self, *arguments):
+            for _, parameter in self.model.named_parameters():
+                parameter.grad *= self.mesh.layout.cp
+            return super().report(*arguments)
+
+    loop.Stepper = Multiplying
+
+
+def parts_that_begin_at_the_first_position():
+    """Every rank counts the positions of its part from 0."""
+    split_positions = context.split_positions
+
+    def split(model, mesh):
+        split_positions(model, mesh)
+        if model.embedding is not None:
+            model.embedding.part = 0
+
+    context.split_positions = split
+
+
+def a_mask_without_its_offset():
+    """Queries of a part see keys as if the part were the first one."""
+    exchanged = context.exchanged
+
+    def without(mixed, mesh):
+        def of_parts(queries, keys, values):
+            made = [
+                F.scaled_dot_product_attention(q, keys, values, is_causal=True) for q in queries.chunk(mesh.size(), 2)
+            ]
+            return torch.cat(made, 2)
+
+        return exchanged(of_parts, mesh)
+
+    context.exchanged = without
+
+
+def keys_of_another_rank():
+    """Each rank gets the keys that are for its neighbour."""
+    exchanged = context.exchanged
+
+    def other(mixed, mesh):
+        exchange = exchanged(mixed, mesh)
+        return lambda q, k, v, mask: exchange(q, k.roll(k.shape[1] // mesh.size(), 1), v, mask)
+
+    context.exchanged = other
+
+
+def targets_within_a_part():
+    """What follows the last position of a part is sought in that part."""
+
+    class Within(context.Positions):
+        def batch(self, numbers):
+            inputs, labels = super().batch(numbers)
+            labels = labels.copy()
+            if self.part + 1 < self.parts:
+                labels[:, -1] = inputs[:, 0]
+            return inputs, labels
+
+    context.Positions = Within
 
 
 def partial_gradients():

@@ -13,7 +13,7 @@ from .jobs import job_from_settings
 from .rounding import verdict_on
 from .test_parity import whole_shapes
 
-DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}
+DDP, FSDP, TP, PP, CP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}, {"cp": 2}
 TIED = {"tied": True}
 KEYS = {
     "model": {},
@@ -35,12 +35,23 @@ FAULTS = {
     "ddp: attention without its mask": ("attention_without_its_mask", DDP, {}),
     "ddp: gradients averaged": ("gradients_averaged", DDP, {}),
     "tp: partial gradients of norms": ("partial_gradients", TP, {}),
+    "cp: positions of a part": ("parts_that_begin_at_the_first_position", CP, {}),
+    "cp: a mean of means": ("mean_of_means", CP, {}),
+    "cp: gradients times cp": ("gradients_times_cp", CP, {}),
+    "cp: a mask without its offset": ("a_mask_without_its_offset", CP, {}),
+    "cp: keys of another rank": ("keys_of_another_rank", CP, {}),
+    "cp: targets within a part": ("targets_within_a_part", CP, {}),
     "ddp: one per cent more learning rate": ("another_learning_rate", DDP, {}),
 }
 
 
 # What the losses, the norms of gradients and the weights show.
-QUICK = {"ddp: another batch", "tp: partial gradients of norms", "ddp: one per cent more learning rate"}
+QUICK = {
+    "ddp: another batch",
+    "tp: partial gradients of norms",
+    "ddp: one per cent more learning rate",
+    "cp: targets within a part",
+}
 
 
 @pytest.mark.parametrize("name", but_slow(FAULTS, {*FAULTS} - QUICK))

@@ -26,6 +26,8 @@ LAYOUTS = {
     "ZeRO-1": {"fsdp": 2, **ZERO_1},
     "tp": {"tp": 2},
     "pp": {"pp": 2, "micro_batches": 2},
+    "cp": {"cp": 2},
+    "fsdp x cp": {"fsdp": 2, "cp": 2},
     "3d": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
 }
 FORMS = ("safetensors", "pt")
@@ -112,7 +114,7 @@ def test_checkpoints_are_worth_moving(name, trained):
     assert all(tensor.count_nonzero() > 0 for tensor in moments)
     assert all(tensor.item() == 4 for key, tensor in held.items() if key.endswith(".step"))
     shards = max(len(entry.chunks) for entry in read_index(folder).state_dict_metadata.values())
-    assert (shards > 1) == (name in ("fsdp", "hsdp", "ZeRO-1", "tp", "3d"))
+    assert (shards > 1) == (name in ("fsdp", "hsdp", "ZeRO-1", "tp", "fsdp x cp", "3d"))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,8 @@ def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, source
     [
         ("fsdp", "pp"),
         pytest.param("tp", "single", marks=pytest.mark.slow),
+        pytest.param("fsdp x cp", "tp", marks=pytest.mark.slow),
+        pytest.param("pp", "cp", marks=pytest.mark.slow),
         pytest.param("pp", "hsdp", marks=pytest.mark.slow),
         pytest.param("single", "3d", marks=pytest.mark.slow),
     ],

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parascale.settings import Layout
 from parascale.train import loop
 
 from . import tasks
@@ -153,6 +154,11 @@ MOVED = {
     "tp x pp": ((0, 0, 0), (0, 0, 0)),
     "dp x tp x pp": ((0, 0, 1), (0, 0, 1)),
     "fsdp x tp x pp": ((1, 1, 0), (1, 1, 0)),
+    "cp": ((0, 0, 1), (0, 0, 1)),
+    "dp x cp": ((0, 0, 1), (0, 0, 1)),
+    "tp x cp": ((0, 0, 1), (0, 0, 1)),
+    "cp x pp": ((0, 0, 1), (0, 0, 1)),
+    "fsdp x cp": ((2, 1, 0), (8, 4, 0)),
 }
 OFTEN = {"–": (0, 0), "twice a part": (2, 8), "once a part": (1, 4), "once a step": (1, 1)}
 
@@ -198,7 +204,7 @@ def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, make_set
     # The first rank's shards are padded by nothing.
     rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[0]
     gathers, scatters, sums = MOVED[name][parts > 1]
-    units, held, shards = max(1, rank["sharded_units"]), rank["parameter_bytes"], layout.get("fsdp", 1)
+    units, held, shards = max(1, rank["sharded_units"]), rank["parameter_bytes"], Layout(**layout).of_parameters.fsdp
     ends = 4 * sum(math.prod(shape) for name, shape in rank["parameters"].items() if not name.startswith("blocks."))
     twice = gathers // 2
     assert rank["moved"] == {

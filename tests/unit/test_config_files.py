@@ -81,7 +81,10 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
             "run workload precision\na small float16\n",
             r"line 2, column \d+: `precision` = `float16` is not known; did you mean `fp16`",
         ),
-        ("run workload dp\na small 2\n", r"line 2: run `a`: dp × fsdp × tp × pp = 2, but nodes × gpus_per_node = 1"),
+        (
+            "run workload dp\na small 2\n",
+            r"line 2: run `a`: dp × fsdp × tp × pp × cp = 2, but nodes × gpus_per_node = 1",
+        ),
         ('run workload baseline\na small "b\nb small -\n', 'run `a`: baseline `"b` is not in the table'),
         ("run workload\n", "the run table has no rows"),
         ("", "the run table has no rows"),

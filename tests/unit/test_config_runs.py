@@ -71,15 +71,16 @@ def run(layout=None, training=None, model=None, optim=None, task="language_model
     return Run(run="r", workload=problem, layout=Layout(**layout or {}), **settings_of_run)
 
 
-def test_ranks_are_numbered_with_tp_fastest_then_fsdp_dp_and_pp():
-    layout = Layout(dp=2, fsdp=3, tp=5, pp=7)
-    assert [layout.neighbour_distance(axis) for axis in ("tp", "fsdp", "dp", "pp")] == [1, 5, 15, 30]
+def test_ranks_are_numbered_with_tp_fastest_then_cp_fsdp_dp_and_pp():
+    layout = Layout(dp=2, fsdp=3, tp=5, pp=7, cp=11)
+    assert [layout.neighbour_distance(axis) for axis in ("tp", "cp", "fsdp", "dp", "pp")] == [1, 5, 55, 165, 330]
 
 
 DDP, PP, TP = ({"gpus_per_node": 2, "dp": 2}, {"gpus_per_node": 2, "pp": 2}, {"gpus_per_node": 4, "tp": 4})
+CP = {"gpus_per_node": 4, "cp": 4}
 NODES = {"nodes": 2, "gpus_per_node": 4}
 LAYOUTS = [
-    (NODES | {"dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
+    (NODES | {"dp": 3, "tp": 2}, "dp × fsdp × tp × pp × cp = 6, but nodes × gpus_per_node = 8"),
     (NODES | {"idle_gpus": 3, "dp": 4}, r"= 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2"),
     ({"idle_gpus": 1}, "idle_gpus = 1 leaves no GPU of gpus_per_node = 1"),
     (DDP | {"micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
@@ -115,6 +116,16 @@ SERVER = {"average_every": 4, "averaging": "server"}
         ({"layout": TP, "model": {"kv_heads": 2}}, "tp = 4 does not divide model.kv_heads = 2"),
         ({"layout": TP, "model": {"hidden": 30}}, "tp = 4 does not divide model.hidden = 30"),
         ({"layout": TP, "training": {"window": 18}}, "window = 18 to be a multiple of tp = 4"),
+        ({"layout": {"gpus_per_node": 8, "cp": 8}}, "cp = 8 does not divide model.heads / tp = 4"),
+        ({"layout": {"gpus_per_node": 8, "tp": 2, "cp": 4}}, "cp = 4 does not divide model.heads / tp = 2"),
+        ({"layout": CP, "training": {"window": 6}}, "cp = 4 does not divide training.window = 6"),
+        (
+            {"layout": {"gpus_per_node": 4, "tp": 2, "cp": 2}, "training": {"window": 6}},
+            "cp × tp = 4, with sequence_parallel, does not divide training.window = 6",
+        ),
+        ({"layout": CP} | SUMMARIES, "offers no cp = 4. Allowed: single, dp, fsdp, tp"),
+        ({"layout": CP, "engine": "lightning"}, "engine lightning offers single and ddp"),
+        ({"layout": CP, "average_every": 4}, "average_every .* needs dp > 1 and no other degree"),
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
         ({"model": {"kind": "transformer_l"}}, "kind = `transformer_l` is not known.*did you mean `transformer_lm`"),
         ({"model": {"kind": "encoder_decoder"}}, "is for the task summarisation, not language_model"),
@@ -137,6 +148,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, mes
 def test_a_class_of_ones_own_answers_for_its_own_sizes(tmp_path):
     (tmp_path / "mine.py").write_text("class Mine: ...")
     run(model={"kind": f"{tmp_path}/mine.py:Mine", "heads": 3}).check()
+    with pytest.raises(ConfigError, match="cp = 4 splits our own decoder alone"):
+        run(CP, model={"kind": f"{tmp_path}/mine.py:Mine"}).check()
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_multiplies_it():

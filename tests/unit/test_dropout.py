@@ -81,7 +81,7 @@ def test_every_rank_and_step_has_a_seed_of_its_own(masks, seeds):
     workload = make(Workload, name="lm", model=make(Model, dropout=0.1, dropout_masks=masks))
     run = Run("a", workload, Layout(gpus_per_node=8, dp=2, tp=2, pp=2, micro_batches=2))
     meshes = [
-        SimpleNamespace(data_rank=data, coordinate={"tp": tp, "pp": pp}.get)
+        SimpleNamespace(data_rank=data, coordinate={"tp": tp, "pp": pp, "cp": 0}.get)
         for data, tp, pp in itertools.product(range(2), repeat=3)
     ]
     assert len({torch_seed(run, step, mesh) for mesh in meshes for step in (1, 2)}) == seeds

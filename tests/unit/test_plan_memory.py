@@ -107,6 +107,7 @@ def alone(function, run, *arguments):
 
 XRESNET = make(Model, kind="xresnet", dim=16, depths=[1, 2, 1], norm="batch")
 DROPS_SUMMARISER = dataclasses.replace(SUMMARISER, dropout=0.1)
+GROUPED, GROUPED_SUMMARISER = (dataclasses.replace(model, kv_heads=2) for model in (GPT, SUMMARISER))
 OWN_MASKS = dataclasses.replace(DROPS_GPT, dropout_masks="per-rank")
 # name → (model, settings of its run, how near the formula is). What kernels of xresnet take for themselves is in no formula, and that of an
 # encoder-decoder knows pairs of blocks alone. One of each family and strategy is quick.
@@ -115,6 +116,8 @@ SMALL = {
     "fsdp": (LLAMA, {"fsdp": 4}, 0.05),
     "ZeRO-1": (LLAMA, {"fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
     "pp": (GPT, {"pp": 2, "micro_batches": 4}, 0.05),
+    "cp": (LLAMA, {"window": 256, "cp": 4}, 0.05),
+    "fsdp × cp, bf16": (GPT, {"window": 256, "fsdp": 2, "cp": 2, "precision": "bf16"}, 0.05),
     "selective, tp": (LLAMA, {"tp": 4, "activation_checkpointing": "selective"}, 0.1),
     "dropout, llama, bf16": (DROPS_LLAMA, {"precision": "bf16", "window": 64}, 0.05),
     "summaries, tp": (SUMMARISER, {"window": 64, "tp": 4}, 0.12),
@@ -122,6 +125,12 @@ SMALL = {
 }
 SLOW = {
     "ddp": (GPT, {"dp": 4}, 0.05),
+    "cp, grouped": (GROUPED, {"window": 256, "cp": 4}, 0.05),
+    "cp, dropout": (DROPS_GPT, {"window": 256, "cp": 2}, 0.05),
+    "cp, selective": (LLAMA, {"window": 256, "cp": 2, "activation_checkpointing": "selective"}, 0.05),
+    "cp, recomputed": (LLAMA, {"window": 256, "cp": 2, "activation_checkpointing": True}, 0.08),
+    "fsdp × tp × cp": (GPT, {"window": 256, "fsdp": 2, "tp": 2, "cp": 2}, 0.05),
+    "cp × pp": (GPT, {"window": 256, "cp": 2, "pp": 2, "micro_batches": 4}, 0.05),
     "tp": (GPT, {"tp": 4}, 0.05),
     "summaries, ddp, bf16": (SUMMARISER, {"precision": "bf16", "window": 64, "dp": 4}, 0.12),
     "summaries, dropout": (DROPS_SUMMARISER, {"window": 64, "activation_checkpointing": True}, 0.12),
@@ -164,7 +173,6 @@ def test_formula_is_the_real_step(name):
     assert ratio(run, outputs, run.layout.pp - 1) == pytest.approx(1.0, abs=error)
 
 
-GROUPED, GROUPED_SUMMARISER = (dataclasses.replace(model, kv_heads=2) for model in (GPT, SUMMARISER))
 # name → (model, settings of its run, how near the formula is). With fp64 a single process has no fake weights.
 ON_GPUS = {
     "fp64": (GROUPED, {"precision": "fp64", "tp": 2}, 0.06),

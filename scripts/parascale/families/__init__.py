@@ -12,6 +12,7 @@ A model class may *offer plans*, which are plain data and which `parascale.paral
 
 - `shard_units`: patterns of submodules that FSDP gathers, and that are checkpointed or compiled, one at a time (`"blocks.*"`);
 - `tensor_plan`: pattern → how tensor parallelism splits that submodule (see `parallel/tensor.py`);
+- `context_plan`: pattern → what a submodule does where a rank holds a part of each sample's positions (see `parallel/context.py`);
 - `pipeline_plan`: which submodules stand before, in and after the sequence of blocks that is cut into stages; FSDP gathers those before and
   after by themselves, unless they are tied.
 

@@ -14,13 +14,13 @@ class Dropout(nn.Dropout):
     """torch's dropout until a `DropoutKeys` takes the module up. Its input's dimensions are samples and the places in a sample. Where
     the first one has another length, in a class of the user's own, it draws as torch does.
 
-    key: random numbers of the samples under way. part: which of equal parts of the second dimension this rank holds, where tensor
-    parallelism splits it.
+    key: random numbers of the samples under way. part: which of so many equal `parts` of the second dimension this rank holds, where
+    tensor or context parallelism splits it.
     """
 
     def __init__(self, probability):
         super().__init__(probability)
-        self.key, self.part = None, 0
+        self.key, self.part, self.parts = None, 0, 1
 
     @property
     def active(self):
@@ -66,6 +66,7 @@ def by_place(model):
     for name, module in model.named_modules():
         if type(module) is nn.Dropout and not module.inplace:
             module.__class__, module.name, module.key, module.part = OwnDropout, name, None, 0
+            module.parts = 1
     return model
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from parascale.errors import ConfigError
 
 # Degree → what a model must have for it. A degree that is missing here is refused for classes of the user's own.
-PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
+PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan", "cp": "context_plan"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def check_offer(offer: dict, layout) -> None:
     name = offer["name"]
     for axis, degree in layout.dimensions.items():
         if axis not in ("dp", *offer["layouts"]):
-            why = offer["refusals"].get(axis, f"`PLANS` of {__name__} names no plan for it")
+            lacks = f"it offers no `{PLANS[axis]}`" if axis in PLANS else f"`PLANS` of {__name__} names no plan for it"
+            why = offer["refusals"].get(axis, lacks)
             raise ConfigError(
                 f"{name} cannot be trained with {axis} = {degree}: {why}. It can be trained as: {', '.join(offer['layouts'])}"
             )

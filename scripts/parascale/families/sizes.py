@@ -35,9 +35,14 @@ def chunk_tokens(tokens, width):
     return max(1, share(tokens, parts))
 
 
+def repeats(ranks, keys):
+    """How often each of `keys` heads of keys and values is there, so that `ranks` have equal parts of them."""
+    return ranks // math.gcd(ranks, keys)
+
+
 @dataclass(frozen=True)
 class MicroBatch:
-    """The samples that a rank computes at once, how tensor parallelism splits them, and bytes of an element by its use."""
+    """The samples that a rank computes at once, how tensor and context parallelism split them, and bytes of an element by its use."""
 
     samples: int
     tp: int
@@ -46,6 +51,7 @@ class MicroBatch:
     compute: int  # what the forward and backward pass work with
     copies: bool  # weights have copies in half precision, where FSDP does not gather them so
     device: str = "cuda"
+    cp: int = 1
 
     @classmethod
     def of(cls, run, device="cuda"):
@@ -53,7 +59,7 @@ class MicroBatch:
         split = layout.tp > 1 and layout.sequence_parallel
         compute = NUMBER_BYTES[run.precision]
         copies = compute < 4 and not layout.uses_fsdp
-        return cls(run.micro_batch, layout.tp, split, max(4, compute), compute, copies, device)
+        return cls(run.micro_batch, layout.tp, split, max(4, compute), compute, copies, device, layout.cp)
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,10 @@ class Sizes:
         operations = self.block_operations(batch, fused)
         products = tuple(p for p in operations.products if (p.again if selective else p.again is not None))
         return replace(operations, products=products, attention=0.0 if selective else operations.attention)
+
+    def exchanged_bytes(self, batch):
+        """What a rank holds of queries, keys, values and result of a block's attention, which context parallelism exchanges."""
+        return 0
 
     def start_bytes(self, batch):
         """Kept of what stands before the blocks, where `block_bytes` leaves it out."""

@@ -101,7 +101,9 @@ class Stop:
 def run_node(
     launch: Launch,
     place: Place,
-    watched: Callable[[dict[int, int]], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    watched: Callable[
+        [dict[int, Callable[[], int]]], contextlib.AbstractContextManager[object]
+    ] = contextlib.nullcontext,
 ) -> int:
     """Run this node's ranks to their end. Returns the exit code that all nodes of the run share.
 

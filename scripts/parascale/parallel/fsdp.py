@@ -22,7 +22,7 @@ def shard(
 ) -> None:
     """Shard `model` in place: each of its blocks, its two ends, then the root, which takes what is left.
 
-    mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
+    mesh: `Mesh.sharing`.
     own: the class is the user's, whose ends may be used without being called; the root holds them.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
     """

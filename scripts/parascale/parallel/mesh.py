@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from parascale import loopback
 from parascale.settings import Layout
-from parascale.settings.layout import DATA_AXES, MESH_AXES
+from parascale.settings.layout import DATA_AXES, MESH_AXES, TARGET_AXES
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Mesh:
     devices: the mesh over those of `MESH_AXES` that the layout uses, or None for a single process, which needs no communication.
     data_devices: `dp × fsdp` flattened, the ranks that see different samples; None where there are no others.
     timeout_seconds: of every group.
+    sharing: what FSDP works on: 1-D over shards or, without `fsdp`, over replicas; 2-D (replicas, shards) with both. None without FSDP.
     """
 
     layout: Layout
@@ -30,6 +31,7 @@ class Mesh:
     devices: Any  # DeviceMesh | None: only code that runs with several processes touches it
     data_devices: Any
     timeout_seconds: float = 0.0
+    sharing: Any = None
 
     @property
     def rank(self) -> int:
@@ -60,8 +62,8 @@ class Mesh:
         return self.devices.get_local_rank(axis) if used else 0
 
     def leads(self, *but: str) -> bool:
-        """Whether this process is the first of those with its samples, along all axes `but` some."""
-        return not any(self.coordinate(axis) for axis in MESH_AXES if axis not in (*DATA_AXES, *but))
+        """Whether this process is the first of those with its targets, along all axes `but` some."""
+        return not any(self.coordinate(axis) for axis in MESH_AXES if axis not in (*TARGET_AXES, *but))
 
     @property
     def data_rank(self) -> int:
@@ -151,7 +153,19 @@ def make_mesh(layout: Layout, device: torch.device, timeout_seconds: float) -> M
         groups.append(data_devices.get_group())
     for group in groups:
         set_timeout(group, timeout_seconds)
-    return Mesh(layout, device, devices, data_devices, timeout_seconds)
+    sharing = _sharing(layout, devices, timeout_seconds) if layout.uses_fsdp else None
+    return Mesh(layout, device, devices, data_devices, timeout_seconds, sharing)
+
+
+def _sharing(layout: Layout, devices: Any, timeout_seconds: float) -> Any:
+    used = [axis for axis in MESH_AXES if axis in TARGET_AXES and axis in layout.dimensions]
+    shards = [axis for axis in used if axis not in DATA_AXES or axis == "fsdp"] if layout.fsdp > 1 else []
+    names = []
+    for axes in ([axis for axis in used if axis not in shards], shards):
+        if len(axes) > 1:
+            set_timeout(devices[tuple(axes)]._flatten("_".join(axes)).get_group(), timeout_seconds)
+        names += ["_".join(axes)] if axes else []
+    return devices[tuple(names)]
 
 
 def set_timeout(group: dist.ProcessGroup | None, timeout_seconds: float) -> None:

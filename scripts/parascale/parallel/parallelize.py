@@ -4,6 +4,7 @@ The order, for each pipeline stage that this rank holds, and why:
 
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
+   context parallelism    exchanges the heads that this has left
 3. batch norm             counts the samples of all ranks, its statistics in fp32; inside of what wraps blocks
 4. recomputation          wraps a block's forward pass, the collectives of tensor parallelism included
 5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
@@ -32,12 +33,11 @@ from torch import nn
 from parascale.families.build import initialise
 from parascale.families.head import Head
 from parascale.families.kind import check_offer, offer_of
-from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
+from parascale.parallel import batch_norm, context, ddp, fsdp, tensor, tying
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import HALF, Copies
 from parascale.parallel.recompute import recomputed
 from parascale.settings import Layout, Run
-from parascale.settings.layout import DATA_AXES
 from parascale.stages import held_stages
 
 
@@ -178,6 +178,8 @@ def _make_part(
     if layout.tp > 1:
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel)
         tying.tie(part, tied)
+    if layout.cp > 1:
+        context.split_positions(part, mesh.devices["cp"])
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
     patterns = getattr(part, "shard_units", ())  # blocks are sharded, computed again and compiled one by one
@@ -194,8 +196,7 @@ def _make_part(
             # A graph that breaks is an error; a class of the user's own may have breaks.
             block.compile(fullgraph=not run.workload.model.is_own)
     if layout.uses_fsdp:
-        axes = tuple(axis for axis in DATA_AXES if axis in layout.dimensions)
-        fsdp.shard(part, blocks, mesh.devices[axes], layout, run.precision, run.workload.model.is_own)
+        fsdp.shard(part, blocks, mesh.sharing, layout, run.precision, run.workload.model.is_own)
     if copies is not None:
         part.forward = copies.around(part)
     return part

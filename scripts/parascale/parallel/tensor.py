@@ -145,7 +145,7 @@ class Sliced(ParallelStyle):
     """A dropout that sees this rank's part of a sample."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
-        module.part = device_mesh.get_local_rank()
+        module.part, module.parts = device_mesh.get_local_rank(), device_mesh.size()
         return module
 
 

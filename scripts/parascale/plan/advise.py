@@ -202,18 +202,21 @@ def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.i
         words.append(
             f"every {holder} holds the full model and trains on its own samples; only gradients are exchanged between them"
         )
+    shards = layout.of_parameters.fsdp
     if layout.zero_1:
-        words.append(
-            f"optimizer state is sharded over {layout.fsdp} {gpus}, which gather all weights once a step (ZeRO-1)"
-        )
+        words.append(f"optimizer state is sharded over {shards} {gpus}, which gather all weights once a step (ZeRO-1)")
     elif layout.fsdp > 1:
         words.append(
-            f"weights, gradients and optimizer state are sharded over {layout.fsdp} {gpus}; weights are gathered when needed"
+            f"weights, gradients and optimizer state are sharded over {shards} {gpus}; weights are gathered when needed"
         )
     if layout.fsdp > 1 and layout.dp > 1:
         words.append(f"{layout.dp} such groups train on different samples")
     if layout.tp > 1:
         words.append(f"each matrix is split over {layout.tp} {gpus} of a node, which talk in every layer")
+    if layout.cp > 1:
+        words.append(
+            f"each sample's positions are split over {layout.cp} {gpus}, which exchange them for heads in every layer"
+        )
     if layout.pp > 1:
         words.append(
             f"the layers are cut into stages on {layout.pp} {gpus} in a row"

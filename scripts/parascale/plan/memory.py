@@ -160,7 +160,8 @@ class RankMemory:
         apart = sizes.cut and not sizes.tied and self.layout.fsdp > 1 and not self.pipeline
         self.end = self.root - self.embedding if apart else 0
         self.elements = self.root + round(self.block_elements * self.blocks)
-        self.sharded = share(self.elements, self.layout.fsdp)
+        self.shards = self.layout.of_parameters.fsdp
+        self.sharded = share(self.elements, self.shards)
 
     def moments(self) -> list[Any]:
         """({part: bytes}, bytes of the room wanted beside) of each moment."""
@@ -237,7 +238,7 @@ class RankMemory:
         block = self.unit_elements * self.batch.compute
         gathered = self._left() * self.batch.compute + 2 * block if self.frees else self._gathered()
         gathered += block + self.unit_elements * REDUCE_BYTES
-        gradients = share(self.end, self.layout.fsdp) * REDUCE_BYTES if self.end else self._head_gradient()
+        gradients = share(self.end, self.shards) * REDUCE_BYTES if self.end else self._head_gradient()
         return self._parts(self._activations() - self.kept, gradients=gradients, buffers=gathered)
 
     def _left(self) -> float:

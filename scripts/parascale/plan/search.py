@@ -22,6 +22,8 @@ NEAR = 1.1  # predictions within this factor are as good as equal: layouts of on
 # Pipeline schedules, the simpler first. GPipe waits as long as 1F1B and holds more micro-batches: it is for a batch that gives no micro-batch
 # to each stage. Looped BFS is to interleaved 1F1B as GPipe to 1F1B, and has no such use.
 SIMPLER = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "LoopedBFS")
+# From so many positions on their exchange may pay: below it a rank's samples are easily spread in another way, and a search takes longer.
+LONG_WINDOW = 8192
 GAIN = 1.01  # what smaller micro-batches must gain to be tried
 
 
@@ -32,7 +34,11 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
     if said := violations(f"{gpus} GPUs", nodes, gpus // nodes, None, site):
         raise ConfigError(said[0])
-    for degrees in _spreads(gpus, gpus // nodes, sorted(AXES, key=lambda axis: (axis.splits_samples, axis.order))):
+    long = max(workload.sizes) >= LONG_WINDOW and not workload.of_images
+    axes = sorted(
+        (axis for axis in AXES if long or not axis.splits_positions), key=lambda axis: (axis.splits_samples, axis.order)
+    )
+    for degrees in _spreads(gpus, gpus // nodes, axes):
         layout = Layout(nodes=nodes, gpus_per_node=gpus // nodes, **degrees)
         if _is_valid(row_of(workload, layout, "fp32", site)):
             yield layout

@@ -7,6 +7,7 @@ Sources of the formulas:
   doi:10.1177/1094342005051521
 - the backward pass of a product is two products, over which the wave of tiles is spread again; flash attention computes its scores
   again: 2.5 times its forward pass (Dao 2023, arXiv:2307.08691, section 3.1)
+- context parallelism: queries, keys and values, and the result of attention once: Jacobs et al. 2023, arXiv:2309.14509, section 3.2
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh as two
   all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
 """
@@ -64,7 +65,7 @@ NOTHING = Transfer()
 class RankWork:
     """A step of one rank. forward, backward: a block's, of one micro-batch; ends: of what stands outside of the blocks.
 
-    split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
+    split: bare transfers of a block's forward pass by tensor and context parallelism; split_backward: of its backward pass. gather, reduce: of an
     FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of an end that is a unit by itself.
     gradients: what is gathered, scattered and summed once a step, however many parts it has. sends: to the next stages and back, of a
     micro-batch. chunks: stages that the rank holds.
@@ -165,6 +166,7 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
     optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
     # It reduces twice and (with a split sequence) gathers twice.
     collectives = half_ring(layout, "tp", sizes.split_bytes(batch), linked).times(4) if layout.tp > 1 else NOTHING
+    exchange = all_to_all(layout, "cp", sizes.exchanged_bytes(batch), linked)
     return RankWork(
         blocks=rank.blocks,
         forward=forward,
@@ -173,8 +175,8 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
         ends_backward=ends[1],
         update=Load(moved=optimizer),
         samples=batch.samples * run.micro_batches,
-        split=collectives,
-        split_backward=collectives.times(1 + again),
+        split=collectives.plus(exchange),
+        split_backward=collectives.times(1 + again).plus(exchange.times(2 if layout.activation_checkpointing else 1)),
         sends=_sends(run, rank, linked),
         normalise=_batch_norm(run, sizes, linked),
         **_data_transfers(run, rank, linked),
@@ -240,6 +242,8 @@ def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
         sent = rank.elements * 2 if run.compression == "fp16" else size
         gradients = all_reduce(layout, "dp", sent, linked).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
+
+    layout = layout.of_parameters
 
     def gather(elements: float) -> Transfer:
         return half_ring(layout, "fsdp", elements * batch.compute, linked)
@@ -307,6 +311,16 @@ def half_ring(layout: Layout, axis: str, size: float, linked: int | None = None)
     if nodes == 1:
         return _on("node", sent * _link_share(ranks, linked), ranks - 1)
     return Transfer(0.0, float(ranks - nodes), sent / within, float(nodes - 1))
+
+
+def all_to_all(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
+    """The four exchanges of `size` bytes in all, in which each rank of an axis sends every other its part."""
+    ranks = getattr(layout, axis)
+    if ranks == 1:
+        return NOTHING
+    within, each = _within_node(layout, axis), size / ranks
+    node = (within - 1) * each * (_link_share(within, linked) if within > 1 else 1)
+    return Transfer(node, 4.0 * (within - 1), (ranks - within) * each, 4.0 * (ranks - within))
 
 
 def _link_share(ranks: int, linked: int | None) -> float:

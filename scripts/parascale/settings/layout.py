@@ -1,6 +1,7 @@
 """How a run is spread over processes, and what that spread is called."""
 
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 from parascale.errors import ConfigError
@@ -21,20 +22,24 @@ class Axis(NamedTuple):
     module: str  # of `parallel`, that does it
     order: int  # in the numbering of ranks: 0 changes fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
+    splits_positions: bool = False  # its ranks hold different positions of the same samples
     within_node: bool = False  # its ranks talk in every block: a probe measures that, and advice keeps them on a node
 
 
 # In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
 AXES = (
-    Axis("dp", "ddp", order=2, splits_samples=True),
-    Axis("fsdp", "fsdp", order=1, splits_samples=True),
+    Axis("dp", "ddp", order=3, splits_samples=True),
+    Axis("fsdp", "fsdp", order=2, splits_samples=True),
     Axis("tp", "tensor", order=0, within_node=True),
-    Axis("pp", "pipeline", order=3),
+    Axis("pp", "pipeline", order=4),
+    Axis("cp", "context", order=1, splits_positions=True),
 )
 DEGREES = tuple(axis.name for axis in AXES)
 # As the mesh has them, the slowest in the numbering of ranks first; and those of them that split samples.
 MESH_AXES = tuple(axis.name for axis in sorted(AXES, key=lambda axis: -axis.order))
 DATA_AXES = tuple(name for name in MESH_AXES if AXES[DEGREES.index(name)].splits_samples)
+# Likewise those whose ranks have different targets of a step: gradients are summed over them.
+TARGET_AXES = tuple(axis.name for axis in AXES if axis.splits_samples or axis.splits_positions)
 
 
 @settings(LAYOUT)
@@ -48,6 +53,13 @@ class Layout:
     fsdp: int = option("ranks that share parameters, gradients and optimizer state (FSDP2)", default=1, low=1)
     tp: int = option("ranks that share each matrix (tensor parallelism)", default=1, low=1)
     pp: int = option("ranks in a row that hold the pipeline's stages", default=1, low=1)
+    cp: int = option(
+        "ranks that share each sample's positions (context parallelism, Ulysses): for long windows; with `fsdp`, parameters are sharded "
+        "over both",
+        default=1,
+        low=1,
+        before=1,
+    )
     micro_batches: int = option("micro-batches per rank and step in the pipeline", default=1, low=1)
     schedule: Schedule = option("pipeline schedule", default="1F1B")
     sequence_parallel: bool = option("tensor parallelism also splits the sequence, between the matrices", default=True)
@@ -102,9 +114,15 @@ class Layout:
         return math.prod(getattr(self, axis) for axis in DATA_AXES)
 
     @property
+    def of_parameters(self) -> "Layout":
+        """How parameters are spread: ranks of `cp`, which use the same, share them with those of `fsdp`, or else are more replicas."""
+        axis = "fsdp" if self.fsdp > 1 else "dp"
+        return replace(self, cp=1, **{axis: getattr(self, axis) * self.cp})
+
+    @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication inside hybrids."""
-        return self.fsdp > 1 or (self.dp > 1 and len(self.dimensions) > 1)
+        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication over `cp` and inside hybrids."""
+        return self.fsdp > 1 or (self.of_parameters.dp > 1 and self.dimensions.keys() != {"dp"})
 
     @property
     def zero_1(self) -> bool:

@@ -4,7 +4,7 @@ import gc
 import math
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.families.dropout import generators
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
+from parascale.parallel.context import own_positions
 from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import AttentionSeen, Clock, profiler
 from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_foresight, refuse_non_finite
@@ -51,6 +52,7 @@ def train(job, make_steps=None):
         # --- data
         with data_folder(job) as folder:
             task = open_task(run.workload, folder, run.seed)
+        task = replace(task, splits={name: own_positions(split, mesh) for name, split in task.splits.items()})
         samples = task.splits["train"]
         sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
         steps = run.optimizer_steps(len(samples))

@@ -79,10 +79,11 @@ def make_draws(run, model):
 def torch_seed(run, step, mesh):
     """The seed of what torch's attention and a user's model draw in a step: each rank has its own, a resumed run the same.
 
-    Ranks of a tp group differ only in attention's own masks: a user's model may drop what they all hold.
+    Ranks with other heads of the same samples differ only in attention's own masks: a user's model may drop what they all hold.
     """
     apart = run.workload.model.dropout_masks == "per-rank"
-    place = mesh.coordinate("pp") + run.layout.pp * (mesh.coordinate("tp") if apart else 0)
+    heads = mesh.coordinate("tp") + run.layout.tp * mesh.coordinate("cp") if apart else 0
+    place = mesh.coordinate("pp") + run.layout.pp * heads
     key = f"{run.seed}/{step}/{mesh.data_rank}/{place}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
 

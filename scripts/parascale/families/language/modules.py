@@ -45,20 +45,22 @@ class Attention(nn.Module):
         source_BSD = hidden_BTD if memory_BSD is None else memory_BSD
         q_BHTE = self._heads(self.q(hidden_BTD))
         k_BHSE, v_BHSE = (self._heads(project(source_BSD)) for project in (self.k, self.v))
+        mask_B11S = None if mask_BS is None else mask_BS[:, None, None, :]
+        return self.o(self.mixed(q_BHTE, k_BHSE, v_BHSE, mask_B11S).transpose(1, 2).flatten(2))
+
+    def mixed(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S=None):
+        """What each head makes of all positions: what lies between the projections. Each head is computed by itself."""
         if self.rotary:
             q_BHTE, k_BHSE = _rotate(q_BHTE), _rotate(k_BHSE)
-        mask_B11S = None if mask_BS is None else mask_BS[:, None, None, :]
         probability = self.dropout.p if self.dropout.active else 0.0
         if probability and self.same_masks:
-            mixed_BHTE = self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
-        else:
-            grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
-            if grouped and not _takes_groups(q_BHTE, mask_B11S):
-                k_BHSE, v_BHSE, grouped = *_for_each_head(q_BHTE, k_BHSE, v_BHSE), False
-            mixed_BHTE = F.scaled_dot_product_attention(
-                q_BHTE, k_BHSE, v_BHSE, mask_B11S, probability, is_causal=self.causal, enable_gqa=grouped
-            )
-        return self.o(mixed_BHTE.transpose(1, 2).flatten(2))
+            return self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
+        grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
+        if grouped and not _takes_groups(q_BHTE, mask_B11S):
+            k_BHSE, v_BHSE, grouped = *_for_each_head(q_BHTE, k_BHSE, v_BHSE), False
+        return F.scaled_dot_product_attention(
+            q_BHTE, k_BHSE, v_BHSE, mask_B11S, probability, is_causal=self.causal, enable_gqa=grouped
+        )
 
     def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S):
         """Attention with explicit weights: torch's fused kernels draw masks of their own, which no other layout can repeat."""
@@ -127,7 +129,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token vectors plus positions, where positions are not rotary."""
+    """Token vectors plus positions, where positions are not rotary. part: which of equal parts of the positions it is given."""
 
     def __init__(self, settings, vocabulary, window):
         super().__init__()
@@ -135,13 +137,15 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(window, settings.dim) if settings.position == "learned" else None
         self.sinusoidal = settings.position == "sinusoidal"
         self.dropout = Dropout(settings.dropout)
+        self.part = 0
 
     def forward(self, tokens_BT):
-        hidden_BTD = self.tokens(tokens_BT)
+        hidden_BTD, time = self.tokens(tokens_BT), tokens_BT.shape[1]
+        first = self.part * time
         if self.positions is not None:
-            hidden_BTD = hidden_BTD + self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
+            hidden_BTD = hidden_BTD + self.positions(torch.arange(first, first + time, device=tokens_BT.device))
         if self.sinusoidal:
-            hidden_BTD = hidden_BTD * math.sqrt(hidden_BTD.shape[-1]) + _sinusoids(hidden_BTD)
+            hidden_BTD = hidden_BTD * math.sqrt(hidden_BTD.shape[-1]) + _sinusoids(hidden_BTD, first)
         return self.dropout(hidden_BTD)
 
 
@@ -165,6 +169,13 @@ class TransformerLM(nn.Module):
         "blocks.*.*_norm": "on_sequence",
         "norm": "on_sequence",
         "head": "logits",
+    }
+    context_plan: ClassVar = {
+        "embedding": "positions",
+        "embedding.dropout": "drops_of_positions",
+        "blocks.*.attention": "exchanges",
+        "blocks.*.attention.dropout": "drops_of_heads",
+        "blocks.*.*_dropout": "drops_of_positions",
     }
     pipeline_plan: ClassVar = PipelinePlan(first=("embedding",), blocks="blocks", last=("norm", "head"))
 
@@ -229,9 +240,10 @@ def _rotate(x_BHTE):
     return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _sinusoids(hidden_BTD):
-    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D)."""
+def _sinusoids(hidden_BTD, first):
+    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D), from the `first` one on."""
     time, width = hidden_BTD.shape[1:]
     exponents = torch.arange(0, width, 2, device=hidden_BTD.device, dtype=torch.float32) / width
-    angles = torch.outer(torch.arange(time, device=hidden_BTD.device, dtype=torch.float32), 10_000.0**-exponents)
+    places = torch.arange(first, first + time, device=hidden_BTD.device, dtype=torch.float32)
+    angles = torch.outer(places, 10_000.0**-exponents)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width].to(hidden_BTD.dtype)

@@ -70,8 +70,20 @@ class Transformer(Model):
                     raise ConfigError(
                         f"sequence_parallel needs training.{name} = {size} to be a multiple of tp = {layout.tp}"
                     )
+        self._check_context(run)
         if layout.stages > self.layers:
             raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {self.layers}")
+
+    def _check_context(self, run):
+        """Raise ConfigError where context parallelism has no equal parts to exchange."""
+        layout = run.layout
+        if self.heads // layout.tp % layout.cp:
+            raise ConfigError(f"cp = {layout.cp} does not divide model.heads / tp = {self.heads // layout.tp}")
+        ranks, said = layout.cp, f"cp = {layout.cp}"
+        if layout.tp > 1 and layout.sequence_parallel:
+            ranks, said = layout.cp * layout.tp, f"cp × tp = {layout.cp * layout.tp}, with sequence_parallel,"
+        if layout.cp > 1 and run.workload.training.window % ranks:
+            raise ConfigError(f"{said} does not divide training.window = {run.workload.training.window}")
 
 
 @settings(RECIPE)

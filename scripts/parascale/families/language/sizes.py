@@ -8,7 +8,7 @@ layers count. With dropout attention is explicit (`is_explicit`): its weights ar
 
 from dataclasses import dataclass
 
-from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, share
+from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, repeats, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
 # For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
@@ -79,6 +79,11 @@ def split_and_whole(matrices):
     return sum(matrix.weights for matrix in matrices) + biases[True], biases[False]
 
 
+def shared_width(model, batch):
+    """Width of keys and of values as ranks exchange them: those of a group are repeated where there are too few for all ranks."""
+    return kv_width(model) * (repeats(batch.cp, (model.kv_heads or model.heads) // batch.tp) if batch.cp > 1 else 1)
+
+
 def norm_elements(model):
     return model.dim * (2 if model.norm == "layer" and model.bias else 1)
 
@@ -108,16 +113,18 @@ def weight_bytes(model, batch):
 
 
 def attention_bytes(model, batch, tokens, window):
-    """Kept by the attention of `tokens`: queries, keys, values, result and statistics.
+    """Kept by the attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
+    result is kept a second time, as the next layer takes it.
 
     Explicit, and on GPUs in fp32, each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
     """
-    heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
+    heads, keys, statistics = tokens * model.heads // batch.tp, shared_width(model, batch), STATISTIC_BYTES
+    again = tokens * mixed_width(model) // batch.tp * batch.compute if batch.cp > 1 else 0
     if batch.device != "cpu" and batch.compute >= 4:
         keys = mixed_width(model)
     if is_explicit(model, batch):
         keys, statistics = mixed_width(model), window * weight_bytes(model, batch)[0]
-    return 2 * tokens * (mixed_width(model) + keys) // batch.tp * batch.compute + heads * statistics
+    return 2 * tokens * (mixed_width(model) + keys) // batch.tp * batch.compute + heads * statistics + again
 
 
 def attention_operations(model, batch, tokens, places, fused):
@@ -163,7 +170,8 @@ class TransformerSizes(Sizes):
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
-        return batch.samples * self.window
+        """Tokens that a rank holds. Attention looks from them at all, or from all with so many fewer heads."""
+        return batch.samples * self.window // batch.cp
 
     def stream(self, batch):
         """Tokens of the residual stream that a rank holds."""
@@ -238,7 +246,13 @@ class TransformerSizes(Sizes):
         if without_kernel(batch):  # two keys of each head, values, and its scores before and after their softmax
             scores = 2 * (mixed_width(self.model) + self.window * self.model.heads)
             inner = max(inner, self.tokens(batch) * scores // batch.tp)
+        if batch.cp > 1:  # queries, keys and values of one's own positions, as they are sent, and as they arrived
+            inner = max(inner, 3 * self.exchanged_bytes(batch) // batch.compute)
         return self.boundary_bytes(batch) + (self.tokens(batch) * self.model.dim + inner) * batch.compute
+
+    def exchanged_bytes(self, batch):
+        width = 2 * (mixed_width(self.model) + shared_width(self.model, batch))
+        return self.tokens(batch) * width // batch.tp * batch.compute
 
     def ends_bytes(self, batch):
         """The last norm's, and the output layer's input."""
