@@ -128,7 +128,7 @@ class RootExecutor(Executor):
                 self.active_jobs.append(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 
     def shutdown(self):
-        while self.left:
+        while self.left and self.wait_thread.is_alive():
             time.sleep(1)
         super().shutdown()
 

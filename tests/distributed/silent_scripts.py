@@ -1,6 +1,7 @@
 """A user's script in whose last rank something happens at step 4: `silent_scripts.py KIND SECONDS`, KIND a function below.
 
-SECONDS: the launcher's timeout. A KIND that ends in `-bare` records nothing. With `launcher NODE NODES PROCESSES FOLDER KIND SECONDS` it is
+SECONDS: the launcher's timeout. A KIND that ends in `-bare` records nothing; `KIND/MINUTES`, one of HEALTHY, does at every step what healthy
+scripts do, for about so long. With `launcher NODE NODES PROCESSES FOLDER KIND SECONDS` it is
 the launcher of a node.
 """
 
@@ -99,14 +100,50 @@ def gave_up(seconds):
     time.sleep(10**6)
 
 
+def reads(step, seconds):
+    """From a loader whose workers wait for a server."""
+    from torch.utils.data import DataLoader
+
+    def collate(values):
+        time.sleep(seconds / 10)
+        return values
+
+    for _ in DataLoader(range(4), num_workers=2, collate_fn=collate):
+        pass
+
+
+def evaluates(step, seconds):
+    """Now and then, elsewhere, for half of the time that a rank may wait: the rest is for a computer that others use."""
+    time.sleep(seconds / 2 if step % 20 == 0 else 0.5)
+
+
+def saves(step, seconds):
+    """Often, to a disk that is slow."""
+    if step % 5 == 0:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            file.write(os.urandom(2**23))
+            os.fsync(file.fileno())
+            time.sleep(seconds / 4)
+    time.sleep(0.5)
+
+
+HEALTHY = {"reads": 0.25, "evaluates": 1.0, "saves": 0.65}  # steps a second, about, where a timeout is 20 s
+
+
 def train(kind, seconds):
     from parascale import record
 
     kind, _, bare = kind.partition("-")
+    kind, _, minutes = kind.partition("/")
     rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
     step_of = parallel_step(3 if kind == "gave_up" else 600) if last else lambda: 1.0
-    for step in range(1, STEPS + 1):
-        if step == 4 and rank == last:
+    for step in range(1, int(60 * float(minutes) * HEALTHY[kind]) + 1 if minutes else STEPS + 1):
+        if minutes:
+            if rank == 0:  # others wait meanwhile
+                globals()[kind](step, seconds)
+        elif step == 4 and rank == last:
             globals()[kind](seconds)
         loss = step_of()
         time.sleep(0.02)

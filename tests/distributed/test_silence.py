@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,13 @@ import pytest
 from parascale.files import read_json_lines
 
 from ..pace import wait_for
+from .silent_scripts import HEALTHY
 
 PROGRAM = Path(__file__).with_name("silent_scripts.py")
 TIMEOUT = 3
+MINUTES, HEALTHY_TIMEOUT = 50, 20  # of healthy scripts, together; of one
+TRUE = ("no step for", "the script goes on")  # of a computer so busy that it made none for so long
+SAID = re.compile(r"no step for|was computed|is idle|goes on|hang")  # by the watch
 ENDED, GOES_ON, FINISHES = "ended", "goes on", "finishes"
 slow = pytest.mark.slow
 # (kind, nodes, processes), what becomes of it, the cause in its record.
@@ -45,7 +51,7 @@ TOGETHER = [
 ]
 
 
-def ran(folder, kind, end, nodes=1, processes=1):
+def ran(folder, kind, end, nodes=1, processes=1, timeout=TIMEOUT):
     """(output, cause in the record) of a script that was launched on so many nodes, and stopped where it goes on."""
     (folder / "work/files").mkdir(parents=True)
     attempts = folder / "work/attempts.jsonl"
@@ -54,7 +60,7 @@ def ran(folder, kind, end, nodes=1, processes=1):
     def cause():
         return read_json_lines(attempts)[-1].get("cause")
 
-    words = [str(word) for word in (nodes, processes, folder, kind, TIMEOUT)]
+    words = [str(word) for word in (nodes, processes, folder, kind, timeout)]
     with open(folder / "output", "wb") as output:
         launchers = [
             subprocess.Popen(
@@ -68,7 +74,7 @@ def ran(folder, kind, end, nodes=1, processes=1):
                 found = cause()
                 assert launchers[0].poll() is None
                 launchers[0].send_signal(signal.SIGTERM)
-            codes = [each.wait(600) for each in launchers]
+            codes = [each.wait(2400) for each in launchers]
         finally:
             for each in launchers:
                 each.kill()
@@ -95,6 +101,29 @@ def test_a_process_that_does_not_move_is_ended_and_one_that_works_is_not(kind, e
 @pytest.mark.parametrize(("kind", "nodes", "end", "cause"), TOGETHER)
 def test_of_several_the_one_is_named_that_the_others_wait_for(kind, nodes, end, cause, tmp_path):
     check(*ran(tmp_path, kind, end, nodes, 2 // nodes), end, cause)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_of_fifty_minutes_of_healthy_scripts_nothing_is_said(tmp_path):
+    """They mostly wait, for data, an evaluation or a disk, and run at once, so that it takes a tenth of that."""
+    kinds = [(kind, bare, ranks) for kind in HEALTHY for bare in ("", "-bare") for ranks in (1, 2)]
+    minutes = {}
+
+    def run(kind, bare, ranks):
+        folder, began = tmp_path / f"{kind}{bare}-{ranks}", time.monotonic()
+        text, cause = ran(folder, f"{kind}/{1.1 * MINUTES / len(kinds)}{bare}", FINISHES, 1, ranks, HEALTHY_TIMEOUT)
+        minutes[kind, bare, ranks] = (time.monotonic() - began) / 60
+        steps = [] if bare else read_json_lines(folder / "work/steps.jsonl")
+        stalled = any(step["seconds"]["total"] > HEALTHY_TIMEOUT for step in steps)
+        said = [line for line in text.splitlines() if SAID.search(line)]
+        return [line for line in said if not (stalled and line.startswith(TRUE))], cause
+
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        found = dict(zip(kinds, pool.map(lambda each: run(*each), kinds), strict=True))
+    print(f"{sum(minutes.values()):.1f} minutes of {len(kinds)} healthy scripts")
+    assert found == dict.fromkeys(kinds, ([], None))
+    assert sum(minutes.values()) >= MINUTES, minutes
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-ROWS = [{"run": "single", "deterministic": "true", "baseline": "single"}]
+ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("single", "other")]
 
 
 @pytest.fixture
@@ -80,4 +80,25 @@ def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
             lambda: "after its training was published: cancelled" in workflow.log, "it is cancelled", timeout=300
         )
     workflow.wait(timeout=300)
+    assert_paid_for_once(workflow, run, job, undisturbed)
+
+
+def test_a_job_that_runs_on_after_publishing_is_ended_by_a_start_that_needs_another(
+    cluster, workflow, published, undisturbed
+):
+    """Snakemake was killed too: its next start finds the results, and would end while Slurm calls the job running."""
+    run, job = published()
+    kill_daemons(cluster, cluster.sacct(job)["NodeList"], f"{job}.0")
+    workflow.lingers("single").unlink()
+    workflow.kill()
+
+    def lives(words):
+        return [line for line in cluster.job_processes(job).values() if words in line and line.startswith("/")]
+
+    steps = "-m parascale", "--mode subprocess", "--mode 1"
+    workflow.until(lambda: not any(map(lives, steps)), "the step has ended", timeout=120)
+    workflow.start(run.target, workflow.run("other").target, settings=["timeout_seconds=20"])
+    workflow.wait(timeout=400)
+    assert f"job {job} of train_single has published its training" in workflow.log
+    assert cluster.state(job) == "CANCELLED"
     assert_paid_for_once(workflow, run, job, undisturbed)
