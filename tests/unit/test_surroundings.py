@@ -158,6 +158,14 @@ def test_what_a_place_lacks_is_named(case, plain, monkeypatch):
     assert not found or word in found[0]["text"]
 
 
+def test_what_cannot_be_looked_at_ends_no_training(plain, monkeypatch):
+    def gone(*_):
+        raise FileNotFoundError("/dev/shm")
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    assert matches(seen("cuda")) == []
+
+
 def test_every_row_is_planted():
     planted = {name for _, _, name, _ in PLACES.values() if name}
     assert {row.name for row in ROWS if callable(row.holds)} == planted

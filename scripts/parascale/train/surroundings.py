@@ -115,7 +115,10 @@ class Row:
         if self.device not in ("", seen.device) or not (self.when is None or self.when(seen)):
             return ""
         if callable(self.holds):
-            return self.holds(seen)
+            try:
+                return self.holds(seen)
+            except OSError:  # a look ends no training
+                return ""
         value = seen.environment.get(self.name, "")
         return value if re.fullmatch(self.holds, value, re.IGNORECASE) else ""
 
