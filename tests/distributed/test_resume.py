@@ -93,6 +93,22 @@ def reported(settings):
     return next(csv.DictReader(runs_table(build_report(records, "")).csv.splitlines()))
 
 
+def train_among(settings, variables):
+    """`train_settings` with more variables in the environment, which come too late for libraries, and in time for who looks."""
+    os.environ.update(variables)
+    return train_settings(settings)
+
+
+def test_what_surrounds_a_training_is_in_its_log_and_its_record(make_settings, tmp_path):
+    for planted in (False, True):
+        settings, folder = make_settings(f"planted-{planted}", LAYOUTS["ddp"]), tmp_path / f"planted-{planted}"
+        run_on_ranks(train_among, 2, folder, settings, {"OMP_WAIT_POLICY": "active"} if planted else {})
+        (attempt,) = read_json(Path(settings["output"]) / "run.json")["attempts"]
+        found = {each["name"]: each["ranks"] for each in attempt.get("surroundings", [])}
+        assert found == ({"OMP_WAIT_POLICY": [0, 1]} if planted else {})
+        assert ("OMP_WAIT_POLICY = active" in (folder / "log-0.txt").read_text()) == planted
+
+
 def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_path):
     """A later attempt knows more: its own forecast would flatter the plan. In another layout the old one would be no forecast."""
     for name, after, kept in (("same", "single", 1.0), ("other", "ddp", 2.0)):

@@ -146,3 +146,10 @@ def test_what_the_launcher_saw_of_a_hang_stays_in_the_record_of_an_attempt_that_
         else read_json_lines(job.work / "attempts.jsonl")
     )
     assert attempts[-1].get("cause") == cause
+
+
+def test_what_surrounds_a_script_is_in_the_record_of_its_attempt(start, monkeypatch, capsys):
+    monkeypatch.setenv("MALLOC_CHECK_", "3")
+    found = json.loads((start().output / "run.json").read_text())["attempts"][-1]["surroundings"]
+    assert "MALLOC_CHECK_" in [each["name"] for each in found]
+    assert "MALLOC_CHECK_ = 3" in capsys.readouterr().out

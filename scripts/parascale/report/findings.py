@@ -65,6 +65,7 @@ def findings(record, devices=(), comparison=None):
         *_ends(record),
         *(_beside_others(record, comparison or Comparison()) if done else ()),
         *(_cores(record, devices) if known else ()),
+        *_surroundings(record),
         *stragglers(record, devices),
         *(_idle(record, gpus) if known else ()),
         *_waiting(record),
@@ -155,6 +156,15 @@ def _cores(record, devices):
     text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
     few = busy is not None and busy < BUSY * held
     yield few, "bad" if taken else "note", text, "busy cores of the processes in device.csv", f"{said} busy"
+
+
+def _surroundings(record):
+    """What its attempts found around them when they started."""
+    found = {each["text"]: each for attempt in record.attempts for each in attempt.get("surroundings") or ()}
+    for text, each in found.items():
+        slows, source = each["costs"] == "speed", f"surroundings of the attempts in run.json; {each['source']}"
+        said = f"{text}; it may cost {each['costs']}."
+        yield True, "bad" if slows else "note", said, source, text.partition(":")[0] if slows else ""
 
 
 def _idle(record, gpus):

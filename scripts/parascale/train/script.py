@@ -13,7 +13,7 @@ from parascale.files import make_folder, read_json, read_json_lines, write_json
 from parascale.paths import RunFolder
 from parascale.store.folders import copy_tree
 from parascale.telemetry import read_samples, sample_files
-from parascale.train import monitor
+from parascale.train import monitor, surroundings
 from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.gauges import distinct, host
 from parascale.train.job import FILES
@@ -35,7 +35,8 @@ def train(job, node, run, saved, ended):
     described = description(job, job.run.workload.steps)
     write_json(RunFolder(job.work).record, {"continuation": continuation_of(job), **described})
     make_folder(job.work / FILES)
-    record.begin(None, [slurm.node_name()], died_at, allocation=job.allocation)
+    allocation = (job.allocation or {}) | surroundings.noted([surroundings.look(job, own=0)])
+    record.begin(None, [slurm.node_name()], died_at, allocation=allocation)
     code = None
     try:
         code = run(partial(_watched, job, node))

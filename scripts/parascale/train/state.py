@@ -25,7 +25,7 @@ from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
 from parascale.paths import RunFolder
 from parascale.store.keys import check_meaning, meaning_of
-from parascale.train import wandb_run
+from parascale.train import surroundings, wandb_run
 from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.exact import agreed
 from parascale.train.gauges import distinct
@@ -76,11 +76,11 @@ class RunState:
         if reached is None:
             self._note_agreed("begun", [])
         first_step = (reached or 0) + 1
-        places = gather(self.mesh, (socket.gethostname(), os.getpid(), read_machine(self.mesh.device)))
-        self.hosts, self.processes, machines = ([place[part] for place in places] for part in range(3))
+        own = socket.gethostname(), os.getpid(), read_machine(self.mesh.device), surroundings.look(self.job)
+        self.hosts, self.processes, machines, looks = map(list, zip(*gather(self.mesh, own), strict=True))
         self.machines = distinct(machines)
         if self.lead:
-            allocation = dict(self.job.allocation or {})
+            allocation = (self.job.allocation or {}) | surroundings.noted(looks)
             if self.continued_code:
                 allocation["continued_code"] = self.continued_code
             hosts = list(dict.fromkeys(self.hosts))

@@ -1,0 +1,202 @@
+"""What surrounds a training and costs speed, changes results, or lets it fail: looked at once, by each rank, when it starts.
+
+`ROWS` is the table: a row is a line. Where nothing is out of the ordinary, no row holds. Variables that our launcher sets for every
+process, such as OMP_NUM_THREADS, are not in it.
+"""
+
+import os
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from parascale.data.formats.storage import REMOTE, SHARED_MEMORY, filesystem
+from parascale.train.gauges import place
+
+CUDA = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
+NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+TORCH = "https://docs.pytorch.org/docs/stable/"
+CACHES = "https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html"
+OPENMP = "https://gcc.gnu.org/onlinedocs/libgomp/Environment-Variables.html"
+MALLOC = "https://man7.org/linux/man-pages/man3/mallopt.3.html"
+LIMITS = "https://man7.org/linux/man-pages/man2/getrlimit.2.html"
+PYTHON = "https://docs.python.org/3/using/cmdline.html"
+CGROUP = Path("/sys/fs/cgroup")  # version 2
+ON = r"(?!(0|false|off|no)$).+"
+FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where a rank looks. cores: of each process, as the row has them. local: processes of this node. own: of ours on this rank's GPU."""
+
+    environment: dict
+    device: str
+    nodes: int
+    cores: int
+    rank: int = 0
+    local: int = 1
+    own: int = 1
+    compiles: bool = True
+
+
+def unbound(seen):
+    """Whether a rank shares all processors of the node with others."""
+    return seen.local > 1 and len(os.sched_getaffinity(0)) == os.cpu_count()
+
+
+def few_cores(seen):
+    """By binding, or by the quota of a cgroup, which holds for all processes of the node."""
+    bound, allowed = len(os.sched_getaffinity(0)), quota()
+    if bound < seen.cores:
+        return f"{bound} of {seen.cores}, by binding"
+    return f"{allowed:g} of {seen.cores * seen.local}, by a cgroup" if allowed < seen.cores * seen.local else ""
+
+
+def quota():
+    """Processors that a cgroup of this process leaves it."""
+    path = re.search(r"(?m)^0::/(.*)$", Path("/proc/self/cgroup").read_text())
+    found = CGROUP / (path[1] if path else "")
+    files = [each / "cpu.max" for each in (found, *found.parents) if each.is_relative_to(CGROUP)]
+    limits = [each.read_text().split() for each in files if each.is_file()]
+    return min((int(most) / int(period) for most, period in limits if most != "max"), default=float("inf"))
+
+
+def shared_gpu(seen):
+    """Processes on this rank's GPU beside our own. Of others' one sees no more than their number in many containers."""
+    import pynvml  # only where there are GPUs
+
+    with suppress(pynvml.NVMLError, IndexError):
+        pynvml.nvmlInit()
+        visible = (seen.environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(64)))).split(",")
+        name = visible[seen.rank % seen.local]
+        by = pynvml.nvmlDeviceGetHandleByIndex if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(by(int(name) if name.isdigit() else name))
+        others = len(running) - seen.own
+        return f"{others} of others" if others > 0 else ""
+    return ""
+
+
+def full(folder, needed=FREE_BYTES):
+    free = shutil.disk_usage(folder).free
+    return f"{free >> 20} MiB free" if free < needed else ""
+
+
+def slow(folder):
+    kind = filesystem(folder)
+    return kind if kind in REMOTE or kind.startswith("fuse") else ""
+
+
+def limited(name, least):
+    """The soft limit, if it is below `least`; None: if there is one."""
+    soft, _ = resource.getrlimit(name)
+    return "" if soft == resource.RLIM_INFINITY or (least is not None and soft >= least) else f"{soft:,}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """holds: what the whole value of the variable `name` must match (any case); or a function of `Seen` that says the value, "" where it
+    does not hold. costs: speed, results or failure. device, when: where alone it matters."""
+
+    name: str
+    holds: str | Callable
+    costs: str
+    consequence: str
+    source: str
+    device: str = ""
+    when: Callable | None = None
+
+    def value(self, seen):
+        if self.device not in ("", seen.device) or not (self.when is None or self.when(seen)):
+            return ""
+        if callable(self.holds):
+            try:
+                return self.holds(seen)
+            except OSError:  # a look ends no training
+                return ""
+        value = seen.environment.get(self.name, "")
+        return value if re.fullmatch(self.holds, value, re.IGNORECASE) else ""
+
+
+# fmt: off
+ROWS = (
+    Row("CUDA_LAUNCH_BLOCKING", ON, "speed", "the CPU waits for each kernel, and nothing overlaps", CUDA, "cuda"),
+    Row("CUDA_DEVICE_MAX_CONNECTIONS", "1", "speed", "communication and computation share one queue: FSDP's no longer overlap", CUDA, "cuda"),
+    Row("CUDA_CACHE_DISABLE", ON, "speed", "each start compiles kernels for this GPU again", CUDA, "cuda"),
+    Row("NCCL_P2P_DISABLE", "[1-9].*", "speed", "GPUs of a node do not use NVLink", NCCL, "cuda"),
+    Row("NCCL_P2P_LEVEL", "LOC|0", "speed", "GPUs of a node do not use NVLink", NCCL, "cuda"),
+    Row("NCCL_SHM_DISABLE", "[1-9].*", "speed", "processes of a node without peer-to-peer talk over the network", NCCL, "cuda"),
+    Row("NCCL_IB_DISABLE", "[1-9].*", "speed", "nodes talk by IP sockets instead of InfiniBand", NCCL, "cuda"),
+    Row("NCCL_NET", "socket", "speed", "nodes talk by IP sockets instead of the fast network", NCCL, "cuda"),
+    Row("NCCL_ALGO", ".+", "speed", "NCCL does not choose the fastest algorithm for each size", NCCL, "cuda"),
+    Row("NCCL_PROTO", ".+", "speed", "NCCL does not choose the fastest protocol for each size", NCCL, "cuda"),
+    Row("NCCL_MAX_NCHANNELS", "[1-7]", "speed", "few channels do not fill NVLink", NCCL, "cuda"),
+    Row("NCCL_DEBUG", "TRACE", "speed", "NCCL writes a line for each call", NCCL, "cuda"),
+    Row("TORCH_NCCL_BLOCKING_WAIT", ON, "speed", "each process waits for each collective: nothing overlaps", f"{TORCH}torch_nccl_environment_variables.html", "cuda"),
+    Row("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "speed", "all ranks compare what they call before each collective", f"{TORCH}distributed.html"),
+    Row("TORCHDYNAMO_DISABLE", ON, "speed", "`compile` compiles nothing", f"{TORCH}torch.compiler_troubleshooting.html", when=lambda seen: seen.compiles),
+    Row("TORCH_COMPILE_DISABLE", ON, "speed", "`compile` compiles nothing", f"{TORCH}torch.compiler_troubleshooting.html", when=lambda seen: seen.compiles),
+    Row("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", ON, "results", "products of fp32 are computed in TF32", f"{TORCH}cuda_environment_variables.html", "cuda"),
+    Row("NVIDIA_TF32_OVERRIDE", "0|1", "results", "libraries compute fp32 and TF32 otherwise than the run asks for", f"{TORCH}cuda_environment_variables.html", "cuda"),
+    Row("ONEDNN_DEFAULT_FPMATH_MODE", "(?!strict).+", "results", "products of fp32 are computed in halves", "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html", "cpu"),
+    Row("ATEN_CPU_CAPABILITY", "default", "speed", "operations do not use the widest instructions of the processor", "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cpu/README.md", "cpu"),
+    Row("OMP_PROC_BIND", "(?!(false|0|none|disabled)$).+", "speed", "threads of all ranks are bound to the same cores", OPENMP, when=unbound),
+    Row("GOMP_CPU_AFFINITY", "(?!(false|0|none|disabled)$).+", "speed", "threads of all ranks are bound to the same cores", OPENMP, when=unbound),
+    Row("KMP_AFFINITY", "(?!(false|0|none|disabled)$).+", "speed", "threads of all ranks are bound to the same cores", "https://openmp.llvm.org/design/Runtimes.html", when=unbound),
+    Row("OMP_WAIT_POLICY", "active", "speed", "threads that wait take a core from those that compute or read data", OPENMP),
+    Row("PYTORCH_NO_CUDA_MEMORY_CACHING", ON, "speed", "each tensor asks the driver for memory", f"{TORCH}cuda_environment_variables.html", "cuda"),
+    *(Row(name, "(?!.*expandable_segments:True).+", "failure", "memory is lost between tensors of changing sizes: it may run out sooner", f"{TORCH}notes/cuda.html", "cuda") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")),
+    Row("MALLOC_CHECK_", "[1-9].*", "speed", "glibc checks each allocation", MALLOC),
+    Row("MALLOC_PERTURB_", "[1-9].*", "speed", "glibc overwrites memory when it is given back", MALLOC),
+    Row("PYTHONMALLOC", r"(\w+_)?debug|malloc", "speed", "Python's objects are allocated slowly", PYTHON),
+    Row("PYTHONTRACEMALLOC", ON, "speed", "Python notes where each object was allocated", PYTHON),
+    Row("PYTHONDEVMODE", ON, "speed", "Python checks itself", PYTHON),
+    Row("cores", few_cores, "speed", "fewer cores than the row of the run table has", "https://docs.kernel.org/admin-guide/cgroup-v2.html"),
+    Row("processes on this GPU", shared_gpu, "speed", "others compute on it too", "https://docs.nvidia.com/deploy/nvml-api/", "cuda"),
+    Row("temporary folder", lambda seen: slow(tempfile.gettempdir()), "speed", "it lies on a filesystem of the network: compiled code and sockets do too", CACHES),
+    Row("temporary folder", lambda seen: full(tempfile.gettempdir()), "failure", "`compile` keeps its code there, and libraries their files", CACHES),
+    Row("/dev/shm", lambda seen: full(SHARED_MEMORY) if seen.local > 1 else "", "failure", "NCCL's processes of a node meet there", TROUBLE, "cuda"),
+    Row("ulimit -n", lambda seen: limited(resource.RLIMIT_NOFILE, 1024), "failure", "files, sockets and workers of the data need descriptors", LIMITS),
+    Row("ulimit -u", lambda seen: limited(resource.RLIMIT_NPROC, 1024), "failure", "each rank starts many threads", LIMITS),
+    Row("ulimit -l", lambda seen: limited(resource.RLIMIT_MEMLOCK, FREE_BYTES) if seen.nodes > 1 else "", "failure", "InfiniBand locks its buffers in memory", TROUBLE, "cuda"),
+    Row("ulimit -v", lambda seen: limited(resource.RLIMIT_AS, None), "failure", "torch reserves many more addresses than it has memory", LIMITS),
+    Row("ulimit -t", lambda seen: limited(resource.RLIMIT_CPU, None), "failure", "the kernel ends a process that has computed for so many seconds", LIMITS),
+    Row("ulimit -f", lambda seen: limited(resource.RLIMIT_FSIZE, None), "failure", "larger files, such as checkpoints, cannot be written", LIMITS),
+)
+# fmt: on
+
+
+def look(job, own=1):
+    """What surrounds this process, as mappings: name, costs, text, source. own: processes of ours that its GPU has by now."""
+    rank, _, local = place()
+    run, layout, site = job.run, job.run.layout, job.site
+    compiles = run.workload.is_script or run.layout.compile
+    return matches(
+        Seen(dict(os.environ), site.device, layout.nodes, site.threads_of(layout), rank, local, own, compiles)
+    )
+
+
+def matches(seen):
+    found = ((row, row.value(seen)) for row in ROWS)
+    return [
+        {"name": row.name, "costs": row.costs, "text": f"{row.name} = {value}: {row.consequence}", "source": row.source}
+        for row, value in found
+        if value
+    ]
+
+
+def noted(looks):
+    """{"surroundings": what stood out, each once, with its ranks} for the record of an attempt, and a line of the log for each; {} if
+    nothing did. looks: what `look` gave each rank."""
+    found = {}
+    for rank, each in ((rank, each) for rank, seen in enumerate(looks) for each in seen):
+        found.setdefault(each["text"], each | {"ranks": []})["ranks"].append(rank)
+    for text, each in found.items():
+        some = "" if len(each["ranks"]) == len(looks) else f" (ranks {', '.join(map(str, each['ranks']))})"
+        print(f"{text}{some}; it may cost {each['costs']}: {each['source']}", flush=True)
+    return {"surroundings": [*found.values()]} if found else {}
