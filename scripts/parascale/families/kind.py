@@ -54,12 +54,8 @@ def offer_of(model) -> dict:
     missing, said = [axis for axis in PLANS if not hasattr(model, PLANS[axis])], getattr(model, "refusals", {})
     refusals = {axis: said.get(axis, f"it offers no `{PLANS[axis]}`") for axis in missing}
     layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]
-    return {
-        "name": type(model).__name__,
-        "layouts": layouts,
-        "refusals": refusals,
-        "units": [*getattr(model, "shard_units", ())],
-    }
+    offered = {"name": type(model).__name__, "layouts": layouts, "refusals": refusals}
+    return offered | {"units": [*getattr(model, "shard_units", ())]}
 
 
 def check_offer(offer: dict, layout) -> None:
