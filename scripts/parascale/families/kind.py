@@ -63,7 +63,9 @@ def check_offer(offer: dict, layout) -> None:
     name = offer["name"]
     for axis, degree in layout.dimensions.items():
         if axis not in ("dp", *offer["layouts"]):
-            why = offer["refusals"].get(axis, f"`PLANS` of {__name__} names no plan for it")
+            stored = "it was counted before this degree was there: run parascale check model"
+            unknown = stored if axis in PLANS else f"`PLANS` of {__name__} names no plan for it"
+            why = offer["refusals"].get(axis, unknown)
             raise ConfigError(
                 f"{name} cannot be trained with {axis} = {degree}: {why}. It can be trained as: {', '.join(offer['layouts'])}"
             )
