@@ -84,12 +84,9 @@ def _renumbered(state, ours):
         model["vocab"].sort(key=lambda piece: numbers[piece[0]])
     else:
         model["vocab"] = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
-    known = [
-        token | {"id": numbers[token["content"]]} for token in state["added_tokens"] if token["content"] in numbers
-    ]
-    made = Tokenizer.from_str(
-        json.dumps(state | {"added_tokens": sorted(known, key=lambda token: token["id"]), "post_processor": None})
-    )
+    known = [token for token in state["added_tokens"] if token["content"] in numbers]
+    added = sorted((token | {"id": numbers[token["content"]]} for token in known), key=lambda token: token["id"])
+    made = Tokenizer.from_str(json.dumps(state | {"added_tokens": added, "post_processor": None}))
     before = [(ours.vocabulary[number], number) for number in ours.encode("").tolist()]
     made.post_processor = processors.TemplateProcessing([*(entry for entry, _ in before), "$A"], special_tokens=before)
     return json.loads(made.to_str())

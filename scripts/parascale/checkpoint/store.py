@@ -12,13 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as torch_states
 from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import check_files, describe_files, read_manifest, write_manifest
@@ -29,7 +23,7 @@ from parascale.files import require_space, sync_tree
 
 BUFFER = 2**30  # bytes of host memory that several tensors share
 ALIGNED = 512  # bytes
-OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+OPTIONS = torch_states.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Saver:
@@ -145,7 +139,14 @@ def load(folder, model, optimizers):
     own = _own_prefix(model, optimizers)
     state = {key: value for key, value in state.items() if key.startswith(own)}
     together(mesh, lambda: load_tensors(state, folder, process_group=mesh.host_group), "cannot be loaded")
-    _put(model, optimizers, _below(own, state))
+    state = _below(own, state)
+    for number, part in enumerate(model.parts):  # under the names that each part uses
+        optimizer = optimizers[number] if optimizers else None
+        held = _part_state(part, optimizer)
+        entries = {key: state.get(_first_name(key, model.tied), value) for key, value in held.items()}
+        torch_states.set_model_state_dict(part, _below("model.", entries), options=OPTIONS)
+        if optimizer is not None:
+            torch_states.set_optimizer_state_dict(part, optimizer, _below("optimizer.", entries), options=OPTIONS)
     return facts
 
 
@@ -203,22 +204,13 @@ def _own_prefix(model, optimizers):
 
 def _part_state(part, optimizer):
     """Everything of one part under its own names: `model.<name>`, `optimizer.state.<name>.<moment>`, `optimizer.param_groups...`."""
-    entries = {f"model.{name}": value for name, value in get_model_state_dict(part, options=OPTIONS).items()}
+    entries = {
+        f"model.{name}": value for name, value in torch_states.get_model_state_dict(part, options=OPTIONS).items()
+    }
     if optimizer is not None:
-        moments = get_optimizer_state_dict(part, optimizer, options=OPTIONS)
+        moments = torch_states.get_optimizer_state_dict(part, optimizer, options=OPTIONS)
         entries |= {f"optimizer.{name}": value for name, value in moments.items()}
     return entries
-
-
-def _put(model, optimizers, state):
-    """Hand a loaded state to the parts, under the names that each part uses."""
-    for number, part in enumerate(model.parts):
-        optimizer = optimizers[number] if optimizers else None
-        own = _part_state(part, optimizer)
-        entries = {key: state.get(_first_name(key, model.tied), value) for key, value in own.items()}
-        set_model_state_dict(part, _below("model.", entries), options=OPTIONS)
-        if optimizer is not None:
-            set_optimizer_state_dict(part, optimizer, _below("optimizer.", entries), options=OPTIONS)
 
 
 def _below(prefix, entries):

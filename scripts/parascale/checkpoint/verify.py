@@ -103,13 +103,8 @@ class _Judge:
         differs = [name for name, tensor in self.expected.items() if not same_bits(held.get(name), tensor)]
         differs += [name for name in held if name not in self.expected]
         loss = self._loss(self._model(held)) if not differs else None
-        return {
-            "identical": not differs and loss == self.loss,
-            "differs": differs,
-            "tensors": len(held),
-            "optimizer": not all(map(_is_weight, held)),
-            "test_loss": loss,
-        }
+        found = {"identical": not differs and loss == self.loss, "differs": differs, "tensors": len(held)}
+        return found | {"optimizer": not all(map(_is_weight, held)), "test_loss": loss}
 
     @torch.no_grad()
     def _compare_transformers(self, folder):

@@ -40,10 +40,16 @@ def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
         )
     decoded = _best([row for row in rows if row["decoder"]]).get(chosen)
     if decoded:
-        parts.append(_from_file_to_tensor(decoded, unit, speeds[chosen]))
+        rate, a_core = decoded["samples_per_second"], decoded["samples"] / decoded["cpu_seconds"]
+        workers = f"{decoded['workers']} worker{'s' * (decoded['workers'] > 1)}" if decoded["workers"] else "no workers"
+        by = f"(decoder `{decoded['decoder']}`, {workers}), {a_core:,.0f} a second of a core"
+        parts.append(f"from file to tensor {rate:,.0f} {unit}/s {by}")
+        if rate < speeds[chosen] / 2:
+            parts[-1] += ": decoding takes most of the time, so a format that is read faster would gain little"
         if taken:
-            rate = f"{decoded['samples_per_second'] / taken:,.1f} {devices} of this kind"
-            parts.append(f"that keeps {rate} busy, which take {taken:,.0f} {unit}/s each by the plan")
+            parts.append(
+                f"that keeps {rate / taken:,.1f} {devices} of this kind busy, which take {taken:,.0f} {unit}/s each by the plan"
+            )
     return chosen, "; ".join(parts) + "."
 
 
@@ -51,13 +57,3 @@ def _best(rows):
     """format → its fastest row from a warm cache on disk."""
     rows = [row for row in rows if row["cache"] == "warm" and row["place"] == "disk"]
     return {row["format"]: row for row in sorted(rows, key=lambda row: row["samples_per_second"])}
-
-
-def _from_file_to_tensor(row, unit, read):
-    """The part of the reading rate that is left after decoding."""
-    rate, a_core = row["samples_per_second"], row["samples"] / row["cpu_seconds"]
-    workers = f"{row['workers']} worker{'s' * (row['workers'] > 1)}" if row["workers"] else "no workers"
-    said = f"from file to tensor {rate:,.0f} {unit}/s (decoder `{row['decoder']}`, {workers}), {a_core:,.0f} a second of a core"
-    if rate < read / 2:
-        said += ": decoding takes most of the time, so a format that is read faster would gain little"
-    return said

@@ -80,8 +80,7 @@ def write_rows(path, rows):
 
 def best_ceilings(folders):
     """Best rates of this machine, in bytes a second: `preadv`, the beginning of the largest file below the folders from the
-    page cache, and `memcpy`, memory to memory, each the best of a few times; with the file's `filesystem`.
-    """
+    page cache, and `memcpy`, memory to memory, each the best of a few times; with the file's `filesystem`."""
     files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     buffer = bytearray(BLOCK_BYTES)

@@ -103,16 +103,18 @@ def write_manifest(index, dataset, format_name, settings, output):
         raise DataError(f"{bad_message(dataset, bad)}\n{skip} Or repair or remove them, {again}.")
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "images",
-        "dataset": dataset,
-        "format": format_name,
+    written = sum(shard["inodes"] for shard in shards) + settings.shards * SHARD_INODES + FORMAT_INODES
+    lying = set().union(*(index.split(split).folders() for split in splits)) if format_name == "files" else ()
+    manifest = {"schema_version": SCHEMA_VERSION, "kind": "images", "dataset": dataset, "format": format_name}
+    manifest |= {
         "settings": {key: getattr(settings, key) for key in ("shards", "seed", "check", "bad_samples")},
         "classes": index.classes,
         "splits": splits,
         **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes")},
-        "inodes": _inodes(index, format_name, shards, settings),
+        "inodes": written
+        + len(shards)
+        + len(splits)
+        + len(lying),  # each shard has a table beside its file, and each split one
         "bad": bad,
     }
     write_json(output / MANIFEST, manifest)
@@ -123,17 +125,6 @@ def bad_message(dataset, bad):
     """The message that lists bad samples. bad: as in a shard's record or a manifest, {split, source, name, reason} each."""
     lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
     return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + shorten_list(lines, SHOWN, "\n  ")
-
-
-def _inodes(index, format_name, shards, settings):
-    """Files and folders of a format without its proof; for `files` with the images where they lie, and their folders.
-
-    shards: entries of the manifest, one a split and shard; each has a table beside its file, and each split has one.
-    """
-    lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
-    tables = len(shards) + len(index.splits)
-    written = sum(shard["inodes"] for shard in shards) + settings.shards * SHARD_INODES + FORMAT_INODES
-    return written + tables + len(lying)
 
 
 def _gather_split(images, records, settings, output):
@@ -154,16 +145,9 @@ def _gather_split(images, records, settings, output):
 
 def shard_identity(index, dataset, format_name, number, settings):
     """The source of a shard."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "dataset": dataset,
-        "format": format_name,
-        "shard": number,
-        "shards": settings.shards,
-        "seed": settings.seed,
-        "check": settings.check,
-        "source": {split: index.split(split).digest for split in index.splits},
-    }
+    found = {"schema_version": SCHEMA_VERSION, "dataset": dataset, "format": format_name, "shard": number}
+    found |= {key: getattr(settings, key) for key in ("shards", "seed", "check")}
+    return found | {"source": {split: index.split(split).digest for split in index.splits}}
 
 
 def finished_record(target, identity):
@@ -210,16 +194,9 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
         flushed = pool.submit(sync_path, file)
         digest = sha256(file)
         flushed.result()
-    facts = {
-        "file": file.name,
-        "samples": count,
-        "bytes": file.stat().st_size,
-        "sample_bytes": int(table["length"].sum()),
-        "sha256": digest,
-        "inodes": inodes,
-        "colour_spaces": dict(sorted(spaces.items())),
-    }
-    return facts, bad
+    sizes = {"samples": count, "bytes": file.stat().st_size, "sample_bytes": int(table["length"].sum())}
+    facts = {"file": file.name, **sizes, "sha256": digest, "inodes": inodes}
+    return facts | {"colour_spaces": dict(sorted(spaces.items()))}, bad
 
 
 def _fetch(images, number, check):

@@ -24,24 +24,13 @@ def convert_tokens(tokens, dataset, format_name, output):
         for split, array in arrays.items():
             path = partial / f"{split}.{module.SUFFIX}"
             module.write_tokens(path, array)
-            splits[split] = {
-                "file": path.name,
-                "tokens": len(array),
-                "bytes": path.stat().st_size,
-                "sha256": sha256(path),
-                "source": digests[split],
-            }
+            facts = {"file": path.name, "tokens": len(array), "bytes": path.stat().st_size, "sha256": sha256(path)}
+            splits[split] = facts | {"source": digests[split]}
             progress.add(array.nbytes)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "tokens",
-            "dataset": dataset,
-            "format": format_name,
-            "dtype": tokens.manifest["dtype"],
-            "splits": splits,
-            "bytes": sum(facts["bytes"] for facts in splits.values()),
-            "inodes": len(splits) + 3,  # manifest, cost and the folder
-        }
+        manifest = {"schema_version": SCHEMA_VERSION, "kind": "tokens", "dataset": dataset, "format": format_name}
+        manifest |= {"dtype": tokens.manifest["dtype"], "splits": splits}
+        manifest["bytes"] = sum(facts["bytes"] for facts in splits.values())
+        manifest["inodes"] = len(splits) + 3  # manifest, cost and the folder
         write_json(partial / MANIFEST, manifest)
     return manifest
 

@@ -27,10 +27,15 @@ def draw(label, settings, stream):
     turn = random.uniform(-0.35, 0.35)  # radians: a square stays a square and never looks like a diamond
     u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     inside = _inside(SHAPES[shape], u, v, random.uniform(0.26, 0.38))
-    bright = _texture(TEXTURES[texture], x, y, random)
+    # Where the texture is bright. Its angle is free: stripes run anywhere, checks turn with them.
+    angle, period = random.uniform(0, np.pi), random.uniform(0.11, 0.16)
+    phase = random.uniform(0, 2 * np.pi, 2)
+    waves = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / period + phase[0])
+    if TEXTURES[texture] == "checks":
+        waves *= np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
     # Any hues, but far enough apart in brightness to be seen.
     background, dark, light = (random.uniform(*span, 3) for span in ((90, 165), (0, 60), (195, 255)))
-    pixels = np.where(inside[..., None], np.where(bright[..., None], light, dark), background)
+    pixels = np.where(inside[..., None], np.where(waves[..., None] > 0, light, dark), background)
     pixels = pixels + random.normal(0.0, settings.noise, (size, size, 3))
     return pixels.clip(0, 255).astype(np.uint8)
 
@@ -70,14 +75,3 @@ def _inside(shape, u, v, radius):
         return (np.minimum(abs(u), abs(v)) < radius * 0.36) & (np.maximum(abs(u), abs(v)) < radius)
     # A triangle that stands on its base, its centre of mass near the origin.
     return (v < radius * 0.7) & (abs(u) < (v + radius * 1.1) * 0.6)
-
-
-def _texture(texture, x, y, random):
-    """Where the texture is bright. Its angle is free: stripes run anywhere, checks turn with them."""
-    angle, period = random.uniform(0, np.pi), random.uniform(0.11, 0.16)
-    phase = random.uniform(0, 2 * np.pi, 2)
-    first = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / period + phase[0])
-    if texture == "stripes":
-        return first > 0
-    second = np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
-    return first * second > 0

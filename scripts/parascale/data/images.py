@@ -66,14 +66,9 @@ def write_index(folder, root, classes, splits, notes):
     with atomic_folder(folder) as target:
         if callable(splits):
             splits = splits(target)
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "images",
-            "root": None if root is None else str(Path(root).resolve()),
-            "classes": list(classes),
-            "splits": {},
-            "notes": list(notes),
-        }
+        place = None if root is None else str(Path(root).resolve())
+        manifest = {"schema_version": SCHEMA_VERSION, "kind": "images", "root": place, "classes": list(classes)}
+        manifest |= {"splits": {}, "notes": list(notes)}
         for split, (rows, names) in splits.items():
             np.save(target / f"{split}.npy", rows)
             (target / f"{split}.names").write_bytes(names)

@@ -90,20 +90,24 @@ def measure(case):
 
 def _warm_passes(case):
     """(seconds to the first batch, passes, opens a sample). A first pass fills the cache, and the others begin where it began. Where
-    threads decode they continue it, so that they begin as they end.
-    """
+    threads decode they continue it, so that they begin as they end."""
     start = time.perf_counter()
     with opened(case) as reads:
         decoding = time.perf_counter() - start if case.io == "memory" else 0.0
         same = reads()
         first, *passes = (_one_pass(case, same if case.decoder else reads()) for _ in range(case.repeats + 1))
-        return decoding + first["first"], passes, None if case.decoder else _opens(reads())
+        if case.decoder:
+            return decoding + first["first"], passes, None
+        events, samples, reading = Counter(), 0, reads()
+        sys.addaudithook(lambda event, _: events.update([event]))  # it cannot be removed, so this comes last
+        while samples < COUNTED:
+            samples += next(reading)[0]
+        return decoding + first["first"], passes, events["open"] / samples
 
 
 def _cold_passes(case):
     """As `_warm_passes`. Each pass opens the files, and leaves none open or mapped, which would keep pages in the cache; of threads
-    that decode, it includes their start. Each reads in an order of its own: file servers and disks have caches that nothing here empties.
-    """
+    that decode, it includes their start. Each reads in an order of its own: file servers and disks have caches that nothing here empties."""
     with opened(case) as reads:
         next(reads())  # so that no import is counted
     passes = []
@@ -137,15 +141,6 @@ def _one_pass(case, reading, before=None):
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
-def _opens(reading):
-    """Files opened for each sample. An audit hook cannot be removed, so this comes last."""
-    events, samples = Counter(), 0
-    sys.addaudithook(lambda event, _: events.update([event]))
-    while samples < COUNTED:
-        samples += next(reading)[0]
-    return events["open"] / samples
-
-
 @contextlib.contextmanager
 def opened(case, repeat=0):
     """A function that yields (samples, bytes) of each read, from the first: once for a cold case, again and again for a warm one. What
@@ -156,8 +151,12 @@ def opened(case, repeat=0):
     rounds = range(1) if case.cache == "cold" else itertools.count()
     with contextlib.ExitStack() as stack:
         if case.window:
-            source, width = _windows_of(case)
-            work = functools.partial(_windows, width=width)
+            from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
+
+            flat = case.format == "flat"
+            tokens_N = Tokens(case.folder).split(SPLIT) if flat else open_tokens(case.folder, SPLIT)
+            source = Windows(tokens_N, case.window)
+            work = functools.partial(_windows, width=tokens_N.itemsize * (case.window + 1))
         else:
             source = open_images(case.folder, SPLIT, "auto" if case.io == "files" else case.io)
             stack.callback(source.close)
@@ -194,14 +193,6 @@ def _decoded(case, reader, order, rounds):
     here, there = itertools.tee(batch + number * len(reader) for number in rounds for batch in _batches(order))
     for numbers, _ in zip(here, samples.batches(there, case.workers, device), strict=True):
         yield len(numbers), int(lengths[numbers % len(reader)].sum())
-
-
-def _windows_of(case):
-    """(windows of a text, bytes of one)."""
-    from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
-
-    tokens_N = Tokens(case.folder).split(SPLIT) if case.format == "flat" else open_tokens(case.folder, SPLIT)
-    return Windows(tokens_N, case.window), tokens_N.itemsize * (case.window + 1)
 
 
 def _windows(case, windows, order, rounds, width):

@@ -26,7 +26,7 @@ COMPRESSED = {
     ".gz": "gzip",
     ".zst": "zstd",
     ".bz2": "bz2",
-}  # ending of a text that is read as it is unpacked → its codec
+}  # ending of a text that is unpacked as it is read → its codec
 PACKED = (".csv", ".parquet", ".arrow", ".tar", ".zip", ".h5", ".hdf5")  # beside or instead of folders of images
 SAVED = "state.json"  # in a folder of `datasets.save_to_disk`, which says which files there are the data
 SAVED_INFO = "dataset_info.json"  # beside it
@@ -179,8 +179,7 @@ def meant_by(pattern):
 
 def asked_for(pattern):
     """A function from a path that a glob found to whether it was asked for: hidden names, folders that begin with `__`, and files that
-    describe a data set must be. Raises ConfigError where `**` is but a part of a name.
-    """
+    describe a data set must be. Raises ConfigError where `**` is but a part of a name."""
     parts = pattern.split("/")
     if any("**" in part and part != "**" for part in parts):
         raise ConfigError(f"`{pattern}`: `**` must stand alone, as in `data/**/*.txt` (`data.source.files`)")
@@ -253,9 +252,7 @@ def sliced(pattern):
     if not isinstance(pattern, str):
         raise ConfigError(f"`data.source.files`: a path must be text, not {pattern!r}")
     match = SLICE.fullmatch(pattern)
-    if match:
-        return match["path"], match["first"], match["last"]
-    return pattern, None, None
+    return match.group("path", "first", "last") if match else (pattern, None, None)
 
 
 def require_no_names_of_splits(place, names):
@@ -270,8 +267,7 @@ def require_no_names_of_splits(place, names):
 
 def require_one_set(split, found):
     """Raise DataError where files may be a split twice, or not whole: by different names of the split, by the same name with different
-    endings, or with another part of `…-00000-of-00002`. found: path → the names of the split that are in it.
-    """
+    endings, or with another part of `…-00000-of-00002`. found: path → the names of the split that are in it."""
     first, names = next(iter(found.items()))
     parts = {}
     for path, others in found.items():

@@ -34,7 +34,12 @@ def verify_images(folder, index, dataset, settings):
         found += [f"{path}: its sha256 differs" for path, digest in digests.items() if sha256(path) != digest]
         images = index.split(split)
         bad = [sample["source"] for sample in manifest["bad"] if sample["split"] == split]
-        _check_complete(reader, images, bad, found)
+        # Each sample of the source once, in the shards or among the bad.
+        counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
+        if len(counts) > len(images):
+            found.append(f"{folder}, {split}: samples that the source does not have")
+        wrong = np.flatnonzero(counts[: len(images)] != 1).tolist()
+        found += [f"{images.name(i)}: {counts[i]} times in {split} instead of once" for i in wrong]
         with Progress(f"{folder} {split}", "samples", len(reader)) as progress:
             for shard, rows in enumerate(reader.shards()):
                 _compare_shard(reader, images, shard, rows, settings, progress, found)
@@ -61,15 +66,6 @@ def verify_tokens(folder, tokens, dataset):
     if found:
         raise _difference(folder, found)
     return {"format": manifest["format"], "dataset": dataset, "tokens": compared, "identical": True}
-
-
-def _check_complete(reader, images, bad, found):
-    """Each sample of the source once, in the shards or among the bad."""
-    counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
-    wrong = np.flatnonzero(counts[: len(images)] != 1).tolist()
-    if len(counts) > len(images):
-        found.append(f"{reader.folder}, {reader.split}: samples that the source does not have")
-    found += [f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once" for i in wrong]
 
 
 def _compare_shard(reader, images, shard, rows, settings, progress, found):

@@ -54,12 +54,8 @@ def offer_of(model) -> dict:
     missing, said = [axis for axis in PLANS if not hasattr(model, PLANS[axis])], getattr(model, "refusals", {})
     refusals = {axis: said.get(axis, f"it offers no `{PLANS[axis]}`") for axis in missing}
     layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]
-    return {
-        "name": type(model).__name__,
-        "layouts": layouts,
-        "refusals": refusals,
-        "units": [*getattr(model, "shard_units", ())],
-    }
+    offered = {"name": type(model).__name__, "layouts": layouts, "refusals": refusals}
+    return offered | {"units": [*getattr(model, "shard_units", ())]}
 
 
 def check_offer(offer: dict, layout) -> None:
@@ -67,8 +63,9 @@ def check_offer(offer: dict, layout) -> None:
     name = offer["name"]
     for axis, degree in layout.dimensions.items():
         if axis not in ("dp", *offer["layouts"]):
-            lacks = f"it offers no `{PLANS[axis]}`" if axis in PLANS else f"`PLANS` of {__name__} names no plan for it"
-            why = offer["refusals"].get(axis, lacks)
+            stored = "it was counted before this degree was there: run parascale check model"
+            unknown = stored if axis in PLANS else f"`PLANS` of {__name__} names no plan for it"
+            why = offer["refusals"].get(axis, unknown)
             raise ConfigError(
                 f"{name} cannot be trained with {axis} = {degree}: {why}. It can be trained as: {', '.join(offer['layouts'])}"
             )

@@ -112,10 +112,9 @@ class Calibration:
     @cached_property
     def _different(self) -> list[Observation]:
         """One observation of each set of runs that are equally fast, with the median of their steps."""
-        return [
-            dataclasses.replace(group[0], step_seconds=statistics.median(each.step_seconds for each in group))
-            for group in _equally_fast(self._ours).values()
-        ]
+        groups = _equally_fast(self._ours).values()
+        steps = [statistics.median(each.step_seconds for each in group) for group in groups]
+        return [dataclasses.replace(group[0], step_seconds=step) for group, step in zip(groups, steps, strict=True)]
 
     def same(self, run: Run) -> Any:
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
@@ -293,6 +292,7 @@ def observe_probe(folder: Path) -> Observation | None:
     if whole.vocabulary is None:
         workload = workload | {"steps": None}
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
+    extra = whole.extra_seconds + whole.resolved.workload.training.steps * (whole.step_seconds - step)
     return dataclasses.replace(
         whole,
         source="probe",
@@ -300,9 +300,7 @@ def observe_probe(folder: Path) -> Observation | None:
         startup_seconds=max(0.0, whole.extra_seconds - beside),
         save_seconds=statistics.median(saves) if saves else None,
         step_seconds=step,
-        extra_seconds=max(
-            0.0, whole.extra_seconds + whole.resolved.workload.training.steps * (whole.step_seconds - step)
-        ),
+        extra_seconds=max(0.0, extra),
         phases={name: statistics.median(line["seconds"].get(name, 0.0) for line in lines) for name in names},
     )
 

@@ -120,11 +120,8 @@ def _misfit(residuals: Any, degrees_of_freedom: float) -> float:
 
 
 def _by_price(factors: Any) -> dict[str, float]:
-    return {
-        price: math.exp(factor)
-        for (prices, *_), factor in zip(FITTED.values(), factors, strict=True)
-        for price in prices
-    }
+    fitted = zip(FITTED.values(), factors, strict=True)
+    return {price: math.exp(factor) for (prices, *_), factor in fitted for price in prices}
 
 
 def _residuals(prior: Rates, factors: Any, seen: Any, site: Site) -> Any:

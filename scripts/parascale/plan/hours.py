@@ -126,10 +126,8 @@ class Job:
         """Its row of `plan.json`; None is unknown."""
         row = {name: value for name, value in vars(self).items() if name not in ("charged", "worst")}
         row |= {"run": self.run, "parts": self.parts or (), "hours_expected": self.expected, "hours_worst": self.worst}
-        return row | {
-            "core_hours_expected": self.core_hours,
-            "core_hours_worst": self.worst and self.charged * self.worst,
-        }
+        worst = self.worst and self.charged * self.worst
+        return row | {"core_hours_expected": self.core_hours, "core_hours_worst": worst}
 
 
 def grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Job]]:

@@ -223,7 +223,7 @@ def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> dict[str, Any]:
     source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
     if known and all(each in jobs for each in _job_ids(record)):
         source, seconds = "sacct", sum(jobs[each].seconds for each in latest if each in jobs)
-        charged = sum(site.cores_charged(job.nodes, job.cores) * job.seconds / 3600 for job in known)
+        charged = sum(site.core_hours(job.nodes, job.seconds, job.cores) for job in known)
     predicted = prediction.get("wall_seconds")
     return {
         "run": name,

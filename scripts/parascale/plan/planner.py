@@ -12,15 +12,7 @@ from parascale.files import read_json
 from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration
-from parascale.plan.predict import (
-    IMAGE_BYTES,
-    DataFacts,
-    Prediction,
-    expected_facts,
-    predict,
-    run_steps,
-    time_limit,
-)
+from parascale.plan.predict import IMAGE_BYTES, DataFacts, Prediction, expected_facts, predict, run_steps, time_limit
 from parascale.plan.probes import probes
 from parascale.settings import Run, identity, strict
 from parascale.settings.project import Project

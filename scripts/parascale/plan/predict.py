@@ -102,7 +102,11 @@ def predict(
     make it fit.
     """
     facts = facts or expected_facts(run)
-    known = known or by_formula(run, site, facts)
+    if (
+        known is None
+    ):  # nobody knows which part of formulas' error is a run's own: all of it is shared, the careful side
+        rates = formula_rates(site, run.precision, facts.sample_bytes)
+        known = Known(rates=rates, shared=formula_error(site.device, run.layout.world_size))
     if run.workload.is_script:
         return _of_script(run, site, known)
     unknown = "vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload"
@@ -127,22 +131,12 @@ def predict(
     )
 
 
-def by_formula(run: Run, site: Site, facts: DataFacts) -> Known:
-    """What constants of a kind of device say of a run's prices. Nobody knows which part of their error is a run's own: all of it is
-    shared, which is the careful side."""
-    return Known(
-        rates=formula_rates(site, run.precision, facts.sample_bytes),
-        shared=formula_error(site.device, run.layout.world_size),
-    )
-
-
 def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: str | None = None) -> int:
     """Minutes: what 95 of 100 runs take × attempt, in steps of 5 minutes, cut to the partition's limit."""
     if prediction.wall_seconds is None:
         return math.floor(60 * (limits.max_hours(site, partition) or site.assumed.unknown_hours))
-    return limits.cut(
-        attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES), site, partition
-    )
+    minutes = attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES)
+    return limits.cut(minutes, site, partition)
 
 
 def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
@@ -229,7 +223,7 @@ def _in_all(
         "limit_seconds": quantile(parts, LIMIT),
         "parts": parts,
         "beside": beside,
-        "core_hours": site.cores_charged(run.layout.nodes) * wall / 3600,
+        "core_hours": site.core_hours(run.layout.nodes, wall),
     }
 
 

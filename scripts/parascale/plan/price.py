@@ -128,28 +128,17 @@ def _of_data(stage: str, name: str, planner: Planner) -> float:
     if size is None:
         wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
         raise Unknown(f"size of the data: download it, or give data.expected.{wanted} in the workload")
-    assumed, formats, shards = (
-        planner.site.assumed,
-        project.config.formats,
-        getattr(project.datasets[name], "shards", 1),
-    )
+    assumed, formats, data = planner.site.assumed, project.config.formats, project.datasets[name]
+    shards = getattr(data, "shards", 1)
+    named = [file for entry in data.source.files.values() for file in (entry if isinstance(entry, list) else [entry])]
+    flat = any(re.search(r"\.(bin|npy)(\[|$)", str(file).lower()) for file in named)  # also slices (`tokens.bin[:50%]`)
     rate, jobs = assumed.save_gigabytes_per_second * 1e9, 1
     if of_images and stage == "convert":
-        rate, jobs = (
-            min(rate, assumed.decode_megabytes_per_second * 1e6) if formats.check == "decode" else rate,
-            formats.shards,
-        )
-    elif stage == "encode" or (
-        stage == "prepare" and not of_images and shards == 1 and not _has_flat_tokens(project.datasets[name])
-    ):
+        decoded = assumed.decode_megabytes_per_second * 1e6
+        rate, jobs = min(rate, decoded) if formats.check == "decode" else rate, formats.shards
+    elif stage == "encode" or (stage == "prepare" and not of_images and shards == 1 and not flat):
         rate, jobs = assumed.data_megabytes_per_second * 1e6, shards
     return size / rate / jobs
-
-
-def _has_flat_tokens(data: Any) -> bool:
-    """Whether the files of a dataset, of which slices may be named (`tokens.bin[:50%]`), are flat tokens."""
-    named = [file for entry in data.source.files.values() for file in (entry if isinstance(entry, list) else [entry])]
-    return any(re.search(r"\.(bin|npy)(\[|$)", str(file).lower()) for file in named)
 
 
 def _of_run(stage: str, name: str, planner: Planner, processes: int) -> float:

@@ -158,12 +158,9 @@ def _counts(training: Any, layout: Layout) -> list[int]:
 
 def _cut(workload: Any, layout: Layout, saving: Any, precision: Any, site: Site, count: int) -> Run:
     """The Run with so many parts: micro-batches of a pipeline, else accumulated ones."""
-    micro_batches = layout.micro_batches
     if layout.pp == 1:
-        workload = workload.in_parts(count * workload.training.accumulate)
-    else:
-        micro_batches = count
-    layout = replace(layout, activation_checkpointing=saving, micro_batches=micro_batches)
+        workload, count = workload.in_parts(count * workload.training.accumulate), layout.micro_batches
+    layout = replace(layout, activation_checkpointing=saving, micro_batches=count)
     return row_of(workload, layout, precision, site)
 
 

@@ -86,12 +86,8 @@ def _read_sinfo(text: str, nodes: dict[str, Any], partitions: Any) -> None:
     for number, row in enumerate(dict(zip(head, line, strict=False)) for line in lines):
         name, count = row["PARTITION"].rstrip("*"), int(row.get("NODES", 1))
         sockets, cores, threads = map(int, row["S:C:T"].replace("+", "").split(":"))
-        node: dict[str, Any] = {
-            "Partitions": name,
-            "RealMemory": row.get("MEMORY", "0").rstrip("+"),
-            "Gres": row.get("GRES", ""),
-        }
-        node |= {"CoresPerSocket": sockets * cores, "CPUTot": sockets * cores * threads}
+        node: dict[str, Any] = {"Partitions": name, "RealMemory": row.get("MEMORY", "0").rstrip("+")}
+        node |= {"Gres": row.get("GRES", ""), "CoresPerSocket": sockets * cores, "CPUTot": sockets * cores * threads}
         nodes |= {f"{name}-{number}-{each}": node for each in range(count)}
         known = int(partitions.get(name, {}).get("TotalNodes", 0))
         default = "YES" if row["PARTITION"].endswith("*") else "NO"

@@ -86,9 +86,8 @@ def _shares_of(plan: Plan) -> Iterator[str]:
     """What makes a Plan's worst case, what trainings and parity runs cost of it, and its dearest runs."""
     rules = _sums((job for job in plan.jobs if job.nodes), lambda job: job.rule)
     above = {rule: each["core_hours_worst"] - each["core_hours_expected"] for rule, each in rules.items()}
-    if most := ", ".join(
-        f"{rule} {above[rule]:+,.1f}" for rule in sorted(above, key=lambda rule: -above[rule])[:NAMED]
-    ):
+    furthest = sorted(above, key=lambda rule: -above[rule])[:NAMED]
+    if most := ", ".join(f"{rule} {above[rule]:+,.1f}" for rule in furthest):
         yield f"At worst, with time limits of short jobs used up, furthest above the expected price: {most}"
     kinds = _sums(plan.jobs, lambda job: KINDS.get(job.kind, OTHERS))
     known = [name for name in (*KINDS.values(), OTHERS) if name in kinds and kinds[name]["core_hours_high"]]

@@ -290,9 +290,8 @@ def rank_time(rank: Any, work: Any, prices: Prices) -> RankTime:
 
     if gather or reduce:
         # The first block's gather and the last one's reduction have nothing beside them; the end's have one block.
-        communication += (
-            gather + reduce + beside(forward + bare[0], end_gather) + beside(backward + bare[1], end_reduce)
-        )
+        ends = beside(forward + bare[0], end_gather), beside(backward + bare[1], end_reduce)
+        communication += gather + reduce + ends[0] + ends[1]
         communication += (rank.blocks - 1) * beside(forward + bare[0], gather)
         communication += (rank.blocks - 1) * beside(backward + bare[1], again + reduce) + again
     last = gradients / rank.buckets

@@ -137,13 +137,8 @@ def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
 
 
 def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
-    layout, fused, batch, kind, linked = (
-        run.layout,
-        run.layout.compile,
-        rank.batch,
-        gpu_kind(site),
-        site.node_pairs and site.gpus_per_node,
-    )
+    layout, fused, batch, kind = run.layout, run.layout.compile, rank.batch, gpu_kind(site)
+    linked = site.node_pairs and site.gpus_per_node
     longer = 1 + kind["attention_start"] / max(run.workload.sizes)
     operations = sizes.block_operations(batch, fused)
     forward, backward = _loads(operations, kind["wave"], longer)
@@ -214,22 +209,15 @@ def _loads(operations: Operations, wave: float, longer: float = 1.0) -> tuple[Lo
         filled = rows + (-rows % TILE if wave else 0)
         flops += product.flops
         waste += 2 * inner * (min(wave, filled * outputs) + (filled - rows) * outputs)
-        back += 2 * (
-            outputs * (min(wave, filled * inner) + (filled - rows) * inner) + rows * min(wave, inner * outputs)
-        )
+        half_empty = outputs * (min(wave, filled * inner) + (filled - rows) * inner)
+        back += 2 * (half_empty + rows * min(wave, inner * outputs))
         # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
         moved += (rows * outputs if wave else product.elements) * operations.element
         moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element
     beside, attention = operations.moved, operations.attention * longer
-    return (
-        Load(flops + waste, attention, beside + operations.drawn + moved, operations.kernels),
-        Load(
-            BACKWARD * flops + back,
-            ATTENTION_BACKWARD * attention,
-            BACKWARD * beside + moved_back,
-            BACKWARD * operations.kernels,
-        ),
-    )
+    forward = Load(flops + waste, attention, beside + operations.drawn + moved, operations.kernels)
+    sizes = BACKWARD * flops + back, ATTENTION_BACKWARD * attention, BACKWARD * beside + moved_back
+    return forward, Load(*sizes, BACKWARD * operations.kernels)
 
 
 def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:

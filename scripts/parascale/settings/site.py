@@ -189,6 +189,10 @@ class Site:
             return cores
         return nodes * (self.cores(partition) or 1)
 
+    def core_hours(self, nodes: int, seconds: float, cores: int | None = None) -> float:
+        """Core-hours that a job of so many seconds is charged; arguments as of `cores_charged`."""
+        return self.cores_charged(nodes, cores) * seconds / 3600
+
     def threads(self, processes: int) -> int:
         """Cores that each of `processes` processes of a machine computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)

@@ -26,10 +26,10 @@ class Clock:
     """
 
     def __init__(self, device):
+        self.now, self.between = time.perf_counter, lambda start, end: end - start
         if device.type == "cuda":
-            self.now, self.between = _record_event, _seconds_between_events
-        else:
-            self.now, self.between = time.perf_counter, lambda start, end: end - start
+            self.now = lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+            self.between = _seconds_between_events
         self.reset()
 
     def reset(self):
@@ -85,12 +85,6 @@ def seconds_of(phases, runs, between):
     return {"total": total, **seconds}
 
 
-def _record_event():
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def _seconds_between_events(start, end):
     end.synchronize()
     return start.elapsed_time(end) / 1000
@@ -126,17 +120,12 @@ class StepProfiler(ChosenSteps):
         self.profile.stop()
         with atomic_path(self.folder / "trace.json.gz") as partial:
             self.profile.export_chrome_trace(str(partial))
-        operators = [
-            {
-                "name": average.key,
-                "calls": average.count,
-                "cpu_seconds": average.self_cpu_time_total / 1e6,
-                "device_seconds": average.self_device_time_total / 1e6,
-            }
-            for average in self.profile.key_averages()
-        ]
-        operators.sort(key=lambda operator: (-operator["device_seconds"], -operator["cpu_seconds"]))
-        write_json(self.folder / "operators.json", operators[:OPERATORS])
+        averages = self.profile.key_averages()
+        found = [(each.key, each.count, each.self_cpu_time_total, each.self_device_time_total) for each in averages]
+        names = ("name", "calls", "cpu_seconds", "device_seconds")
+        longest = sorted(found, key=lambda each: (-each[3], -each[2]))[:OPERATORS]
+        rows = [(name, calls, cpu / 1e6, device / 1e6) for name, calls, cpu, device in longest]
+        write_json(self.folder / "operators.json", [dict(zip(names, row, strict=True)) for row in rows])
 
 
 class AttentionSeen(ChosenSteps):

@@ -154,7 +154,7 @@ class Pass:
                 if ROLES[role]:
                     module.register_forward_hook(partial(self._gathered, role))
                 if role in OF_SEQUENCE:
-                    module.register_forward_pre_hook(self._takes_whole)
+                    module.register_forward_pre_hook(lambda _, inputs: self.live.place(WHOLE, *tensors_of(inputs)))
             if self.held.isdisjoint(own.values()):
                 module.register_forward_pre_hook(lambda _, __, own=own: self._ends().update(own.values()))
         for block in self.blocks:
@@ -172,9 +172,6 @@ class Pass:
         for each in tensors_of(inputs):
             if each.requires_grad:
                 each.register_hook(lambda gradient: self.live.place(self.live.rest, gradient))
-
-    def _takes_whole(self, module: Any, inputs: Any) -> None:
-        self.live.place(WHOLE, *tensors_of(inputs))
 
     def _enter(self, module: Any, inputs: Any) -> None:
         self.live.above(0)

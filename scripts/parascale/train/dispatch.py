@@ -17,9 +17,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from parascale.parallel.recompute import DEAR, PRODUCTS
 
-SPLIT, SEQUENCE, WHOLE = range(
-    3
-)  # parts of an amount: what tensor parallelism splits, what it splits with the sequence, what it does not
+# Parts of an amount: what tensor parallelism splits, what it splits with the sequence, what it does not.
+SPLIT, SEQUENCE, WHOLE = range(3)
 AMOUNTS = ("attention", "moved", "joined", "drawn", "masks")
 MATRICES = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # of torch's attention
@@ -163,7 +162,9 @@ class LiveBytes(TorchDispatchMode):
             self._join(inputs, made)
             work.amounts["moved"][moved] += accessed
             return
-        self._end_stretch(inputs)
+        for each in inputs:  # a product begins: what it takes was written
+            self._write(self.held.get(key_of(each)))
+        self.stretch, self.read = self.stretch + 1, set()
         if "attention" not in str(function):
             self._multiply(function, inputs, results, split, part)
             return
@@ -202,15 +203,8 @@ class LiveBytes(TorchDispatchMode):
                 continue
             self.read.add(key)
             self._write(held)
-            self.work.amounts["joined"][held.part if held else self.rest] += (
-                held.size if held else min(_size(each), made)
-            )
-
-    def _end_stretch(self, inputs: Any) -> None:
-        """A product begins: what it takes was written."""
-        for each in inputs:
-            self._write(self.held.get(key_of(each)))
-        self.stretch, self.read = self.stretch + 1, set()
+            size = held.size if held else min(_size(each), made)
+            self.work.amounts["joined"][held.part if held else self.rest] += size
 
     def _write(self, held: Held | None) -> None:
         if held and held.stretch is not None and not held.written:

@@ -34,10 +34,14 @@ def place():
 
 
 def host():
-    """This node without its GPUs; None for what it does not tell. Memory in bytes."""
+    """This node without its GPUs; None for what it does not tell. Memory in bytes. Linux names no model of processors of Arm: there the
+    architecture stands for it."""
+    processor = platform.machine()
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     return {
         "host": slurm.node_name(),
-        "cpu": _processor(),
+        "cpu": processor,
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
         "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB
@@ -52,13 +56,6 @@ def distinct(machines):
         facts = {name: value for name, value in machine.items() if name != "host"}
         kinds.setdefault(tuple(facts.items()), facts | {"hosts": []})["hosts"].append(machine["host"])
     return [kind | {"hosts": list(dict.fromkeys(kind["hosts"]))} for kind in kinds.values()]
-
-
-def _processor():
-    """The processor's model as Linux names it; on Arm it names none, and the architecture stands for it."""
-    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return platform.machine()
 
 
 class Gpus:

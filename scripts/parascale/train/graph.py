@@ -31,9 +31,8 @@ class _Types(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
-        self.seen |= {
-            each.dtype for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad
-        }
+        tensors = (each for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+        self.seen |= {each.dtype for each in tensors if each.requires_grad}
         return result
 
 
@@ -89,10 +88,8 @@ def _foresees(workload, outputs, parameters) -> bool:
     window = workload.training.window
     if window < 2 or parameters + window * outputs > WHOLE:
         return False
-    with (
-        torch.random.fork_rng(devices=[]),
-        suppress(Exception),
-    ):  # an error of the model's own is shown by the passes that follow
+    # An error of the model's own is shown by the passes that follow.
+    with torch.random.fork_rng(devices=[]), suppress(Exception):
         torch.manual_seed(0)
         model = build_model(workload.model, outputs, *workload.sizes).eval()
         for each in model.parameters():

@@ -63,12 +63,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """
     rounded = _rounded_to(run, baseline_folder)
     tolerance = tolerance or TOLERANCES[rounded]
-    verdict = {
-        "steps": run.workload.training.steps,
-        "precision": run.precision,
-        "narrowest_type": rounded,
-        "tolerances": asdict(tolerance),
-    }
+    verdict = {"steps": run.workload.training.steps, "precision": run.precision}
+    verdict |= {"narrowest_type": rounded, "tolerances": asdict(tolerance)}
     steps, expected = (RunFolder(place).read_steps() for place in (folder, baseline_folder))
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
@@ -99,9 +95,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     if rounded != run.precision:
         reason += f"; the tolerance is that of {rounded}, to which the model itself converts"
     if unjudged:
-        reason += (
-            f"; {100 * unjudged:.2g} % of the weights, whose gradients are of the size of rounding, are not judged"
-        )
+        part = f"{100 * unjudged:.2g} % of the weights"
+        reason += f"; {part}, whose gradients are of the size of rounding, are not judged"
     return verdict | {
         "verdict": "different" if faults else "same",
         "reason": reason,
@@ -149,9 +144,7 @@ def _rounded_to(run, folder):
 def smallest_gradient(run, steps, checkpoint, precision=None):
     """The size below which an element's gradients, as their moments have them, are nothing but rounding.
 
-    precision: of what rounds them, default: the run's.
-
-    steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted.
+    steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted. precision: default: the run's.
     """
     norms = [line["grad_norm"] for line in steps if line["grad_norm"] is not None and math.isfinite(line["grad_norm"])]
     applied = min(statistics.median(norms), run.workload.optim.clip_norm or math.inf) if norms else 0.0

@@ -200,7 +200,7 @@ def summarise(run, site, steps, attempts, facts):
         "phases": dict(phases),
         # As a share of the whole, as it is measured.
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
-        "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
+        "core_hours": site.core_hours(layout.nodes, wall_seconds),
     }
 
 

@@ -52,7 +52,11 @@ def train(job, node, run, saved, ended):
         machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]
         described |= {"parameters": None, "vocabulary": None, "excluded": {}}
         described |= {"hosts": [each["host"] for each in machines], "machines": distinct(machines)}
-        publish(job, record, lease, described, {"peak_memory_bytes": _peak(job)}, partial(_fill, job))
+        # The most bytes that a sample saw of a process, or on a GPU.
+        kind = "gpu" if job.site.device == "cuda" else "rank"
+        devices = (device for device in read_samples(sample_files(job.work)) if device.kind == kind)
+        most = max((int(value) for device in devices for value in device.known("memory_bytes")), default=None)
+        publish(job, record, lease, described, {"peak_memory_bytes": most}, partial(_fill, job))
     return code
 
 
@@ -94,11 +98,3 @@ def _fill(job, folder):
     paths = [path for path in sorted(kept.rglob("*")) if path.is_file() and path != kept / MANIFEST]
     files = describe_files(kept, [path.relative_to(kept) for path in paths])
     write_manifest(kept, {"run": job.run.run, "script": job.run.workload.command}, files)
-
-
-def _peak(job):
-    """The most bytes that a sample saw of a process, or on a GPU; None without one."""
-    kind = "gpu" if job.site.device == "cuda" else "rank"
-    devices = (device for device in read_samples(sample_files(job.work)) if device.kind == kind)
-    most = max((value for device in devices for value in device.known("memory_bytes")), default=None)
-    return None if most is None else int(most)

@@ -44,11 +44,9 @@ class RunState:
         self.lead = self.mesh.rank == 0
         self.files, self.record = RunFolder(job.work), Recorder(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
-        self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
-            self.counted: {}
-        }
-        asynchronous = job.run.workload.training.checkpoint_async
-        self.saver = store.Saver(self.mesh, asynchronous)
+        names = ("validation_loss", "best_validation_loss", "best_step", "test_loss")
+        self.facts = dict.fromkeys(names) | {self.counted: {}}
+        self.saver = store.Saver(self.mesh, job.run.workload.training.checkpoint_async)
         self.memory = Memory(model.parts, self.mesh.device)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
@@ -60,9 +58,7 @@ class RunState:
 
     def begin(self, steps, outputs, excluded):
         """Take the run over, and give the model the weights of its newest whole checkpoint if there is one, or those that it begins
-        with; returns the first step to do.
-
-        None: another job has finished this training meanwhile, and it is published.
+        with; returns the first step to do, or None: another job has finished this training meanwhile, and it is published.
 
         outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
         """
@@ -92,8 +88,7 @@ class RunState:
 
     def _take_over(self):
         """Hold the lease of the work folder, and say there what is trained. Returns when the holder before, if it died, gave its
-        last sign, and whether the training is finished.
-        """
+        last sign, and whether the training is finished."""
         self.job.check_data()  # it is open by now
         self.lease, died_at, job, self.continued_code = acquire_run(self.job)
         if job is None:
@@ -194,7 +189,8 @@ class RunState:
         return {"checkpoint_seconds": time.perf_counter() - started}
 
     def _save(self, kind, step, optimizers, **more):
-        facts = {
+        # A copy, because the facts go on changing while the checkpoint is written.
+        values = {
             "run": self.job.run.run,
             "step": step,
             "evaluation": self.facts,
@@ -202,8 +198,7 @@ class RunState:
             "meaning": meaning_of(self.job.known_data),
             **more,
         }
-        # A copy, because the facts go on changing while the checkpoint is written.
-        facts = copy.deepcopy(facts)
+        facts = copy.deepcopy(values)
 
         def drop_old():
             kept = whole_checkpoints(self.files.checkpoints)

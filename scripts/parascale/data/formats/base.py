@@ -196,8 +196,7 @@ class SplitReader:
 
 class ByteReader(SplitReader):
     """Samples that lie as they are, in shards: read by `pread`, which moves no position that threads would share, or copied from
-    mapped memory.
-    """
+    mapped memory."""
 
     CALLS = ("pread", "mmap")
     MERGES = True

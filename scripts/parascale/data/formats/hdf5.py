@@ -19,10 +19,8 @@ class Hdf5Writer(BlockWriter):
     """Reserves the dataset's place first, then writes the samples there directly."""
 
     def __init__(self, path, images, data_bytes):
-        start = 0
         with h5py.File(path, "w", libver=("v110", "v110")) as file:
-            if data_bytes:
-                start = _reserve(file, data_bytes)
+            start = _reserve(file, data_bytes) if data_bytes else 0
         super().__init__(path, images, data_bytes, start)
         self._start = start
 

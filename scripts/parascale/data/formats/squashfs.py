@@ -40,13 +40,8 @@ class SquashfsWriter(ShardWriter):
             raise RequirementError(
                 "the format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or newer, or leave the format out"
             )
-        self._process = subprocess.Popen(
-            ["mksquashfs", "-", str(path), *OPTIONS, *QUIET],
-            bufsize=BLOCK_BYTES,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        command, pipe = ["mksquashfs", "-", str(path), *OPTIONS, *QUIET], subprocess.PIPE
+        self._process = subprocess.Popen(command, BLOCK_BYTES, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         self._count = 0
 
     def append(self, data, label, source):

@@ -22,17 +22,12 @@ def is_archive(name):
 def unpack(archive, name, folder):
     """Unpack an archive into a folder. DataError for an entry that would land outside it or replace a file of other content."""
     try:
-        if name.lower().endswith(".zip"):
-            _unpack_zip(archive, name, folder)
-        else:
-            _unpack_tar(archive, name, folder)
+        (_unpack_zip if name.lower().endswith(".zip") else _unpack_tar)(archive, name, folder)
     except tarfile.FilterError as error:
         raise DataError(f"{name}: unsafe archive: {error}") from None
     except ParascaleError:
         raise
-    except (
-        Exception
-    ) as error:  # the libraries raise many kinds for damage, passwords, and compressions that they do not know
+    except Exception as error:  # the libraries raise many kinds, for damage, passwords and unknown compressions
         if is_full_disk(error):
             raise
         raise DataError(
@@ -82,7 +77,11 @@ def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
 
 def _unpack_zip(archive, name, folder):
     with opened_zip(archive, name) as bundle:
-        _refuse_overlap(bundle, name)
+        end, before = 0, ""
+        for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
+            if entry.header_offset < end:  # one of them is not what was packed, or all unpack to more than there is
+                raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
+            end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename
         for entry in bundle.infolist():
             entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
             path = PurePosixPath(entry.filename)
@@ -97,15 +96,6 @@ def _unpack_zip(archive, name, folder):
                 bundle.extract(entry, folder)
             elif not _is_same(target, bundle.open(entry)):
                 raise _taken(name, entry.filename)
-
-
-def _refuse_overlap(bundle, name):
-    """Raise DataError where entries share bytes: one of them is not what was packed, or all unpack to more than there is."""
-    end, before = 0, ""
-    for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
-        if entry.header_offset < end:
-            raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
-        end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename
 
 
 def _is_same(target, stream):

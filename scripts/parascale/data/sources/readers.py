@@ -190,8 +190,7 @@ def _json_values(path):
 
 def csv_rows(path, columns, role, errors="strict"):
     """(number of the line, values) of each row of a CSV. Each value is the text that it is: libraries take `NA` for nothing and `007` for a
-    number. role: of the columns, for the remedy where one is missing. errors: what to do with bytes that are not UTF-8, as for `open`.
-    """
+    number. role: of the columns, for the remedy where one is missing. errors: what to do with bytes that are not UTF-8, as for `open`."""
     csv.field_size_limit(1 << 30)
     with _opened(path) as handle:
         lines = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", errors, newline=""), strict=True)

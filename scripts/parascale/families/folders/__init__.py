@@ -4,10 +4,6 @@ from parascale.families.kind import Kind
 
 KINDS = {
     "transformers": Kind(
-        task="language_model",
-        settings="settings:Folder",
-        model="modules:FolderModel",
-        degrees=("fsdp", "tp", "pp"),
-        export="export",
+        "language_model", "settings:Folder", "modules:FolderModel", ("fsdp", "tp", "pp"), export="export"
     )
 }

@@ -67,9 +67,8 @@ class Folder(Model):
             )
         self._check_layout(run.layout, described)
         check_counted(self, run.layout, _declared(self.folder, described.get("model_type")))
-        mixture = next(
-            (key for key, value in described.items() if "experts" in key and type(value) is int and value), None
-        )
+        experts = (key for key, value in described.items() if "experts" in key and type(value) is int and value)
+        mixture = next(experts, None)
         if mixture and "fp64" in (run.precision, run.workload.parity_precision):
             raise ConfigError(
                 f"the model in {self.folder} is a mixture of experts (`{mixture}` = {described[mixture]}), whose product of matrices in "

@@ -3,11 +3,5 @@
 from parascale.families.kind import Kind
 
 KINDS = {
-    "xresnet": Kind(
-        task="classification",
-        usual=True,
-        settings="settings:XResNet",
-        degrees=("fsdp",),
-        model="modules:XResNet",
-    ),
+    "xresnet": Kind("classification", "settings:XResNet", "modules:XResNet", degrees=("fsdp",), usual=True),
 }

@@ -38,43 +38,19 @@ def config(model, weights, window):
 
     weights: our names → tensors, of which their shapes are looked at.
     """
-    shared = {
-        "vocab_size": weights[VOCABULARY].shape[0],
-        "tie_word_embeddings": model.tied,
-        "bos_token_id": 1,
-        "eos_token_id": 1,
-    }
+    found = {"vocab_size": weights[VOCABULARY].shape[0], "tie_word_embeddings": model.tied}
+    found |= {"bos_token_id": 1, "eos_token_id": 1, "model_type": architecture(model)}
     if architecture(model) == GPT2:
-        return shared | {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "n_positions": window,
-            "n_embd": model.dim,
-            "n_layer": model.layers,
-            "n_head": model.heads,
-            "n_inner": model.hidden_width,
-            "activation_function": ACTIVATIONS[model.activation],
-            "layer_norm_epsilon": model.norm_eps,
-            "attn_pdrop": model.dropout,
-            "embd_pdrop": model.dropout,
-            "resid_pdrop": model.dropout,
-        }
-    return shared | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": model.dim,
-        "intermediate_size": model.hidden_width,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads or model.heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": window,
-        "rms_norm_eps": model.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
-        "attention_bias": model.bias,
-        "mlp_bias": model.bias,
-        "attention_dropout": model.dropout,
-    }
+        found |= {"n_positions": window, "n_embd": model.dim, "n_layer": model.layers, "n_head": model.heads}
+        found |= {"n_inner": model.hidden_width, "activation_function": ACTIVATIONS[model.activation]}
+        found |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout)
+        return found | {"architectures": ["GPT2LMHeadModel"], "layer_norm_epsilon": model.norm_eps}
+    found |= {"hidden_size": model.dim, "intermediate_size": model.hidden_width, "num_hidden_layers": model.layers}
+    found |= {"num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads or model.heads}
+    found |= {"hidden_act": "silu", "max_position_embeddings": window, "rms_norm_eps": model.norm_eps}
+    found |= {"attention_bias": model.bias, "mlp_bias": model.bias, "attention_dropout": model.dropout}
+    rotation = {"rope_type": "default", "rope_theta": ROTARY_BASE}
+    return found | {"architectures": ["LlamaForCausalLM"], "rope_parameters": rotation}
 
 
 def architecture(model):

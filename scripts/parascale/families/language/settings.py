@@ -18,12 +18,7 @@ class Transformer(Model):
     )
     layers: int = option("Transformer blocks; in an encoder-decoder, blocks of each half", default=2, low=1, high=10**4)
     hidden: int | None = option("width of the feed-forward layer; default: 4 × `dim`", default=None, low=1)
-    dropout: Number = option(
-        "dropout probability",
-        default=0.0,
-        low=0.0,
-        high=0.99,
-    )
+    dropout: Number = option("dropout probability", default=0.0, low=0.0, high=0.99)
     dropout_masks: Literal["same", "per-rank"] = option(
         "`same`: dropout's masks are the same in every layout, for which attention is not fused in training; `per-rank`: each rank draws "
         "those of attention within torch's kernels, fused on GPUs, and layouts cannot be compared",

@@ -64,28 +64,15 @@ def products_of(matrices, tokens, tp):
     """The Products of matrices with `tokens` rows, of a rank of `tp`."""
     return tuple(
         Product(
-            tokens,
-            matrix.inputs / (1 if matrix.columns else tp),
-            matrix.outputs / (tp if matrix.columns else 1),
-            matrix.again,
+            tokens, each.inputs / (1 if each.columns else tp), each.outputs / (tp if each.columns else 1), each.again
         )
-        for matrix in matrices
+        for each in matrices
     )
-
-
-def split_and_whole(matrices):
-    """Elements that tensor parallelism splits, and those that each rank holds whole."""
-    biases = {columns: sum(m.outputs for m in matrices if m.bias and m.columns == columns) for columns in (True, False)}
-    return sum(matrix.weights for matrix in matrices) + biases[True], biases[False]
 
 
 def shared_width(model, batch):
     """Width of keys and of values as ranks exchange them: those of a group are repeated where there are too few for all ranks."""
     return kv_width(model) * (repeats(batch.cp, (model.kv_heads or model.heads) // batch.tp) if batch.cp > 1 else 1)
-
-
-def norm_elements(model):
-    return model.dim * (2 if model.norm == "layer" and model.bias else 1)
 
 
 def is_explicit(model, batch):
@@ -158,15 +145,17 @@ class TransformerSizes(Sizes):
 
     def __init__(self, model, vocabulary, window):
         self.model, self.vocabulary, self.window = model, vocabulary, window
-        matrices, norm = block_matrices(model), norm_elements(model)
+        matrices, norm = block_matrices(model), model.dim * (2 if model.norm == "layer" and model.bias else 1)
         self.cut = True
         self.layers, self.tied, self.targets = model.layers, model.tied, window
         self.embedding_split = self.head = vocabulary * model.dim
         self.embedding_whole = window * model.dim if model.position == "learned" else 0
-        self.block_split, whole = split_and_whole(matrices)
-        self.block_whole = whole + 2 * norm
+        # Tensor parallelism splits matrices and the biases of columns; each rank holds the others whole.
+        weights = sum(matrix.weights for matrix in matrices)
+        self.block_split = weights + sum(matrix.outputs for matrix in matrices if matrix.bias and matrix.columns)
+        self.block_whole = 2 * norm + sum(matrix.outputs for matrix in matrices if matrix.bias and not matrix.columns)
         self.norm = norm if model.pre_norm else 0
-        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * mixed_width(model))
+        self.block_flops = window * (2 * weights + 4 * window * mixed_width(model))
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
