@@ -306,6 +306,10 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
     for target in (f"{tmp_path}/sees.py:Unused", make_folder(tmp_path / "encoder", "BERT")):
         with pytest.raises(ConfigError, match="sees tokens that come later"):
             looked_at(target, "--window", "16")
+    (tmp_path / "fails.py").write_text(UNUSED.replace("return hidden_BTD", "return None"))
+    assert looked_at(f"{tmp_path}/fails.py:Unused", "--window", "16")[-1].startswith(
+        "its gradients are unknown: a pass"
+    )
     other = make_folder(tmp_path / "bin", "Llama")
     (other / "model.safetensors").rename(other / "pytorch_model.bin")
     (said,) = (line for line in looked_at(other, "--window", "16") if line.startswith("not weights: true: "))

@@ -133,6 +133,9 @@ def test_a_plan_names_its_largest_assumptions(tmp_path):
     slow = dataclasses.replace(planner.site, assumed=dataclasses.replace(planner.site.assumed, startup_seconds=1e6))
     planner = Planner(dataclasses.replace(planner.project, site=slow))
     assert "starts" in budget.make_plan(jobs(), planner).assumptions[0]
+    planner = Planner(planner.project)
+    planner.predicted = lambda run, predict=planner.predicted: dataclasses.replace(predict(run), basis="history")
+    assert not any("steps" in line or "starts" in line for line in budget.make_plan(jobs(), planner).assumptions)
 
 
 def test_the_cap_refuses_and_says_so(tmp_path):

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parascale.families import model_sizes
+from parascale.families.language.sizes import HASH_KERNELS, attention_operations
 from parascale.families.sizes import MicroBatch, Operations, Product
 from parascale.parallel.precision import HALF, Copies
 from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
@@ -225,3 +226,28 @@ def test_fewer_rows_than_a_tile_has_cost_as_much_on_gpus():
     for wave in (whole, 1e5, 1e9):
         assert of(16, wave)[0] == pytest.approx(of(TILE, wave)[0])
     assert of(16, 0) == (tile / 8, tile / 4)
+
+
+def of_products(operations):
+    return sum(each.rows * each.inner * each.outputs for each in operations.products)
+
+
+def test_tensor_parallelism_splits_the_output_layer():
+    sizes = model_sizes(GPT_350M, VOCABULARY, 1024)
+    one, four = (sizes.ends_operations(MicroBatch(8, tp, False, 4, 4, False, "cpu"), False) for tp in (1, 4))
+    assert of_products(one) == 4 * of_products(four)
+
+
+def test_dropped_weights_of_attention_start_the_kernels_of_their_hash_besides():
+    batch = MicroBatch(8, 1, False, 8, 8, False, "cuda")  # in fp64, where nothing is fused
+    plain, dropped = (attention_operations(replace(GPT_350M, dropout=p), batch, 8, 8, False) for p in (0.0, 0.1))
+    assert dropped.kernels - plain.kernels == HASH_KERNELS
+
+
+def test_a_norm_keeps_what_torch_keeps_and_twice_the_samples_keep_twice_as_much():
+    batch = MicroBatch(2, 1, False, 4, 4, False, "cpu")
+    values = torch.randn(2 * 16, GPT_350M.dim)
+    _, *statistics = torch.native_layer_norm(values, [GPT_350M.dim], None, None, 1e-5)
+    sizes = model_sizes(replace(GPT_350M, dropout=0.1), VOCABULARY, 16)
+    assert sizes.norm_bytes(batch) == sum(each.nbytes for each in (values, *statistics))
+    assert sizes.selective_bytes(replace(batch, samples=4)) == 2 * sizes.selective_bytes(batch)

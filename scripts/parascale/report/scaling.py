@@ -222,7 +222,6 @@ def _ladder(
 ) -> list[Row]:
     """Rows of the points that were measured, the smallest first, which the others are compared with."""
     rows: list[Row] = []
-    placed.sort(key=lambda each: each[0].gpus)
     members = [replace(each, records=tuple(_as_kind(kind, record) for record in each.records)) for _, each in placed]
     experiment, head = Experiment(kind, tuple(members)), members[0].first
     for (point, _), member in zip(placed, members, strict=True):
