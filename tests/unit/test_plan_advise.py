@@ -62,6 +62,15 @@ def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
         assert first.run.workload.training.accumulate > LLAMA.training.accumulate
 
 
+@pytest.mark.parametrize(("window", "batch", "split"), [(2048, 64, False), (131_072, 4, True)])
+def test_positions_are_split_where_windows_are_long(window, batch, split):
+    """Nor is it tried where they are short, as that takes time."""
+    training = dataclasses.replace(LLAMA.training, window=window, global_batch=batch)
+    ranked = advise(dataclasses.replace(LLAMA, training=training), A100_40, 8, "bf16", facts=FACTS)
+    assert (ranked[0].layout.cp > 1) == any(each.layout.cp > 1 for each in ranked) == split
+    assert ranked[0].prediction.fits == "fits" and ("positions are split" in ranked[0].reason) == split
+
+
 def test_the_simpler_of_equals_stands_first():
     ranked = [each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"]
     fastest = min(each.prediction.step_seconds for each in ranked)
