@@ -51,6 +51,7 @@ CODE = {
         "train/loss.py",
         "train/optim.py",
         "parallel/batch_norm.py",
+        "parallel/context.py",
         "parallel/ddp.py",
         "parallel/fsdp.py",
         "parallel/mesh.py",

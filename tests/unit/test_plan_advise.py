@@ -63,13 +63,23 @@ def test_a_model_of_one_billion_parameters_fits(gpus, strategies):
 
 
 def test_every_axis_is_tried_in_every_degree_and_those_within_a_node_stay_there():
-    deep = dataclasses.replace(WORKLOAD, model=dataclasses.replace(WORKLOAD.model, layers=8))
+    model, training = dataclasses.replace(WORKLOAD.model, layers=8, heads=8), WORKLOAD.training
+    deep = dataclasses.replace(WORKLOAD, model=model, training=dataclasses.replace(training, window=8192))
     found = [layout.dimensions for layout in layouts(deep, JURECA, 8)]
     assert {axis for each in found for axis in each} == {*DEGREES}
     for axis in AXES:
         most = 4 if axis.within_node else 8
         assert {each.get(axis.name, 1) for each in found} == {degree for degree in (1, 2, 4, 8) if degree <= most}
     assert len(found) == len({tuple(sorted(each.items())) for each in found})
+
+
+@pytest.mark.parametrize(("window", "batch", "split"), [(2048, 64, False), (131_072, 4, True)])
+def test_positions_are_split_where_windows_are_long(window, batch, split):
+    """Nor is it tried where they are short, as that takes time."""
+    training = dataclasses.replace(LLAMA.training, window=window, global_batch=batch)
+    ranked = advise(dataclasses.replace(LLAMA, training=training), A100_40, 8, "bf16", facts=FACTS)
+    assert (ranked[0].layout.cp > 1) == any(each.layout.cp > 1 for each in ranked) == split
+    assert ranked[0].prediction.fits == "fits" and ("positions are split" in ranked[0].reason) == split
 
 
 def test_the_simpler_of_equals_stands_first():

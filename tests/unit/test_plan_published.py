@@ -118,7 +118,7 @@ def compared():
 
 
 def degrees(row):
-    return tuple(int(row[axis]) for axis in DEGREES)
+    return tuple(int(row.get(axis, 1)) for axis in DEGREES)
 
 
 @pytest.mark.parametrize("name", compared())
