@@ -169,18 +169,17 @@ def test_less_memory_recomputes_more():
     assert more > less
 
 
-@pytest.mark.parametrize(("gpus", "precision"), [(16, "bf16"), pytest.param(8, "bf16", marks=pytest.mark.slow)])
-def test_whole_weights_and_gradients_stay_where_they_fit(gpus, precision):
+def test_whole_weights_and_gradients_stay_where_they_fit():
     """ZeRO-1, or shards of the gradients alone: no way and cut is faster than what is advised. With less memory weights are freed."""
     large = load_workload("config/workloads", "llama-7b")
-    small, ample = (of_degrees(advise(large, s, gpus, precision, facts=FACTS), fsdp=gpus) for s in (A100_40, CLUSTER))
+    small, ample = (of_degrees(advise(large, s, 16, "bf16", facts=FACTS), fsdp=16) for s in (A100_40, CLUSTER))
     assert small.layout.reshard_after_forward and small.prediction.fits == ample.prediction.fits == "fits"
-    assert "ZeRO-1" in ample.reason or gpus == 8
+    assert "ZeRO-1" in ample.reason
     fastest = math.inf
     for kept, reduce, parts in itertools.product((True, False), ("part", "step"), (1, 2, 4, 8)):
         training = dataclasses.replace(large.training, accumulate=parts)
         layout = dataclasses.replace(ample.layout, reshard_after_forward=not kept, reduce=reduce)
-        run = Run("r", dataclasses.replace(large, training=training), layout, precision)
+        run = Run("r", dataclasses.replace(large, training=training), layout, "bf16")
         predicted = predict(run, CLUSTER, facts=FACTS, remedy=False)
         fastest = min(fastest, predicted.step_seconds if predicted.fits == "fits" else math.inf)
     assert ample.prediction.step_seconds <= fastest < math.inf

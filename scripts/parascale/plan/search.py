@@ -14,7 +14,7 @@ from parascale.errors import ConfigError, ParascaleError
 from parascale.plan.limits import violations
 from parascale.plan.memory import memory_moments, verdict
 from parascale.settings import Layout, Run, Site, compiled_where_it_gains
-from parascale.settings.layout import AXES, DEGREES, LOOPED_SCHEDULES, RECOMPUTATION, Axis
+from parascale.settings.layout import AXES, LOOPED_SCHEDULES, RECOMPUTATION, Axis
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 FITTING = ORDER[:2]
@@ -182,9 +182,13 @@ def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
 
 
 def splits(layout: Layout) -> tuple[Any, ...]:
-    """How far a layout is from plain data parallelism: kinds of parallelism, then degrees from PP to DP, then the schedule."""
-    degrees = (getattr(layout, axis) for axis in reversed(DEGREES))
-    return len(layout.dimensions), *degrees, SIMPLER.index(layout.pipeline_schedule)
+    """How far a layout is from plain data parallelism: kinds of parallelism, then degrees from PP over CP to DP, then the schedule."""
+    axes = sorted(AXES, key=lambda axis: (axis.splits_samples, axis.splits_positions))
+    return (
+        len(layout.dimensions),
+        *(getattr(layout, axis.name) for axis in axes),
+        SIMPLER.index(layout.pipeline_schedule),
+    )
 
 
 def _divisors(number: int) -> list[int]:
