@@ -1,6 +1,7 @@
 """Which of a root's jobs are in Slurm's queue, and that each is written down."""
 
 import os
+import threading
 
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError
@@ -12,6 +13,7 @@ class Queued:
 
     def __init__(self, root):
         self._root = root
+        self._first = threading.Lock()
         self._found = None  # {id: comment} at the first submission
         self._tried = set()  # jobs of Snakemake's that were submitted since
 
@@ -22,20 +24,25 @@ class Queued:
         taken one without an answer.
         """
         lines = {line["job_id"]: line for line in submissions.noted(self._root.paths.store)}
-        if self._found is None:
-            queue = self._queue(lines)
-            self._note_ended(lines, queue)
-            dag = self._root.workflow.dag
-            for done in [each for each in dag.jobs if training_of(each) and not dag.needrun(each)]:
-                if left := at_work(done, queue, lines):
-                    self._root.see_end(done, *left)
-            self._found = queue
+        with self._first:  # of two threads that submit
+            if self._found is None:
+                self._found = self._look_first(lines)
         again = job in self._tried or at_work(job, self._found, lines)
         self._tried.add(job)
         left = again and at_work(job, self._queue(lines), lines)
         if left and left[1] and left[0] not in lines:
             self.note(job, *left)
         return left
+
+    def _look_first(self, lines):
+        """The queue, where an earlier start has left jobs that nobody has written down, or that this one needs no more."""
+        queue = self._queue(lines)
+        self._note_ended(lines, queue)
+        dag = self._root.workflow.dag
+        for done in [each for each in dag.jobs if training_of(each) and not dag.needrun(each)]:
+            if left := at_work(done, queue, lines):
+                self._root.see_end(done, *left)
+        return queue
 
     def _queue(self, lines):
         """{id: comment} of the root's jobs in the queue. lines: {id: line} of those that are written down."""

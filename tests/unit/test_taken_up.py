@@ -1,6 +1,8 @@
 """What the layer over Slurm's executor decides: which job is taken up, which is submitted, which is refused."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -197,6 +199,21 @@ def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry
     assert executor.did == expected
     noted = [(line["job_id"], line["run"], line["key"]) for line in submissions.noted(executor.paths.store)]
     assert noted == ([("7", "ddp", "key")] if expected == ["watches 7"] else []), "what Slurm charges is written down"
+
+
+def test_two_threads_that_submit_look_once_at_what_an_earlier_start_left(executor, monkeypatch):
+    """Else both write it down, and it is charged twice."""
+
+    def slowly(name, since):
+        time.sleep(0.3)
+        return {"7": (1e9, f"{COMMENT} key")}
+
+    monkeypatch.setattr(slurm, "submitted", slowly)
+    executor.workflow.dag.jobs = [job_of("ddp")]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(executor.run_job, [job_of("tp"), data_job()]))
+    assert [line["job_id"] for line in submissions.noted(executor.paths.store)] == ["7"]
+    assert executor.did == ["submitted"] * 2
 
 
 def test_where_a_program_is_missing_the_workflow_ends_at_once(executor, monkeypatch):
