@@ -190,7 +190,7 @@ def test_nothing_is_replaced_beside_other_versions(others, wheel, tmp_path):
 def test_every_pin_has_a_wheel_for_the_machine(machine, tmp_path):
     pins = {name: version for name, version in all_pins().items() if name not in NO_WHEELS}
     (tmp_path / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-    words = [word for each in ("2_17", "2_28") for word in ("--platform", f"manylinux_{each}_{machine}")]
+    words = [word for each in ("2014", "_2_17", "_2_28") for word in ("--platform", f"manylinux{each}_{machine}")]
     words += ["--only-binary", ":all:", "--python-version", "3.11", "--target", tmp_path / "nothing", "--no-deps"]
     report = tmp_path / "report.json"
     pip(sys.executable, "install", "--dry-run", "--report", report, *words, "--requirement", tmp_path / "pins.txt")
