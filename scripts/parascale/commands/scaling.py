@@ -63,7 +63,9 @@ def study_of(project: Project, name: str) -> StudyReport:
         minutes = planner.runtime_minutes(most.runs[0].run, partition=config.partition)
         resource = resources(most.layout, project.site, minutes, config.partition, config.account)
         words = (f"--{OPTIONS[name]}={value}" for name, value in resource.items() if name in OPTIONS)
-        facts["Batch script of the largest point"] = f"sbatch {' '.join(words)}; it calls `parascale launch --run`"
+        facts["Batch script of the largest point"] = (
+            f"sbatch {' '.join(words)}; it calls `parascale launch --run {most.runs[0].run}`"
+        )
         queue = limits.find_partition(project.site, config.partition)
         most_nodes = f" and {queue.max_nodes:,} nodes" if queue.max_nodes else ""
         facts["Limits of a job"] = (

@@ -78,15 +78,12 @@ def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, R
     for points in grouped(ladders.points, lambda point: point.runs[0].run).values():
         names = [run.run for run in points[0].runs]
         said, known = [plans[name] for name in names], [charges.get(name, {}) for name in names]
-        low, high = (total(_end(plan, f"wall_{end}") for plan in said) for end in ("low", "high"))
-        basis, source = (
-            ", ".join(dict.fromkeys(each[key] for each in of if each.get(key)))
-            for of, key in ((said, "basis"), (known, "source"))
+        prices = (total(_price(plan, end) for plan in said) for end in ("wall_seconds", "wall_low", "wall_high"))
+        charged = total(each.get("core_hours_charged") for each in known)
+        words = [each.get("basis") for each in said], [each.get("source") for each in known]
+        found.append(
+            Cost(points[0], *prices, charged, *(", ".join(dict.fromkeys(filter(None, each))) for each in words))
         )
-        planned, charged = (
-            total(each.get(key) for each in of) for of, key in ((said, "core_hours"), (known, "core_hours_charged"))
-        )
-        found.append(Cost(points[0], planned, low, high, charged, basis, source))
     return found
 
 
@@ -97,8 +94,8 @@ def placed(charged: float | None, low: float | None, high: float | None) -> str 
     return "below" if charged < low else "above" if charged > high else "within"
 
 
-def _end(plan: Row, end: str) -> float | None:
-    """Core-hours at an end of a prediction's range."""
+def _price(plan: Row, end: str) -> float | None:
+    """Core-hours of a prediction, or at an end of its range."""
     return plan["core_hours"] * plan[end] / plan["wall_seconds"] if plan.get("wall_seconds") else None
 
 

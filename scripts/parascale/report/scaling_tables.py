@@ -13,46 +13,28 @@ from parascale.telemetry import read_samples, sample_files
 from parascale.telemetry import total as total_of
 
 TIMES = {"step_seconds_mean": "Step, mean", "step_seconds_median": "Median", "step_seconds_95": "95th"}
-SIZE = (*columns(numbers.whole, gpus="GPUs", nodes="Nodes"),)
-LADDER = (
-    *SIZE,
-    Column("layout", "Layout"),
-    Column("samples_per_step", "Samples a step", numbers.significant),
-    *columns(numbers.duration, **TIMES),
-)
-LADDER += (Column("range", "Range of the mean"), Column("job_seconds", "Whole job", numbers.duration))
-LADDER += (Column("work_rate", "Work a second"), Column("speedup", "Speed-up", numbers.significant))
-LADDER += (Column("efficiency", "Efficiency", numbers.percent), Column("rests_on", "Basis"))
+HOURS = {"node_hours": "Node-h", "gpu_hours": "GPU-h", "core_hours": "Core-h"}
 WAITS = {"communication": "Communication", "data": "Data", "bubble": "Bubble", "gpu_utilisation": "GPU use"}
+BESIDE = {"startup_seconds": "Start-up", "evaluation_seconds": "Evaluation", "saving_seconds": "Saving"}
+SIZE = (*columns(numbers.whole, gpus="GPUs", nodes="Nodes"),)
+LADDER = (*SIZE, *columns(layout="Layout"), *columns(numbers.significant, samples_per_step="Samples a step"))
+LADDER += (*columns(numbers.duration, **TIMES), *columns(range="Range of the mean"))
+LADDER += (*columns(numbers.duration, job_seconds="Whole job"), *columns(work_rate="Work a second"))
+LADDER += (Column("speedup", "Speed-up", numbers.significant), Column("efficiency", "Efficiency", numbers.percent))
+LADDER += (Column("rests_on", "Basis"),)
 USE = (Column("kind", "Ladder"), *SIZE, *columns(numbers.percent, **WAITS, mfu="Share of peak"))
 USE += (Column("peak_memory_bytes", "Memory", numbers.memory), Column("energy_joules", "Energy", numbers.energy))
-BESIDE = {
-    "wall_seconds": "Whole job",
-    "startup_seconds": "Start-up",
-    "evaluation_seconds": "Evaluation",
-    "saving_seconds": "Saving",
-}
-USE += (*columns(numbers.duration, **BESIDE),)
-COST = (*SIZE, *columns(kind="Ladder"), Column("planned", "Core-h planned", numbers.significant))
-COST += (
-    *columns(range="Range of the plan", basis="Plan rests on"),
-    Column("charged", "Core-h charged", numbers.significant),
-)
-COST += (*columns(numbers.significant, node_hours="Node-h", gpu_hours="GPU-h"),)
+USE += (*columns(numbers.duration, wall_seconds="Whole job", **BESIDE),)
+COST = (*SIZE, *columns(kind="Ladder"), *columns(numbers.significant, planned="Core-h planned"))
+COST += (*columns(range="Range of the plan", basis="Plan rests on"),)
+COST += (*columns(numbers.significant, charged="Core-h charged", node_hours="Node-h", gpu_hours="GPU-h"),)
 COST += (*columns(place="In that range", source="Charge says"),)
-HOURS = {"node_hours": "Node-h", "gpu_hours": "GPU-h", "core_hours": "Core-h"}
 RUNS = (Column("name", "Run"), *columns(numbers.whole, runs="Runs", nodes="Nodes", steps="Steps"))
-RUNS += (Column("work", "Work of a run"), Column("step", "A step", numbers.duration))
-RUNS += (
-    *columns(numbers.whole, evaluations="Evaluations", saves="Saves"),
-    Column("hours", "Hours a run", numbers.significant),
-)
-RUNS += (
-    *columns(numbers.significant, **HOURS),
-    Column("range", "Core-h, range"),
-    Column("eflop", "EFLOP", numbers.significant),
-)
-RUNS += (*columns(numbers.percent, efficiency="Efficiency", start_share="Start-up"), Column("rests_on", "Rests on"))
+RUNS += (*columns(work="Work of a run"), *columns(numbers.duration, step="A step"))
+RUNS += (*columns(numbers.whole, evaluations="Evaluations", saves="Saves"),)
+RUNS += (*columns(numbers.significant, hours="Hours a run", **HOURS), *columns(range="Core-h, range"))
+RUNS += (Column("eflop", "EFLOP", numbers.significant), *columns(numbers.percent, efficiency="Efficiency"))
+RUNS += (Column("start_share", "Start-up", numbers.percent), Column("rests_on", "Rests on"))
 FILES = (Column("run", "Point"), Column("files", "Files of its checkpoint", numbers.whole))
 FILES += (*columns(numbers.memory, bytes="Bytes", read_bytes="Read by processes", written_bytes="Written"),)
 FILES += (*columns(numbers.duration, saving="Saving", startup="A start"),)
