@@ -339,6 +339,15 @@ def test_sharding_divides_states():
     assert set(one) == {"parameters", "gradients", "optimizer", "activations", "logits", "buffers"}
 
 
+@pytest.mark.parametrize("layout", [{}, {"fsdp": 2}])
+def test_a_micro_batch_of_a_pipeline_ends_with_whole_gradients(layout):
+    """Also where none are there before, as with as many micro-batches as stages."""
+    run = make_run(GPT, pp=2, micro_batches=2, **layout)
+    sizes = sizes_of(run)
+    rank = RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[0])
+    assert rank._end_of_micro_batch()["gradients"] == pytest.approx(4 * (rank.elements + rank.embedding))
+
+
 def test_checkpointing_saves_activations():
     plain, saving = (peak_memory(make_run(GPT, activation_checkpointing=on), VOCABULARY, "cpu") for on in (False, True))
     assert saving["activations"] < plain["activations"] / 2
