@@ -66,7 +66,7 @@ def test_a_step_is_that_of_a_bare_loop(accumulate, device):
     norm = torch.nn.utils.clip_grad_norm_(bare.parameters(), stepper.run.workload.optim.clip_norm or float("inf"))
     optimizer.step()
     parts = zip(tokens.chunk(accumulate), labels.chunk(accumulate), strict=True)
-    stepper.begin(1)
+    stepper.number = 1
     result = stepper.step([*parts], stop=True)
     assert result.read() == (pytest.approx(norm.item(), rel=1e-4), pytest.approx(expected.item(), rel=1e-5), 4 * 8 - 5)
     assert (result.stop, result.save) == (True, False)

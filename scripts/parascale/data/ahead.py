@@ -69,8 +69,6 @@ def _windows(reader, chosen, most):
 
 def _delivered(batches, reads):
     """Yield the batches of a window."""
-    data = {}
-    for read in reads:
-        data.update(read.result())
+    data = {number: found for read in reads for number, found in read.result().items()}
     for numbers in batches:
         yield numbers, [data[i] for i in numbers.tolist()]

@@ -11,16 +11,7 @@ from functools import partial
 import numpy as np
 
 from parascale.data.ahead import read_ahead
-from parascale.data.crops import (
-    EncodedView,
-    Scratch,
-    draw,
-    empty_pixels,
-    jpeg_part,
-    one_thread,
-    require_decoder,
-    torch_threads,
-)
+from parascale.data.crops import EncodedView, Scratch, draw, empty_pixels, jpeg_part, one_thread, require_decoder
 from parascale.data.dali import Dali
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
@@ -64,7 +55,9 @@ class ClassImages:
         workers: threads that decode the next batches, one batch each; DALI's decode one batch together. 0: the caller's thread
         decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; the others use pinned memory for a GPU.
         """
-        encoded, threads = self._encoded(chosen), torch_threads()
+        import torch
+
+        encoded, threads = self._encoded(chosen), torch.get_num_threads()
         if self.decoder == "dali":
             dali = Dali(self.size, max(1, workers), device)
             for pixels_BCHW, labels_B in _ahead(partial(self._decoded_by, dali, threads), encoded, min(workers, 1)):
@@ -89,8 +82,7 @@ class ClassImages:
 
     def _views(self, numbers, encoded):
         """The EncodedView of each image of a batch. All are made before the first is decoded: between two images it takes several times as long,
-        because the decoder fills the processor's caches.
-        """
+        because the decoder fills the processor's caches."""
         views = []
         for number, data in zip(map(int, numbers), encoded, strict=True):
             seen = self._seen(number)
@@ -120,11 +112,12 @@ class ClassImages:
         return np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
 
     def _seen(self, number):
-        """The visible part of a sample: a function (width, height) → (box, whether it is mirrored)."""
-        return lambda *size: (
-            squished_middle(*size, self.size) if self.crops == "fastai" else middle_square(*size),
-            False,
-        )
+        """The visible part of a sample: a function (width, height) → (box, whether it is mirrored): here the square in the middle, or, as
+        fastai evaluates, the middle of the image squished to a longer side and cut to `size` pixels."""
+        if self.crops == "fastai":
+            seen = self.size / (self.size + 8 * math.ceil(SQUISHED * self.size / 8))
+            return lambda width, height: (_middle(width, height, seen * width, seen * height), False)
+        return lambda width, height: (_middle(width, height, side := min(width, height) / MARGIN, side), False)
 
 
 class AugmentedImages(ClassImages):
@@ -157,18 +150,6 @@ def _ahead(decoded, encoded, workers):
         yield from itertools.starmap(decoded, encoded)
 
 
-def middle_square(width, height):
-    """(left, top, right, bottom) of the square in the middle that an image is evaluated at."""
-    side = min(width, height) / MARGIN
-    return _middle(width, height, side, side)
-
-
-def squished_middle(width, height, size):
-    """(left, top, right, bottom) of the middle that fastai evaluates an image at: squished to a longer side, then cut to `size` pixels."""
-    seen = size / (size + 8 * math.ceil(SQUISHED * size / 8))
-    return _middle(width, height, seen * width, seen * height)
-
-
 def random_crop(width, height, smallest, random, widest=1.0):
     """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio.
 
@@ -185,5 +166,6 @@ def random_crop(width, height, smallest, random, widest=1.0):
 
 
 def _middle(width, height, wide, high):
+    """(left, top, right, bottom) of the middle of an image."""
     left, top = (width - wide) / 2, (height - high) / 2
     return left, top, left + wide, top + high

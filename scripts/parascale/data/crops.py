@@ -119,13 +119,6 @@ def empty_pixels(count, size, pinned):
     return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: fewer page faults
 
 
-def torch_threads():
-    """Threads that torch shares work out to from this one."""
-    import torch
-
-    return torch.get_num_threads()
-
-
 @contextlib.contextmanager
 def one_thread(threads):
     """Resize in this thread alone: torch's threads would wait for each other longer than a small image takes.
@@ -201,7 +194,13 @@ class Scratch:
         """Decode an image into this memory; returns its VisiblePart. Raises jpeg.BadImage."""
         part = view.part
         if part is None:
-            return self._decoded_whole(view)
+            pixels_HWC = jpeg.decode(view.data)
+            if len(self.pixels) < pixels_HWC.size:
+                self._make(pixels_HWC.size)
+            self.pixels[: pixels_HWC.size] = pixels_HWC.ravel()
+            height, width, _ = pixels_HWC.shape
+            box, mirrored, _ = moved(*view.seen(width, height), width, height, self.size)
+            return _part(box, mirrored, (height, width), 1.0, self.size)
         import simplejpeg
 
         rows, columns = part.shape
@@ -216,19 +215,9 @@ class Scratch:
             raise jpeg.BadImage(f"it cannot be decoded ({error})") from None
         return part
 
-    def _decoded_whole(self, view):
-        pixels_HWC = jpeg.decode(view.data)
-        if len(self.pixels) < pixels_HWC.size:
-            self._make(pixels_HWC.size)
-        self.pixels[: pixels_HWC.size] = pixels_HWC.ravel()
-        (height, width, _), size = pixels_HWC.shape, self.size
-        box, mirrored, _ = moved(*view.seen(width, height), width, height, size)
-        return _part(box, mirrored, (height, width), 1.0, size)
-
     def resized(self, part):
         """The image decoded last, averaged over the pixels that each new one covers: an array of 3 × size × size that the next call
-        overwrites.
-        """
+        overwrites."""
         part_1CHW = self._tensor.as_strided(*part.window)
         self._resize(part_1CHW, (self.size, self.size), False, *part.zoom, out=self._resized_1CHW)
         return self._resized_CHW

@@ -129,8 +129,7 @@ def decode(data):
 
 def opened(data):
     """An encoded image, decoded in full by Pillow, as an RGB image of Pillow's. Of 16-bit grey the upper 8 bits are kept, as of
-    16-bit colour. Raises BadImage.
-    """
+    16-bit colour. Raises BadImage."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith("I;16"):

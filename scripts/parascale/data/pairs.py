@@ -5,6 +5,7 @@ other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (docu
 the test split as they came, by which summaries are judged.
 """
 
+import functools
 import itertools
 import json
 from contextlib import ExitStack
@@ -25,9 +26,6 @@ def prepare_pairs(raw, text, expected, output, made=prepared):
     def texts(pairs):
         return (part for pair in pairs if _whole(pair) for part in _parts(pair, text.prefix))
 
-    def write(folder, split, tokenizer, pairs, dtype):
-        return _write_split(folder, split, tokenizer, pairs, dtype, text.prefix)
-
     def lacks(counts):
         if not counts["documents"]:
             return (
@@ -36,6 +34,7 @@ def prepare_pairs(raw, text, expected, output, made=prepared):
             )
 
     rows = "pairs", raw.pairs, texts
+    write = functools.partial(_write_split, prefix=text.prefix)
     return made(raw, text, expected, output, rows, write, tokenize.learn, lacks)
 
 

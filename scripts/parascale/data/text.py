@@ -86,9 +86,8 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
                     "text. If a chat template put them there, set `data.text.marks: tokens`"
                 )
         train = splits["train"]
-        samples = sum(
-            train.get(name, 0) for name in ("documents", "without_text", "without_document", "without_summary")
-        )
+        names = ("documents", "without_text", "without_document", "without_summary")
+        samples = sum(train.get(name, 0) for name in names)
         found = {
             "vocabulary": (vocabulary_size, "entries of the vocabulary"),
             "train_tokens": (train["tokens"], "tokens in the train split"),
@@ -189,9 +188,7 @@ class Windows:
                 f"`training.window` = {window} is too long for a split of {len(tokens_N)} tokens: one more than the window is needed. "
                 "Choose a shorter window or more text."
             )
-        self.window = window
-        self.stride = stride or window
-        self.targets = len(tokens_N) - 1
+        self.window, self.stride, self.targets = window, stride or window, len(tokens_N) - 1
         to_the_end = -(-(self.targets - window) // self.stride)
         # Strides beyond the window leave gaps, and the last one may lead past the end.
         self._samples = min(to_the_end, (self.targets - 1) // self.stride) + 1

@@ -79,9 +79,8 @@ class StoredWeights:
     library calls it harmless, or it is a buffer that earlier versions stored."""
 
     def __init__(self, pretrained, network):
-        from transformers.conversion_mapping import (
-            get_model_conversion_mapping,
-        )  # slow to load; who comes here has done it
+        # Slow to load; who comes here has done it.
+        from transformers.conversion_mapping import get_model_conversion_mapping
 
         self.pretrained, self.config, self.prefix = pretrained, network.config, network.base_model_prefix
         self.transforms = get_model_conversion_mapping(network)

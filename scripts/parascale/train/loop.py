@@ -74,32 +74,18 @@ def train(job, make_steps=None):
         stack.enter_context(_failure_noted(state))
         if first_step == 1:
             refuse_foresight(run, model, task.outputs)
-        progress = stack.enter_context(
-            TrainingProgress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
-        )
+        shown = TrainingProgress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
+        progress = stack.enter_context(shown)
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Prefetcher(parts, training.accumulate, device)
         model.train()
 
         # --- steps
         profiled = profiler(job, mesh.rank == 0)
-        session = Session(
-            job=job,
-            mesh=mesh,
-            clock=clock,
-            watchdog=watchdog,
-            task=task,
-            feed=feed,
-            stepper=stepper,
-            state=state,
-            progress=progress,
-            profiler=profiled,
-            # The second step, as the first compiles; torch's profilers exclude each other.
-            attention=AttentionSeen(0 if profiled else first_step + 1, state.note_attention),
-            stop_requested=stop_requested,
-            first_step=first_step,
-            steps=steps,
-        )
+        # The second step, as the first compiles; torch's profilers exclude each other.
+        attention = AttentionSeen(0 if profiled else first_step + 1, state.note_attention)
+        parties = job, mesh, clock, watchdog, task, feed, stepper, state, progress, profiled, attention
+        session = Session(*parties, stop_requested, first_step, steps)
         with monitored(job, state.processes), garbage_kept():
             session.evaluate_due()
             (make_steps or make_steps_of_engine)(session)
@@ -108,9 +94,8 @@ def train(job, make_steps=None):
             if training.evaluate and "test" in task.splits:
                 watchdog.feed()
                 state.load_best()
-                state.note(
-                    "test", *session.means("test", f"test of step {state.facts['best_step']}'s weights, the best")
-                )
+                said = f"test of step {state.facts['best_step']}'s weights, the best"
+                state.note("test", *session.means("test", said))
 
         # --- publish
         state.publish()
@@ -165,7 +150,7 @@ class Session:
         self.watchdog.feed(stepped=step > self.first_step)
         optim = self.run.workload.optim
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
-        self.stepper.begin(step)
+        self.stepper.number = step
         model = self.run.workload.model
         if model.dropout > 0 or model.is_own:
             torch.manual_seed(torch_seed(self.run, step, self.mesh))

@@ -67,15 +67,6 @@ def local_samples(sampler, first_step, steps, run, mesh):
         yield from own_parts(sampler.indices(step - 1), run, mesh)
 
 
-def make_draws(run, model):
-    """The DropoutKeys of dropout on this rank: what is random follows from a sample's place in the global batch, whoever computes it."""
-    positions = own_parts(np.arange(run.global_batch), run, model.mesh)
-    draws = DropoutKeys(model.parts, run.seed, positions, run.layout.micro_batches, model.mesh.device)
-    for stage in model.pipeline.stages if model.pipeline is not None else ():
-        stage.draws = draws
-    return draws
-
-
 def torch_seed(run, step, mesh):
     """The seed of what torch's attention and a user's model draw in a step: each rank has its own, a resumed run the same.
 
@@ -95,19 +86,18 @@ class Stepper:
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
         self.computation = partial(computation_context, model)
-        self.draws = make_draws(run, model)
+        # What is random follows from a sample's place in the global batch, whoever computes it.
+        positions = own_parts(np.arange(run.global_batch), run, self.mesh)
+        self.draws = DropoutKeys(model.parts, run.seed, positions, run.layout.micro_batches, self.mesh.device)
+        for stage in model.pipeline.stages if model.pipeline is not None else ():
+            stage.draws = self.draws
         self.averager = make_averager(run, model)
-        self.number = 0
+        self.number = 0  # of the step under way
         self.unchecked = run.workload.model.is_own
         self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.leads()
-        has_loss = model.pipeline is None or model.pipeline.last
-        self.reports = self.mesh.leads("pp") and has_loss
-
-    def begin(self, number):
-        """The step that follows has this number."""
-        self.number = number
+        self.reports = self.mesh.leads("pp") and (model.pipeline is None or model.pipeline.last)
 
     def step(self, batches, stop=False, save=False):
         """Train on this rank's list of (*inputs, labels) parts of one global batch, at the rates that the optimizers have.

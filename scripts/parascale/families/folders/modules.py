@@ -50,19 +50,16 @@ class FolderModel(nn.Module):
                 self.refusals[axis] = str(reason)
 
     def forward(self, inputs):
-        # Windows are whole texts to the library, which would look for ends in each batch, and let the host wait for that.
-        with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
-            return self._outputs(inputs)
-
-    def _outputs(self, inputs):
         plan, given = getattr(self, "pipeline_plan", None), {"input_ids": inputs}
         if plan is not None and isinstance(self.get_submodule(plan.first[0]), Passed):
             # What the library does between embedding and layers is done already, whatever it makes of this.
             given = {"inputs_embeds": inputs}
             next(self.get_submodule(plan.blocks).children()).received = inputs
-        if plan is not None and isinstance(self.get_submodule(plan.last[-1]), Passed):
-            return self.network.base_model(**given, use_cache=False).last_hidden_state
-        return self.network(**given, use_cache=False).logits
+        # Windows are whole texts to the library, which would look for ends in each batch, and let the host wait for that.
+        with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
+            if plan is not None and isinstance(self.get_submodule(plan.last[-1]), Passed):
+                return self.network.base_model(**given, use_cache=False).last_hidden_state
+            return self.network(**given, use_cache=False).logits
 
     def _fill(self, name, shard):
         """Fill this rank's part of a parameter from the folder; a buffer that is not stored has what its constructor gave it."""
@@ -125,7 +122,8 @@ def tensor_plan(network):
     _refuse_unsaid(network, declared)
     config, plan = network.config, {NETWORK + name: ROLES[way] for name, way in declared.items()}
     if getattr(config, "tie_word_embeddings", False):  # one matrix, split in one way
-        plan[NETWORK + _name_of(network, network.get_input_embeddings())] = "vocabulary"
+        embedding = network.get_input_embeddings()
+        plan[NETWORK + next(name for name, module in network.named_modules() if module is embedding)] = "vocabulary"
     return plan
 
 
@@ -161,7 +159,3 @@ def pipeline_plan(network):
     if cut in (0, len(names) - 1):
         raise Underivable(f"`base_model_pp_plan` names nothing {'after' if cut else 'before'} the repeated layers")
     return PipelinePlan(tuple(names[:cut]), blocks[0], tuple(names[cut + 1 :]), leaves_places=True)
-
-
-def _name_of(network, wanted):
-    return next(name for name, module in network.named_modules() if module is wanted)

@@ -23,7 +23,11 @@ class Convolution(nn.Module):
     def __init__(self, settings, inputs, outputs, size, stride=1, activation=True):
         super().__init__()
         self.convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-        self.norm = _make_norm(settings, outputs)
+        if settings.norm == "group":
+            groups = next(count for count in range(min(GROUPS, outputs), 0, -1) if outputs % count == 0)
+            self.norm = nn.GroupNorm(groups, outputs, eps=settings.norm_eps)
+        else:
+            self.norm = nn.BatchNorm2d(outputs, eps=settings.norm_eps)
         self.activation = nn.ReLU() if activation else None
 
     def forward(self, images_BCHW):
@@ -99,10 +103,3 @@ class XResNet(nn.Module):
             shard.fill_(0.0 if name.endswith("expand.norm.weight") else 1.0)
         else:
             shard.fill_(0)
-
-
-def _make_norm(settings, channels):
-    if settings.norm == "group":
-        groups = next(count for count in range(min(GROUPS, channels), 0, -1) if channels % count == 0)
-        return nn.GroupNorm(groups, channels, eps=settings.norm_eps)
-    return nn.BatchNorm2d(channels, eps=settings.norm_eps)

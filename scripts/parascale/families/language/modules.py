@@ -181,8 +181,7 @@ class TransformerLM(nn.Module):
 
     def __init__(self, settings, vocabulary, window):
         super().__init__()
-        self.layers = settings.layers
-        self.window = window
+        self.layers, self.window = settings.layers, window
         self.embedding = Embedding(settings, vocabulary, window)
         self.blocks = nn.ModuleDict({str(index): Block(settings) for index in range(settings.layers)})
         self.norm = make_norm(settings) if settings.pre_norm else None
