@@ -16,6 +16,7 @@ TARGETS = {
     },
     "tp": dict.fromkeys(("tp", "summary-tp"), "train_tp"),
     "pp": {"pp": "train_pp", "naive": "train_naive"},
+    "cp": {"cp": "train_cp"},
     "hybrid": dict.fromkeys(("fsdp-tp", "summary-fsdp-tp"), "train_hybrid"),
     "three_d": {"three-d": "train_three_d"},
     "lightning": dict.fromkeys(("lightning", "images-lightning"), "train_lightning"),

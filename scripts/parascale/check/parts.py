@@ -18,7 +18,7 @@ from parascale.plan.predict import predict
 from parascale.settings import Layout, Run, load_workload
 from parascale.train.job import job_of
 
-STRATEGIES = ("single", "ddp", "fsdp", "tp", "pp", "hsdp", "fsdp-tp", "three-d")  # of `config/strategies.yaml`
+STRATEGIES = ("single", "ddp", "fsdp", "tp", "pp", "cp", "hsdp", "fsdp-tp", "three-d")  # of `config/strategies.yaml`
 # Steps of a training that is watched: all, the first that are not, the last that is timed, and those of a trace.
 WATCHED, WARM_UP, TIMED, PROFILED = 16, 4, 11, "12-14"
 STEPS, SAVED, KILLED = 12, 4, 6  # of the training that is killed: all, between two checkpoints, the one without end
