@@ -183,12 +183,9 @@ def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
 
 def splits(layout: Layout) -> tuple[Any, ...]:
     """How far a layout is from plain data parallelism: kinds of parallelism, then degrees from PP over CP to DP, then the schedule."""
-    axes = sorted(AXES, key=lambda axis: (axis.splits_samples, axis.splits_positions))
-    return (
-        len(layout.dimensions),
-        *(getattr(layout, axis.name) for axis in axes),
-        SIMPLER.index(layout.pipeline_schedule),
-    )
+    apart = sorted(AXES, key=lambda axis: (axis.splits_samples, axis.splits_positions, -AXES.index(axis)))
+    degrees = (getattr(layout, axis.name) for axis in apart)
+    return len(layout.dimensions), *degrees, SIMPLER.index(layout.pipeline_schedule)
 
 
 def _divisors(number: int) -> list[int]:
