@@ -115,7 +115,8 @@ CASES = {
     "cp 2 published tied accumulated": Case({"cp": 2}, PUBLISHED | TIED, {**UNEVEN, "accumulate": 2}),
     "cp 2 checkpointing": Case({"cp": 2, "activation_checkpointing": True}),
     "cp 2 selective": Case({"cp": 2, **SELECTIVE}, LLAMA, fp32=True, bf16=True),
-    "cp 2 compile": Case({"cp": 2, "compile": True}, LLAMA, bf16=True),
+    # Not of rotary positions: compiled, one process rounds their angles, which are in fp32, in another way as well.
+    "cp 2 compile": Case({"cp": 2, "compile": True}, {"kv_heads": 2}, bf16=True),
     "cp 2 selective compile": Case({"cp": 2, **SELECTIVE, "compile": True}, fp32=True),
     "cp 4": Case({"cp": 4}, fp32=True),
     "cp 4 llama tied": Case({"cp": 4}, LLAMA | TIED, fp32=True),

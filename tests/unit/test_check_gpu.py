@@ -319,7 +319,7 @@ def test_a_gpu_is_judged_by_the_cpus_beside_it_by_a_tolerance_of_its_own(gpus, t
     assert [name for name, row in rows.items() if row["verdict"] == "failed"] == ["cpus"]
     assert rows["cpus"]["value"] == "different, loss_difference 2.0e-05" and rows["single"]["value"] == "baseline"
     assert asked.pop("cpus") == ("single", "fp32", replace(parity.TOLERANCES["fp32"], loss=parts.ACROSS))
-    assert asked == dict.fromkeys(("ddp", "fsdp", "tp", "pp") if gpus == 2 else (), ("single", "fp32", None))
+    assert asked == dict.fromkeys(("ddp", "fsdp", "tp", "pp", "cp") if gpus == 2 else (), ("single", "fp32", None))
 
 
 def test_nothing_that_compiles_comes_before_collectives_and_parity(here):

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from parascale.checkpoint.convert import convert
 from parascale.commands.project import check
 from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.families import kinds
 from parascale.families.build import build_model
 from parascale.families.folders.modules import Underivable, pipeline_plan, tensor_plan
 from parascale.families.kind import offer_of
@@ -22,7 +23,6 @@ from parascale.parallel import check_plans
 from parascale.pretrained import Pretrained
 from parascale.settings import Layout, Model, Run, make
 from parascale.settings.config import Checkpoints
-from parascale.settings.layout import DEGREES
 from parascale.store.keys import modules_of_run
 from parascale.train.counting import keep_count
 from parascale.train.graph import narrowest_type
@@ -106,7 +106,8 @@ def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
     workload = workload_of(folder)
     with torch.device("meta"):
         model = build(folder)
-    layouts = [Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp")) for axis in DEGREES]
+    degrees = ("dp", *kinds()["transformers"].degrees)
+    layouts = [Layout(gpus_per_node=2, **{axis: 2}, micro_batches=1 + (axis == "pp")) for axis in degrees]
     jobs = {layout: refusal(check_plans, model, layout) for layout in layouts}
     for counted in (False, True):
         if counted:
@@ -300,6 +301,7 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
         "offers single, ddp, fsdp; units of FSDP and recomputation: layers.*",
         "not tp: it offers no `tensor_plan`",
         "not pp: it offers no `pipeline_plan`",
+        "not cp: it offers no `context_plan`",
         "no gradient for spare.weight, spare.bias: `ddp` refuses this model",
     ]
     (tmp_path / "sees.py").write_text(UNUSED.replace("return hidden_BTD", "return hidden_BTD.flip(1)"))
@@ -323,15 +325,16 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
     """Rotary positions that may grow look for the largest one, mixtures of experts multiply in types that fp64 is none of."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     grows = make_folder(tmp_path / "grows", "Llama", rope_parameters=rope)
-    *_, offers, narrowest = looked_at(grows, "--window", PLACES)
+    *_, offers, no_cp, narrowest = looked_at(grows, "--window", PLACES)
     assert offers.startswith("offers single, ddp, fsdp, tp, pp;")
     assert narrowest.startswith("computes some of its results in fp32")
     with torch.no_grad():
         assert torch.equal(begun(grows).eval()(TOKENS), theirs(grows))
     mixture = make_folder(tmp_path / "mixture", "Mixtral", num_local_experts=4)
-    *_, offers, refused, gradients = looked_at(mixture, "--window", PLACES)
+    *_, offers, refused, no_cp, gradients = looked_at(mixture, "--window", PLACES)
     assert offers.startswith("offers single, ddp, fsdp, pp;")
     assert refused.startswith("not tp: transformers splits it by")
+    assert no_cp == "not cp: it offers no `context_plan`"
     assert gradients.startswith("its gradients are unknown: a pass in fp64 without data fails (Expected inputs of BF16")
     workload = workload_of(mixture)
     Run("x", workload, Layout()).check()
@@ -350,6 +353,7 @@ def test_a_class_is_looked_at_as_its_workload_builds_it(tmp_path):
         "offers single, ddp, fsdp; units of FSDP and recomputation: encoder.layers.*",
         "not tp: it offers no `tensor_plan`",
         "not pp: it offers no `pipeline_plan`",
+        "not cp: it offers no `context_plan`",
         f"counted for plans: {tmp_path}/vit.py.counts.json",
     ]
     assert looked_at(tmp_path / "vit.yaml", "--window", "8")[-1].startswith("Error: leave out --window")

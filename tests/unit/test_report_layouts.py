@@ -25,6 +25,7 @@ FIELDS = {
     "fsdp": (TWO, {"dp": 1, "fsdp": 2}),
     "tp": (TWO, {"dp": 1, "tp": 2}),
     "pp": (TWO, {"dp": 1, "pp": 2}),
+    "cp": (TWO, {"dp": 1, "cp": 2}),
     "micro_batches": (PIPE, {"micro_batches": 8}),
     "schedule": (PIPE, {"schedule": "GPipe"}),
     **{
@@ -48,7 +49,7 @@ FIELDS = {
 }
 REDUCE = ("part", "step")
 SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
-NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp")
+NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp", "cp")
 IDENTITY = {
     "run",
     "workload",

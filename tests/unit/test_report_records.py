@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_draws_no_point(tmp_path):
 
 def test_the_header_of_summary_csv_is_the_contract():
     header = (
-        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,layout,status,stands_out,attempts,seed,work,work_unit,seconds,"
+        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,cp,layout,status,stands_out,attempts,seed,work,work_unit,seconds,"
         "wall_seconds,training_seconds,rate,speedup,efficiency,train_loss,validation_loss,test_loss,loss_difference,parity,peak_memory_bytes,core_hours,"
         "energy_joules,gpu_utilisation,train_perplexity,validation_perplexity,test_perplexity,validation_accuracy,"
         "validation_top5,test_accuracy,test_top5,beam_rouge1,beam_rouge2,beam_rougeL,parameters,mfu,energy_per_work,"
