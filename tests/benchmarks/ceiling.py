@@ -72,7 +72,7 @@ def ceiling(run, vocabulary):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
             stepper = fake_steps._stepper(run, vocabulary, mesh, shapes_known=True)
-            batches = fake_steps._batches(run)
+            batches = fake_steps._batches(run, mesh)
             stepper.step(batches)
             counter.on = True
             stepper.step(batches)

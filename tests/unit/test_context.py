@@ -114,7 +114,9 @@ def test_a_degree_that_a_stored_offer_does_not_name_is_refused():
     """It may have been counted before there was such a degree."""
     offer = {"name": "Own", "layouts": ["single", "ddp", "fsdp"], "refusals": {"tp": "why", "pp": "why"}, "units": []}
     check_offer(offer, Layout(fsdp=2))
-    with pytest.raises(ConfigError, match="Own cannot be trained with cp = 2: it offers no `context_plan`"):
+    with pytest.raises(
+        ConfigError, match="Own cannot be trained with cp = 2: it was counted before this degree was there"
+    ):
         check_offer(offer, Layout(cp=2))
 
 

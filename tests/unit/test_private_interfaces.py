@@ -35,7 +35,7 @@ TESTS = {
         {STAGE}._prepare_forward_infra {STAGE}._prepare_backward_infra {STAGE}._setup_forward_recv_info
         {STAGE}._create_grad_recv_info torch._foreach_div_ torch._fused_sgd_""",
     "distributed/test_precision.py": "torch._amp_update_scale_",
-    "distributed/test_prove.py": """torch.utils._pytree torch.distributed.tensor._utils torch._C._current_graph_task_id
+    "distributed/test_prove.py": """torch.utils._pytree torch.distributed.tensor._utils torch.distributed._tensor torch._C._current_graph_task_id
         torch.nn.Module._non_persistent_buffers_set torch.nn.Module._buffers""",
     "unit/test_check_gpu.py": "torch.compile",
     "unit/test_checkpoint_forms.py": """torch.distributed.checkpoint.filesystem._StorageInfo torch.Tensor._typed_storage

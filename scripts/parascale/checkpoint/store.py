@@ -12,7 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import state_dict as torch_states
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import check_files, describe_files, read_manifest, write_manifest
@@ -23,7 +29,7 @@ from parascale.files import require_space, sync_tree
 
 BUFFER = 2**30  # bytes of host memory that several tensors share
 ALIGNED = 512  # bytes
-OPTIONS = torch_states.StateDictOptions(flatten_optimizer_state_dict=True)
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Saver:
@@ -144,9 +150,9 @@ def load(folder, model, optimizers):
         optimizer = optimizers[number] if optimizers else None
         held = _part_state(part, optimizer)
         entries = {key: state.get(_first_name(key, model.tied), value) for key, value in held.items()}
-        torch_states.set_model_state_dict(part, _below("model.", entries), options=OPTIONS)
+        set_model_state_dict(part, _below("model.", entries), options=OPTIONS)
         if optimizer is not None:
-            torch_states.set_optimizer_state_dict(part, optimizer, _below("optimizer.", entries), options=OPTIONS)
+            set_optimizer_state_dict(part, optimizer, _below("optimizer.", entries), options=OPTIONS)
     return facts
 
 
@@ -204,11 +210,9 @@ def _own_prefix(model, optimizers):
 
 def _part_state(part, optimizer):
     """Everything of one part under its own names: `model.<name>`, `optimizer.state.<name>.<moment>`, `optimizer.param_groups...`."""
-    entries = {
-        f"model.{name}": value for name, value in torch_states.get_model_state_dict(part, options=OPTIONS).items()
-    }
+    entries = {f"model.{name}": value for name, value in get_model_state_dict(part, options=OPTIONS).items()}
     if optimizer is not None:
-        moments = torch_states.get_optimizer_state_dict(part, optimizer, options=OPTIONS)
+        moments = get_optimizer_state_dict(part, optimizer, options=OPTIONS)
         entries |= {f"optimizer.{name}": value for name, value in moments.items()}
     return entries
 

@@ -61,7 +61,7 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
     axes = [axis for axis in DATA_AXES if any(axis in layout.dimensions for layout in layouts)] or ["dp"]
     for axis in axes:
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
-    for axis in (axis.name for axis in AXES if axis.within_node):
+    for axis in (axis.name for axis in AXES if axis.within_node or axis.splits_positions):  # which talk in every block
         if found := [layout.dimensions[axis] for layout in layouts if axis in layout.dimensions]:
             yield f"{axis}-{min(found)}", TALKING, {"gpus_per_node": min(found), axis: min(found)}
     if any(layout.nodes > 1 for layout in layouts):

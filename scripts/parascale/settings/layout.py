@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     order: int  # in the numbering of ranks: 0 changes fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
     splits_positions: bool = False  # its ranks hold different positions of the same samples
-    within_node: bool = False  # its ranks talk in every block: a probe measures that, and advice keeps them on a node
+    within_node: bool = False  # advice keeps its ranks on a node, as they talk in every block
 
 
 # In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
