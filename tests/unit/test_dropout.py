@@ -75,18 +75,19 @@ def test_only_masks_of_a_rank_are_left_to_the_fused_kernel(masks, training, prob
     assert [call.args[4] for call in fused.call_args_list] == ([] if probability is None else [probability])
 
 
+@pytest.mark.parametrize("axis", ["tp", "cp"])
 @pytest.mark.parametrize(("masks", "seeds"), [("per-rank", 16), ("same", 8)])
-def test_every_rank_and_step_has_a_seed_of_its_own(masks, seeds):
-    """Ranks of a tp group with masks of their own, since they hold other heads of the same samples; else they agree."""
+def test_every_rank_and_step_has_a_seed_of_its_own(masks, seeds, axis):
+    """Ranks of a tp or cp group with masks of their own, since they hold other heads of the same samples; else they agree."""
     workload = make(Workload, name="lm", model=make(Model, dropout=0.1, dropout_masks=masks))
-    run = Run("a", workload, Layout(gpus_per_node=8, dp=2, tp=2, pp=2, micro_batches=2))
+    run = Run("a", workload, Layout(gpus_per_node=8, dp=2, pp=2, micro_batches=2, **{axis: 2}))
     meshes = [
-        SimpleNamespace(data_rank=data, coordinate={"tp": tp, "pp": pp, "cp": 0}.get)
-        for data, tp, pp in itertools.product(range(2), repeat=3)
+        SimpleNamespace(data_rank=data, coordinate={"tp": 0, "cp": 0, "pp": pp, axis: place}.get)
+        for data, place, pp in itertools.product(range(2), repeat=3)
     ]
     assert len({torch_seed(run, step, mesh) for mesh in meshes for step in (1, 2)}) == seeds
-    tp_groups = [[torch_seed(run, 1, mesh) for mesh in meshes[first : first + 3 : 2]] for first in (0, 1, 4, 5)]
-    assert all((one == other) == (masks == "same") for one, other in tp_groups)
+    groups = [[torch_seed(run, 1, mesh) for mesh in meshes[first : first + 3 : 2]] for first in (0, 1, 4, 5)]
+    assert all((one == other) == (masks == "same") for one, other in groups)
 
 
 def test_runs_with_masks_of_ranks_are_compared_with_nothing_else():

@@ -189,7 +189,8 @@ def run_script(project, job, folder, launch, place):
 
     with contextlib.chdir(folder):
         job = job if place.node else with_prediction(job)
-        code = train(job, place.node, functools.partial(run_node, launch, place), STOPPED, TERMINATED)
+        run = functools.partial(run_node, launch, place)
+        code = train(job, place.node, run, STOPPED, TERMINATED, process_environment(launch, os.environ))
         if code == place.node == 0:
             trim(project)
         return code

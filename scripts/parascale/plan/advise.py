@@ -44,7 +44,8 @@ def advise(
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
     Each is tried with what it may be cut into (micro-batches, accumulation, whatever the workload has), with recomputation and with
-    pipeline schedules, and stands with what is best; what was trained stands beside, with its measured time.
+    pipeline schedules, and stands with what is best; what was trained stands beside, with its measured time. Positions are split
+    (`cp`) only where windows have `search.LONG_WINDOW` or more.
     by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
     if not workload.of_images:  # whose batch norms see each accumulated part by itself

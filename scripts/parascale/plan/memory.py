@@ -80,8 +80,12 @@ def memory_moments(run: Run, site: Site, vocabulary: int | None) -> list[Any]:
 
 def beside_tensors(run: Run, site: Site) -> dict[str, int]:
     """{part: bytes} of libraries and communicators."""
-    each = site.assumed.communicator_gigabytes * len(run.layout.dimensions) if site.device == "cuda" else 0
-    return {"communicators": int(each * 1e9), "libraries": int(site.assumed.library_gigabytes * 1e9)}
+    joined = run.layout.cp > 1 and run.layout.data_parallel > 1  # those that share parameters have one of their own
+    each = site.assumed.communicator_gigabytes if site.device == "cuda" else 0
+    return {
+        "communicators": int(each * (len(run.layout.dimensions) + joined) * 1e9),
+        "libraries": int(site.assumed.library_gigabytes * 1e9),
+    }
 
 
 def total(parts: Any) -> float:

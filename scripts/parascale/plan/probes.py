@@ -7,6 +7,7 @@ follow by formula.
 """
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -63,7 +64,13 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
     for axis in (axis.name for axis in AXES if axis.within_node or axis.splits_positions):  # which talk in every block
         if found := [layout.dimensions[axis] for layout in layouts if axis in layout.dimensions]:
-            yield f"{axis}-{min(found)}", TALKING, {"gpus_per_node": min(found), axis: min(found)}
+            least = (
+                min(found)
+                if min(found) <= (site.gpus_per_node or math.inf)
+                else math.gcd(min(found), site.gpus_per_node)
+            )
+            if least > 1:
+                yield f"{axis}-{least}", TALKING, {"gpus_per_node": least, axis: least}
     if any(layout.nodes > 1 for layout in layouts):
         spread: dict[str, Any] = {axes[-1]: 2 * processes}
         both = Layout(nodes=2, gpus_per_node=processes, **spread)

@@ -152,6 +152,10 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
         again = 0.5 + 0.25 * sums if batch.sequence_parallel else 0.5 * sums
     if layout.tp > 1:
         forward, backward = forward._replace(splits=1.0), backward._replace(splits=BACKWARD + again)
+    times = 2 if layout.activation_checkpointing else 1
+    if layout.cp > 1:  # what is exchanged is laid out in parts before, and joined after
+        copied = Load(moved=4 * sizes.exchanged_bytes(batch), kernels=8)
+        forward, backward = forward.plus(copied), backward.plus(copied, times)
     if layout.uses_fsdp:
         forward, backward = forward._replace(shards=1.0), backward._replace(shards=1.0)
     ends = _loads(sizes.ends_operations(batch, fused), kind["wave"]) if rank.last else (Load(), Load())
@@ -171,7 +175,7 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
         update=Load(moved=optimizer),
         samples=batch.samples * run.micro_batches,
         split=collectives.plus(exchange),
-        split_backward=collectives.times(1 + again).plus(exchange.times(2 if layout.activation_checkpointing else 1)),
+        split_backward=collectives.times(1 + again).plus(exchange.times(times)),
         sends=_sends(run, rank, linked),
         normalise=_batch_norm(run, sizes, linked),
         **_data_transfers(run, rank, linked),

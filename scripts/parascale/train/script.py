@@ -4,6 +4,7 @@ work/runs/<run>/files/   the script's own folder, `PARASCALE_FOLDER` in its envi
                          finished run it is `checkpoint/`. The rest of the record is that of every training (`train/state.py`).
 """
 
+import os
 import statistics
 from functools import partial
 
@@ -20,11 +21,11 @@ from parascale.train.job import FILES
 from parascale.train.record import Recorder, description, publish
 
 
-def train(job, node, run, saved, ended):
+def train(job, node, run, saved, ended, environment=os.environ):
     """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
 
     run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. saved, ended: the codes of runs that
-    were asked to stop, and ended by themselves or of the signal.
+    were asked to stop, and ended by themselves or of the signal. environment: what its processes get, as far as the launcher knows.
     """
     if node:
         return run(partial(_watched, job, node))
@@ -35,7 +36,9 @@ def train(job, node, run, saved, ended):
     described = description(job, job.run.workload.steps)
     write_json(RunFolder(job.work).record, {"continuation": continuation_of(job), **described})
     make_folder(job.work / FILES)
-    allocation = (job.allocation or {}) | surroundings.noted([surroundings.look(job, own=0)])
+    allocation = (job.allocation or {}) | surroundings.noted(
+        [surroundings.look(job, 0, environment, job.run.layout.processes_per_node)]
+    )
     record.begin(None, [slurm.node_name()], died_at, allocation=allocation)
     code = None
     try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parascale.data.formats.storage import REMOTE, SHARED_MEMORY, filesystem
+from parascale.errors import shorten_list
 from parascale.train.gauges import place
 
 CUDA = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"
@@ -117,7 +118,7 @@ class Row:
         if callable(self.holds):
             try:
                 return self.holds(seen)
-            except OSError:  # a look ends no training
+            except Exception:  # a look ends no training
                 return ""
         value = seen.environment.get(self.name, "")
         return value if re.fullmatch(self.holds, value, re.IGNORECASE) else ""
@@ -171,13 +172,14 @@ ROWS = (
 # fmt: on
 
 
-def look(job, own=1):
-    """What surrounds this process, as mappings: name, costs, text, source. own: processes of ours that its GPU has by now."""
-    rank, _, local = place()
+def look(job, own=1, environment=os.environ, local=None):
+    """What surrounds this process, as mappings: name, costs, text, source. own: processes of ours that its GPU has by now. environment,
+    local: of the processes that a launcher is to start, and how many on this node."""
+    rank, _, here = place()
     run, layout, site = job.run, job.run.layout, job.site
     compiles = run.workload.is_script or run.layout.compile
     return matches(
-        Seen(dict(os.environ), site.device, layout.nodes, site.threads_of(layout), rank, local, own, compiles)
+        Seen(dict(environment), site.device, layout.nodes, site.threads_of(layout), rank, local or here, own, compiles)
     )
 
 
@@ -191,12 +193,13 @@ def matches(seen):
 
 
 def noted(looks):
-    """{"surroundings": what stood out, each once, with its ranks} for the record of an attempt, and a line of the log for each; {} if
+    """{"surroundings": what stood out, each once, with its ranks, by the words of the first} for the record of an attempt, and a line of the log for each; {} if
     nothing did. looks: what `look` gave each rank."""
     found = {}
     for rank, each in ((rank, each) for rank, seen in enumerate(looks) for each in seen):
-        found.setdefault(each["text"], each | {"ranks": []})["ranks"].append(rank)
-    for text, each in found.items():
-        some = "" if len(each["ranks"]) == len(looks) else f" (ranks {', '.join(map(str, each['ranks']))})"
-        print(f"{text}{some}; it may cost {each['costs']}: {each['source']}", flush=True)
+        found.setdefault((each["name"], each["costs"]), each | {"ranks": []})["ranks"].append(rank)
+    for each in found.values():
+        some = "" if len(each["ranks"]) == len(looks) else f" (ranks {shorten_list(map(str, each['ranks']))})"
+        with suppress(OSError):  # a full disk
+            print(f"{each['text']}{some}; it may cost {each['costs']}: {each['source']}", flush=True)
     return {"surroundings": [*found.values()]} if found else {}
