@@ -124,16 +124,16 @@ CASES = {
     "fsdp 2 x cp 2": Case({"fsdp": 2, "cp": 2}, TIED, UNEVEN, fp32=True, bf16=True),
     "fsdp 2 x cp 2 llama accumulated": Case({"fsdp": 2, "cp": 2}, LLAMA, {**UNEVEN, "accumulate": 2}),
     "fsdp 2 x cp 2 ZeRO-1": Case({"fsdp": 2, "cp": 2, **ZERO_1}, training={"accumulate": 2}),
-    "hsdp 2x2 x cp 2": Case({"dp": 2, "fsdp": 2, "cp": 2}, training=UNEVEN),
+    "hsdp 2x2 x cp 2": Case({"dp": 2, "fsdp": 2, "cp": 2}, training=UNEVEN, bf16=True),
     "tp 2 x cp 2": Case({"tp": 2, "cp": 2}, LLAMA, UNEVEN, fp32=True, bf16=True),
     "tp 2 x cp 2 whole sequence and logits": Case(
         {"tp": 2, "cp": 2, "sequence_parallel": False, "loss_parallel": False}, fp32=True
     ),
-    "fsdp 2 x tp 2 x cp 2": Case({"fsdp": 2, "tp": 2, "cp": 2}, TIED),
+    "fsdp 2 x tp 2 x cp 2": Case({"fsdp": 2, "tp": 2, "cp": 2}, TIED, bf16=True),
     "cp 2 x pp 2": Case({"cp": 2, **pp(2, 2, "1F1B")}, LLAMA, fp32=True, bf16=True),
     "cp 2 x pp 2 V tied": Case({"cp": 2, **pp(2, 4, "ZBVZeroBubble")}, TIED),
-    "fsdp 2 x cp 2 x pp 2": Case({"fsdp": 2, "cp": 2, **pp(2, 2, "1F1B")}, TIED),
-    "tp 2 x cp 2 x pp 2": Case({"tp": 2, "cp": 2, **pp(2, 2, "1F1B")}, LLAMA),
+    "fsdp 2 x cp 2 x pp 2": Case({"fsdp": 2, "cp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
+    "tp 2 x cp 2 x pp 2": Case({"tp": 2, "cp": 2, **pp(2, 2, "1F1B")}, LLAMA, bf16=True),
 }
 
 
