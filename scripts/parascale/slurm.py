@@ -167,13 +167,13 @@ def last_state(job: str) -> str | None:
 
 
 def submitted(name: str, since: float) -> dict[str, tuple[float, str]]:
-    """{id: (seconds since 1970, comment)} of this user's jobs of this name that were submitted since then, at most a month ago; empty where
-    the accounting does not answer."""
+    """{id: (seconds since 1970, comment)} of this user's jobs of this name that were submitted since then, at most a month ago, those of
+    arrays aside: their comment is the first one's. Empty where the accounting does not answer."""
     start = datetime.fromtimestamp(max(since, time.time() - ACCOUNTED_SECONDS)).isoformat(timespec="seconds")
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--user={os.getuid()}", f"--name={name}"]
     command += [f"--starttime={start}", "--format=JobID,Submit,SubmitLine"]
     rows = (line.split("|", 2) for line in output_or_empty(command, RECORD_SECONDS).splitlines() if line.count("|") > 1)
-    found = ((job, _moment(submit), COMMENT.search(line)) for job, submit, line in rows)
+    found = ((job, _moment(submit), COMMENT.search(line)) for job, submit, line in rows if "_" not in job)
     return {job: (submit, said[1]) for job, submit, said in found if said and submit and submit >= int(since)}
 
 

@@ -56,13 +56,14 @@ def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: boo
     return jobs
 
 
-def outcome_of(work: Path, job_id: str) -> str | None:
+def outcome_of(work: Path, job_id: str | None) -> str | None:
     """How the attempt of a job ended: None where it has not begun, `stopped` with its state saved after at least one step (of a script: where
-    it `saved` a file), else `failed`. work: folder of the run under way. What cannot be read shows no progress."""
+    it `saved` a file), else `failed`. work: folder of the run under way. job_id: None of a job that Slurm refused, which is no attempt. What
+    cannot be read shows no progress."""
     outcome = None
     with suppress(OSError, IndexError, TypeError, KeyError):
         last = read_json_lines(RunFolder(work).attempts, readable=True)[-1]
-        if last["job_id"] == job_id:
+        if job_id and last["job_id"] == job_id:
             outcome = "failed"
             moved = last["saved"] if "saved" in last else last["last_step"] >= last["first_step"]
             outcome = "stopped" if last["outcome"] == "stopped" and moved else outcome

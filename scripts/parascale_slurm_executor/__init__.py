@@ -4,12 +4,14 @@ A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. T
 `take_up_jobs`, so that profiles name the plugin itself and its options stay (`executor: slurm`, `slurm-…`).
 """
 
+from functools import partial
+
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from parascale.errors import ConfigError, shorten_list
-from parascale.train.job import job_of
 from parascale_slurm_executor.executor import RootExecutor
+from parascale_slurm_executor.jobs import job_in
 from snakemake_logger_plugin_parascale import trained_by
 
 __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
@@ -25,11 +27,8 @@ def take_up_jobs(planner, inside):
         JobScheduler.exit_gracefully = lambda scheduler, *signal: None
 
     project = planner.project
-
-    def job(training):
-        return job_of(project, planner.run(training["run"], training["kind"]), training["kind"])
-
-    facts = {"paths": project.paths, "job_of": staticmethod(job), "silence": project.config.timeout_seconds}
+    facts = {"paths": project.paths, "job_of": staticmethod(partial(job_in, planner))}
+    facts["silence"] = project.config.timeout_seconds
     ExecutorPluginRegistry().get_plugin("slurm").executor = type("Executor", (RootExecutor,), facts)
 
 

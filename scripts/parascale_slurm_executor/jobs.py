@@ -1,9 +1,12 @@
 """What a job of Snakemake's is at, whatever Slurm calls it."""
 
+import dataclasses
 import hashlib
 
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
 
+from parascale.paths import RunFolder
+from parascale.train.job import job_of
 from snakemake_logger_plugin_parascale import trained_by
 
 
@@ -11,6 +14,19 @@ def training_of(job):
     """Kind (`run`, `parity` or `probe`), run and key of what a job of Snakemake's trains; None where it trains nothing."""
     kind = None if job.is_group() else trained_by(job.rule)
     return kind and {"kind": kind, "run": job.wildcards.run, "key": job.params.key}
+
+
+def job_in(planner, training):
+    """The parascale.train.job.Job of what `training_of` gives. In a user's own environment it is that of the versions that stand in the
+    run's record: nobody else has asked for them."""
+    run = planner.run(training["run"], training["kind"])
+    job = job_of(planner.project, run, training["kind"])
+    if not run.workload.in_own_environment:
+        return job
+    # What is shown was published last: Snakemake empties it when a job begins.
+    records = (RunFolder(folder).read_record() for folder in (job.output, job.work))
+    known = [record["versions"] for record in records if "versions" in record][:1]
+    return dataclasses.replace(job, known=known)
 
 
 def members_of(job):

@@ -50,8 +50,11 @@ class Queued:
 
     def _note_ended(self, lines, queue):
         """Write down jobs that ended while nobody watched and of which nobody had written: Snakemake was killed after their submission."""
+        try:
+            since = os.stat(self._root.paths.site).st_mtime  # an earlier root may have lain in this folder
+        except OSError:  # a workflow that has this one as a module does not say whose the root is, and since when
+            return
         jobs = {plugins_comment(job): job for job in self._root.workflow.dag.jobs}
-        since = os.stat(self._root.paths.site).st_mtime  # an earlier root may have lain in this folder
         for identity, (time, said) in slurm.submitted(self._root.run_uuid, since).items():
             comment, _, key = said.rpartition(" ")
             if identity not in {*lines, *queue} and comment in jobs:

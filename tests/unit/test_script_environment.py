@@ -1,12 +1,14 @@
 """A script that runs in its user's own environment: what is ours there, how its Python is started and asked, and what decides its key."""
 
 import ast
+import dataclasses
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,11 +16,16 @@ import pytest
 import torch
 
 from parascale.errors import PERMANENT_FAILURE, InterpreterError
+from parascale.files import write_json
 from parascale.launch.interpreter import ask, interpreter_of
 from parascale.launch.workers import STACK_SIGNAL, Worker
-from parascale.settings import Run, Site, Workload, identity, make
+from parascale.plan.planner import Planner
+from parascale.settings import Run, Site, Workload, identity, load_project_file, make
+from parascale.store.trainings import Store
+from parascale_slurm_executor.jobs import job_in
 from tests.command import COMMAND
 from tests.pace import wait_for
+from tests.unit.test_store import fill
 
 PACKAGE = Path(__file__).parents[2] / "scripts/parascale"
 THERE = [
@@ -195,14 +202,45 @@ def test_a_workload_says_it_before_its_site_and_rows_without_keep_their_keys(own
     assert any(started) == ("versions" in identity.continuation_of(runs[0], machine, "code", []))
 
 
+def write_project(folder):
+    """A project whose one run is a script for a Python that is not there."""
+    (folder / "workloads").mkdir()
+    (folder / "workloads/train.py").touch()
+    (folder / "workloads/own.yaml").write_text("task: script\ncommand: train.py\npython: /no/python\n")
+    (folder / "runs.tsv").write_text("run\tworkload\nown\town\n")
+    (folder / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
+
+
 def test_a_script_that_cannot_start_ends_at_once_and_is_not_tried_again(tmp_path, monkeypatch):
     """Before anything of the run is written."""
-    (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads/train.py").touch()
-    (tmp_path / "workloads/own.yaml").write_text("task: script\ncommand: train.py\npython: /no/python\n")
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nown\town\n")
-    (tmp_path / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
+    write_project(tmp_path)
     words = ["--configfile", "config.yaml", "--base", ".", "--base", str(PACKAGE.parents[1] / "config")]
     done = subprocess.run([*COMMAND, "launch", "--run", "own", *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == PERMANENT_FAILURE and done.stderr.count("\n") == 1, done.stderr
     assert "/no/python" in done.stderr and not [*tmp_path.glob("work/runs/own/*.json*")]
+
+
+OLD, NEW = {"torch": "2.4.0"}, {"torch": "2.5.1"}
+
+
+@pytest.mark.parametrize(
+    ("shown", "under_way", "expected"),
+    [(NEW, None, True), (None, NEW, True), (NEW, OLD, True), (OLD, None, False), (None, None, False)],
+)
+def test_who_watches_a_job_knows_by_the_record_of_its_run_what_it_trained(
+    executor, shown, under_way, expected, tmp_path, monkeypatch
+):
+    """The key holds the versions of the environment, for which only the job has asked."""
+    write_project(tmp_path)
+    sites = Path("config").absolute()
+    monkeypatch.chdir(tmp_path)
+    planner = Planner(load_project_file("config.yaml", bases=[tmp_path, sites]))
+    executor.job_of = partial(job_in, planner)
+    job = executor.job_of(training := {"kind": "run", "run": "own"})
+    key = dataclasses.replace(job, known=[NEW]).key
+    with Store(job.store).keeping(key, "runs/own") as folder:
+        fill(folder, job.run, key)
+    for folder, versions in ((job.output, shown), (job.work, under_way)):
+        if versions:
+            write_json(folder / "run.json", {"versions": versions})
+    assert executor.is_finished(training) == expected

@@ -88,6 +88,7 @@ def test_without_accounting_no_state_is_known_and_without_its_answer_it_is_asked
 def test_who_submitted_a_job_for_what_stands_in_the_accounting(command):
     line = "sbatch --job-name x --comment rule_a_wildcards_b -p p --comment=rule_a_wildcards_b key -t 9 --wrap=x | y --comment=z z -"
     rows = [f"7|2026-11-29T10:00:00|{line}", "8|2026-11-29T10:00:00|sbatch by hand", f"6|2026-11-28T10:00:00|{line}"]
+    rows.append(f"9_1|2026-11-29T10:00:00|{line}")  # of an array, whose jobs share the first one's comment
     command("sacct", "\n".join(f"echo '{row}'" for row in rows))
     moment = datetime.fromisoformat("2026-11-29T10:00:00").timestamp()
     assert slurm.submitted("x", moment - 9) == {"7": (moment, "rule_a_wildcards_b key")}

@@ -11,6 +11,7 @@ from parascale.cli import parascale
 from parascale.commands.store import trim
 from parascale.files import write_json, write_text
 from parascale.lease import Lease
+from parascale.settings import Run, Workload, make
 from parascale.settings.config import Keeping
 from parascale.store.keys import data_known, key_of_run
 from parascale.store.trainings import Store, shown_places
@@ -125,6 +126,18 @@ def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(call, store,
     else:
         assert call("free", *words, "--yes")[0] == 0
     assert shown_places(made.paths.results) == {} and left(store) == {"single"}
+
+
+def test_a_script_that_the_run_table_asks_for_stays_whatever_versions_its_own_environment_had(store, tmp_path):
+    made = bounded(tmp_path, 0.0)
+    workload = make(Workload, name="own", task="script", command=__file__, python="python3")
+    made.runs["own"] = run = Run("own", workload)
+    key = key_of_run(run, made.site, [{"torch": "2.5.1"}])
+    with store.keeping(key, "runs/own") as folder:
+        fill(folder, run, key)
+        write_json(folder / "run.json", {"key": key, "versions": {"torch": "2.5.1"}})
+    trim(made)
+    assert left(store) == {"old", "own"}
 
 
 def test_a_training_under_way_is_not_freed(call, tmp_path, monkeypatch):

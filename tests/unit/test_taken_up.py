@@ -247,6 +247,13 @@ def test_a_job_that_ended_before_anybody_had_written_it_down_is_written_down_for
     assert found == ([] if queued else [("7", "run", "ddp", "old", "2001-09-09T01:46:49+00:00")])
 
 
+def test_in_a_root_that_says_not_whose_it_is_jobs_are_submitted(executor):
+    """As when `Snakefile` is a module: `onstart`, which writes that, is not the module's."""
+    executor.paths.site.unlink()
+    executor.run_job(job_of("ddp"))
+    assert executor.did == ["submitted"] and not executor.warned
+
+
 @pytest.mark.parametrize(
     ("key", "finished", "needed", "watched"),
     [("key", True, False, True), ("old", True, False, False), ("key", False, False, False), ("key", True, True, False)],

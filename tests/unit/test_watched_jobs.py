@@ -198,6 +198,7 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
         ("[]", {"JobState": "FAILED"}, True, "failed", True),
         (None, {"JobState": "FAILED", "Comment": slurm.PERMANENT_FAILURE_COMMENT}, True, "failed", False),
         (None, {"JobState": "FAILED"}, False, "again", True),  # of other settings: now it is ours' turn
+        ({**ATTEMPT, "job_id": None}, None, True, "failed", True),  # it was refused; somebody trained by hand before
     ],
 )
 def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, expected, attempts_left):
@@ -207,7 +208,7 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
         (work / "attempts.jsonl").write_text((attempt if isinstance(attempt, str) else json.dumps(attempt)) + "\n")
     executor.queue = {"7": said}
     job = job_of("ddp")
-    executor.report_job_error(SimpleNamespace(job=job, external_jobid="7", aux={"ours": ours}))
+    executor.report_job_error(SimpleNamespace(job=job, external_jobid=said and "7", aux={"ours": ours}))
     assert executor.did == [expected]
     assert (job.attempt <= job.restart_times) == attempts_left
 

@@ -6,6 +6,7 @@ import click
 
 from parascale.cli import with_project
 from parascale.errors import ConfigError
+from parascale.paths import RunFolder
 from parascale.plan.planner import Planner
 from parascale.report.numbers import aligned
 from parascale.store.keys import data_known, key_of_run
@@ -97,7 +98,7 @@ def _surplus(found, project, gigabytes):
 
     What the run table asks for stays: a job that waits for its turn is about to show it.
     """
-    needed = shown_places(project.paths.results).keys() | _wanted(project)
+    needed = shown_places(project.paths.results).keys() | _wanted(project, found)
     unused = [*found.leftovers(), *(kept for kept in found.all() if kept.key not in needed)]
     excess = sum(each.bytes for each in unused) - gigabytes * GB
     surplus = []
@@ -108,14 +109,17 @@ def _surplus(found, project, gigabytes):
     return surplus
 
 
-def _wanted(project):
-    """Keys of the trainings that the run table asks for, of those whose data is there."""
+def _wanted(project, found):
+    """Keys of the trainings that the run table asks for, of those whose data is there; in a user's own environment, of any versions."""
     planner, paths, keys = Planner(project), project.paths, set()
     asked = {(each, "parity") for name in project.trained for each in project.compared(name)}
     asked |= {(name, "run") for name in project.runs}
+    versions = [[RunFolder(kept.folder).read_record().get("versions")] for kept in found.all()]
     for run in [planner.run(*each) for each in asked]:
         with suppress(FileNotFoundError):
-            keys.add(key_of_run(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
+            own = run.workload.in_own_environment
+            answers = versions if own else [data_known(paths.data_of(run), paths.start_of(run))]
+            keys.update(key_of_run(run, project.site, known) for known in answers)
     return keys
 
 
