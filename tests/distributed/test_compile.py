@@ -38,6 +38,15 @@ LAYOUTS = {
     "tp x pp": ({"tp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6)),
     "dp x tp x pp": ({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {}, (4,) * 4 + (6,) * 4),
     "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4),
+    "cp": ({"cp": 2}, LLAMA, 5),
+    "dp x cp": ({"dp": 2, "cp": 2}, {}, 5),
+    "fsdp x cp": ({"fsdp": 2, "cp": 2}, LLAMA, 5),
+    "hsdp x cp": ({"dp": 2, "fsdp": 2, "cp": 2}, {}, 5),
+    "tp x cp": ({"tp": 2, "cp": 2}, LLAMA, 5),
+    "fsdp x tp x cp": ({"fsdp": 2, "tp": 2, "cp": 2}, TIED, 5),
+    "cp x pp": ({"cp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6)),
+    "fsdp x cp x pp": ({"fsdp": 2, "cp": 2, **pp(2, 2, "1F1B")}, TIED, (4,) * 4 + (6,) * 4),
+    "tp x cp x pp": ({"tp": 2, "cp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4),
 }
 QUICK = {"tp"}
 
