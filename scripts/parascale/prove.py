@@ -6,8 +6,8 @@
         loss.backward()
         optimizer.step()
 
-It needs Python 3.9, torch 2.4 and safetensors, no more of ours, and this file may be copied. For each step, each process writes a file with what it holds of each module's
-output, of the gradients as the first optimizer step finds them, of what that optimizer is set to, and of the weights after it.
+It needs Python 3.9, torch 2.4 and safetensors or later, and nothing else of parascale; this file may be copied. For each step, each process
+writes a file with what it holds of each module's output, of the gradients as the first optimizer step finds them, of what that optimizer is set to, and of the weights after it.
 """
 
 from __future__ import annotations

@@ -65,8 +65,12 @@ class _Lines:
             # Steps after the checkpoint that the script continues from are done again.
             kept = "".join(json.dumps(each) + "\n" for each in self._known() if each["step"] < step)
             partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-            partial.write_text(kept, encoding="utf-8")
-            os.replace(partial, self.path)
+            try:
+                partial.write_text(kept, encoding="utf-8")
+                os.replace(partial, self.path)
+            finally:
+                with suppress(OSError):  # there is one only if that failed
+                    partial.unlink()
             self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (as long as the script)
             line["first"] = now  # of an attempt: its seconds hold the start, until the launcher has seen others
         self.file.write(json.dumps(line | {"seconds": {"total": seconds}}) + "\n")

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -15,9 +16,11 @@ import psutil
 import pytest
 import torch
 
-from parascale.errors import PERMANENT_FAILURE, InterpreterError
+from parascale import recording
+from parascale.errors import FAILED, PERMANENT_FAILURE, RequirementError
 from parascale.files import write_json
-from parascale.launch.interpreter import ask, interpreter_of
+from parascale.launch.interpreter import Interpreter, ask, interpreter_of
+from parascale.launch.rendezvous import local_store, reserve_port
 from parascale.launch.workers import STACK_SIGNAL, Worker
 from parascale.plan.planner import Planner
 from parascale.settings import Run, Site, Workload, identity, load_project_file, make
@@ -79,24 +82,24 @@ def test_a_record_needs_the_standard_library_alone(tmp_path):
     assert '"lr": null' in lines[1] and '"first": ' in lines[1] and [*steps.parent.glob(".*")] == []
 
 
-PYTHON, FOLDER = sys.executable, "/a/run's/files"
+PYTHON = sys.executable
 
 
 @pytest.fixture
 def asked(tmp_path):
     """A function that asks the interpreter of a workload (python, setup) for a script: what `ask` gives, or how it is refused."""
 
-    def ask_for(python=None, setup=None, script="", backend="", seconds=120):
+    def ask_for(python=None, setup=None, script="", backend="", seconds=120, folder="a run's/files"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         place = tmp_path / "scripts/train.py"
         place.write_text(script) if script is not None else place.unlink(missing_ok=True)
         workload = make(Workload, name="own", task="script", command=str(place), python=python, setup=setup)
         chosen = interpreter_of(workload, tmp_path / "path")
         try:
-            return ask(chosen, str(place), backend, {**os.environ, "PARASCALE_FOLDER": FOLDER}, seconds)
-        except InterpreterError as error:
-            assert error.exit_code == PERMANENT_FAILURE and "\n" not in str(error)
-            return str(error)
+            return ask(chosen, str(place), backend, {**os.environ, "PARASCALE_FOLDER": str(tmp_path / folder)}, seconds)
+        except RequirementError as error:
+            assert "\n" not in str(error)
+            return error.exit_code, str(error)
 
     return ask_for
 
@@ -110,7 +113,14 @@ def test_versions_there_are_told_after_lines_of_shell_which_may_set_a_path_and_t
 WRONG = {
     "no such Python": ({"python": "/no/python"}, "`/no/python` cannot be started: /no/python: No such file"),
     "none by that name": ({"python": "pyhton4"}, "`pyhton4` cannot be started: pyhton4: not found"),
-    "no Python": ({"python": ["echo", "parascale"]}, "does not start Python (exit code 0)"),
+    "no Python": ({"python": ["echo", "parascale"]}, "`setup` or `echo parascale` ended without starting Python"),
+    "a line like the probe's": ({"python": ["echo", "parascale: hello"]}, "ended without starting Python"),
+    "lines that end": ({"python": PYTHON, "setup": "exit 0"}, "ended without starting Python"),
+    "an end of its own": ({"python": PYTHON, "setup": "exit 3"}, "does not start Python (exit code 3)"),
+    "no folder for the record": (
+        {"python": PYTHON, "folder": "scripts/train.py/a/files"},
+        "train.py: make that folder visible",
+    ),
     "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
     "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, by which the processes"),
     "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
@@ -118,6 +128,8 @@ WRONG = {
     "a script that is not seen": ({"python": PYTHON, "script": None}, "train.py: make its folder visible there"),
     "a script for another Python": ({"python": PYTHON, "script": "print 1"}, "cannot compile"),
     "lines that fail": ({"python": PYTHON, "setup": "false\ntrue"}, "setup failed: false (exit code 1)"),
+    "a pipe that fails": ({"python": PYTHON, "setup": "false | cat"}, "setup failed: cat (exit code 1)"),
+    "a function that fails": ({"python": PYTHON, "setup": "f() { false; true; }\nf"}, "setup failed: false"),
     "no module": (
         {"python": PYTHON, "setup": "moodule load PyTorch"},
         "setup failed: moodule load PyTorch (exit code 127)",
@@ -127,16 +139,21 @@ WRONG = {
 }
 
 
+# What may be otherwise at the next start.
+PASSING = ("no Python", "a line like the probe's", "lines that end", "an end of its own", "one that hangs")
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_where_it_cannot_start_a_line_says_why(case, asked):
     given, said = WRONG[case]
-    assert said in asked(**given)
+    code, line = asked(**given)
+    assert said in line and code == (FAILED if case in PASSING else PERMANENT_FAILURE)
 
 
 def test_a_package_beside_the_script_that_hides_ours_is_named(asked, tmp_path):
     (tmp_path / "scripts/parascale").mkdir(parents=True)
     (tmp_path / "scripts/parascale/__init__.py").touch()
-    assert f"finds another `parascale`, {tmp_path}/scripts/parascale/__init__.py" in asked(python=PYTHON)
+    assert f"finds another `parascale`, {tmp_path}/scripts/parascale/__init__.py" in asked(python=PYTHON)[1]
 
 
 # A shell that waits for Python, as some containers do: the ranks are not its, and know where they are.
@@ -178,6 +195,40 @@ def test_signals_stacks_and_the_death_of_a_parent_reach_what_python_runs(how, tm
     worker.signal(signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("ctypes", "code"),
+    [
+        ("raise ImportError", 0),
+        ("import os\nclass CDLL:\n  def __init__(self, _): pass\n  def prctl(self, *_): os.getppid = lambda: 0", -9),
+    ],
+)
+def test_a_python_without_ctypes_keeps_its_path_and_one_without_a_parent_ends(tmp_path, ctypes, code):
+    (tmp_path / "ctypes.py").write_text(ctypes)
+    first = THERE[-1].parent
+    shown = "import os, sys; print(os.environ['PYTHONPATH'], sys.path)"
+    environment = {**os.environ, "PYTHONPATH": f"{first}:{tmp_path}"}
+    done = subprocess.run([PYTHON, "-c", shown], env=environment, capture_output=True, text=True)
+    assert done.returncode == code and str(first) not in done.stdout + done.stderr
+
+
+def test_a_store_that_ends_says_why(tmp_path):
+    with reserve_port() as holder:
+        port = holder.getsockname()[1]
+    with local_store("127.0.0.1", port, Interpreter(setup="echo no module >&2\nexit 3"), str(tmp_path)) as ended:
+        wait_for(ended, "its end", 60)
+        assert "exit code 3: no module" in ended() and str(tmp_path / "store.log") in ended()
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording.os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        recording._Lines(str(tmp_path / "files")).add(1, {})
+    assert [*tmp_path.iterdir()] == []
+
+
 SITE = {"python": "/site/python", "setup": "module load PyTorch"}
 
 
@@ -202,20 +253,48 @@ def test_a_workload_says_it_before_its_site_and_rows_without_keep_their_keys(own
     assert any(started) == ("versions" in identity.continuation_of(runs[0], machine, "code", []))
 
 
-def write_project(folder):
-    """A project whose one run is a script for a Python that is not there."""
+def write_project(folder, python):
+    """A project whose one run is a script for a Python."""
     (folder / "workloads").mkdir()
     (folder / "workloads/train.py").touch()
-    (folder / "workloads/own.yaml").write_text("task: script\ncommand: train.py\npython: /no/python\n")
+    (folder / "workloads/own.yaml").write_text(f"task: script\ncommand: train.py\npython: {python}\n")
     (folder / "runs.tsv").write_text("run\tworkload\nown\town\n")
     (folder / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
 
 
-def test_a_script_that_cannot_start_ends_at_once_and_is_not_tried_again(tmp_path, monkeypatch):
+@pytest.fixture
+def launched(tmp_path):
+    """A function that starts a run, a script by a Python, and gives how its launcher ended."""
+
+    def launch(python, *more, **environment):
+        write_project(tmp_path, python)
+        words = ["--configfile", "config.yaml", "--base", ".", "--base", str(PACKAGE.parents[1] / "config")]
+        command = [*COMMAND, "launch", "--run", "own", *words, *more]
+        return subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True)
+
+    return launch
+
+
+def test_a_program_in_place_of_the_script_runs_with_our_python(launched, tmp_path):
+    done = launched("/no/python", "--", "workloads/train.py")
+    assert (done.returncode, done.stderr) == (0, "") and not [*tmp_path.rglob("path")]
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_the_launcher_of_a_step_takes_what_the_one_before_it_was_told(launched, tmp_path, in_step):
+    """The run's record has the versions that were found in its folder of logs, and nobody is asked."""
+    (told := tmp_path / "work/logs/own/path/versions.json").parent.mkdir(parents=True)
+    told.write_text('{"torch": "told"}')
+    (tmp_path / "meet").mkdir()
+    done = launched("/no/python", *["--meet", "meet"] * in_step, SLURM_NODEID="0")
+    assert ("error: `/no/python` cannot be started" in done.stderr) != in_step, done.stderr
+    records = [json.loads(each.read_text()) for each in tmp_path.glob("work/runs/own/run*.json")]
+    assert [each["versions"] for each in records] == [{"torch": "told"}] * in_step
+
+
+def test_a_script_that_cannot_start_ends_at_once_and_is_not_tried_again(launched, tmp_path):
     """Before anything of the run is written."""
-    write_project(tmp_path)
-    words = ["--configfile", "config.yaml", "--base", ".", "--base", str(PACKAGE.parents[1] / "config")]
-    done = subprocess.run([*COMMAND, "launch", "--run", "own", *words], cwd=tmp_path, capture_output=True, text=True)
+    done = launched("/no/python")
     assert done.returncode == PERMANENT_FAILURE and done.stderr.count("\n") == 1, done.stderr
     assert "/no/python" in done.stderr and not [*tmp_path.glob("work/runs/own/*.json*")]
 
@@ -231,7 +310,7 @@ def test_who_watches_a_job_knows_by_the_record_of_its_run_what_it_trained(
     executor, shown, under_way, expected, tmp_path, monkeypatch
 ):
     """The key holds the versions of the environment, for which only the job has asked."""
-    write_project(tmp_path)
+    write_project(tmp_path, "/no/python")
     sites = Path("config").absolute()
     monkeypatch.chdir(tmp_path)
     planner = Planner(load_project_file("config.yaml", bases=[tmp_path, sites]))

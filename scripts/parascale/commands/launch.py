@@ -15,7 +15,7 @@ from parascale.cli import COUNT, Location, Number, configuration_words, project_
 from parascale.commands.store import trim
 from parascale.commands.train import KINDS, with_prediction
 from parascale.errors import ConfigError
-from parascale.files import locked, make_folder
+from parascale.files import locked, make_folder, read_json, write_json
 from parascale.launch import STOPPED, TERMINATED, die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.environment import check_node
@@ -78,11 +78,10 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
         words = configuration_words(context)
-        planned, planned_gpus, job, project = planned_launch(find, name, kind, site, words, first=not node)
+        planned, planned_gpus, job, project = planned_launch(find, name, kind, site, words, not node, in_step, command)
         if job and not in_step and not command and published(job):
             return 0
-        of_script = planned.files and not command
-        run = functools.partial(run_script, project, job, os.getcwd()) if of_script else run_node
+        run = functools.partial(run_script, project, job, os.getcwd()) if planned.files else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
         raise click.UsageError(
@@ -95,7 +94,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         hint = "" if Path(command[0]).suffix else "; a run is named with --run"
         raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
-        chosen = dataclasses.replace(chosen, command=command, files=None, interpreter=OURS)
+        chosen = dataclasses.replace(chosen, command=command)
     if not meet and chosen.interpreter.setup is None:  # else once this launcher can tell the others
         check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
@@ -104,10 +103,11 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
     return start(chosen, here, gpus or planned_gpus or chosen.processes, run)
 
 
-def planned_launch(find, name, kind, site, words, first):
+def planned_launch(find, name, kind, site, words, first, in_step, command):
     """(Launch, GPUs requested on each node, Job, project) of a run; without a name, (Launch of one process, None, None, None).
 
-    words: of the command line, which name the project. first: whether this is node 0. Changes into the project's folder.
+    words: of the command line, which name the project. first: whether this is node 0. in_step: whether a launcher has started
+    this one. command: that runs in place of the run's own. Changes into the project's folder.
     """
     if not name:
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None, None
@@ -126,7 +126,7 @@ def planned_launch(find, name, kind, site, words, first):
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     job = None if kind == "communication" else job_of(project, run, kind)
-    files = str(Path.cwd() / job.work / FILES) if job and run.workload.is_script else None
+    files = str(Path.cwd() / job.work / FILES) if job and run.workload.is_script and not command else None
     planned = Launch(
         command=script.words(run, files) if files else ("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
@@ -146,9 +146,10 @@ def planned_launch(find, name, kind, site, words, first):
     if planned.interpreter is not OURS and first:
         backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
         environment = process_environment(planned, os.environ)
-        job = dataclasses.replace(
-            job, known=[ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout)]
-        )
+        told = logs / "path/versions.json"  # by the launcher that has started this one
+        if not in_step or not told.exists():
+            write_json(told, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
+        job = dataclasses.replace(job, known=[read_json(told)])
     return planned, run.layout.gpus_per_node, job, project
 
 

@@ -12,11 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parascale.errors import InterpreterError
+from parascale.errors import PERMANENT_FAILURE, InterpreterError, RequirementError
 from parascale.files import atomic_path, make_folder
 from parascale.recording import FOLDER
 
@@ -24,9 +25,12 @@ PACKAGE = Path(__file__).parents[1]
 ON_PATH = Path(__file__).with_name("on_path")  # first on the path of a rank of a user's script
 ALONE = ("__init__.py", "recording.py", "prove.py")  # all of this package that a user's own environment gets
 USUAL = ("python3",)  # after a `setup` without a `python`
-# A line of `setup` that fails ends it, as the same start would fail again. The path of our own comes after `setup`, which may set one.
+# A line of `setup` that fails, also in a pipe or a function, ends it, as the same start would fail again. The path of our
+# own comes after `setup`, which may set one.
 SHELL = """trap 'echo "setup failed: $BASH_COMMAND (exit code $?)" >&2; exit 78' ERR
+set -E -o pipefail
 {setup}
+set +E +o pipefail
 trap - ERR
 export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"
 exec "$@"
@@ -44,6 +48,11 @@ if not os.path.isfile(script):
     end(wrong="does not see %s: make its folder visible there (Apptainer: --bind)" % script)
 if os.environ.get("PARASCALE_FOLDER") != folder:
     end(wrong="does not get the environment of the launcher: leave out what clears it (Apptainer: --cleanenv)")
+place = os.path.dirname(folder)  # for the record of the run
+while not os.path.lexists(place):
+    place = os.path.dirname(place)
+if not (os.path.isdir(place) and os.access(place, os.W_OK)):
+    end(wrong="cannot write into %s: make that folder visible there, and writable (Apptainer: --bind)" % place)
 sys.path[0] = os.path.dirname(os.path.abspath(script))
 found = importlib.util.find_spec("parascale")
 place = found and (found.origin or list(found.submodule_search_locations)[0])
@@ -123,7 +132,8 @@ def interpreter_of(workload: Any, folder: Path) -> Interpreter:
 def ask(
     interpreter: Interpreter, script: str, backend: str, environment: dict[str, str], seconds: float
 ) -> dict[str, str]:
-    """Versions of Python, torch, CUDA and NCCL in a user's own environment. InterpreterError, in a line, where the script cannot start there.
+    """Versions of Python, torch, CUDA and NCCL in a user's own environment. InterpreterError, in a line, where the script cannot start there,
+    RequirementError where it may later.
 
     backend: that its torch needs, or empty. environment: of the processes. seconds: that it may take.
     """
@@ -142,22 +152,35 @@ def ask(
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        raise InterpreterError(
+        raise RequirementError(
             f"`{shown}`, or `setup`, said nothing for {seconds:.0f} s: try it by hand on this node"
         ) from None
-    if told := [line for line in done.stdout.splitlines() if line.startswith("parascale: ")]:
-        answer = json.loads(told[-1].partition(" ")[2])
-        if "wrong" in answer:
-            raise InterpreterError(f"`{shown}` {answer['wrong']}")
+    answer = _answer(done.stdout)
+    if "wrong" in answer:
+        raise InterpreterError(f"`{shown}` {answer['wrong']}")
+    if "versions" in answer:
         return {name: version for name, version in answer["versions"].items() if version}
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-    said = next((line for line in lines if line.startswith("bash: -c:")), lines[-1])
+    said = next((line for line in lines if line.startswith(("bash: -c:", "setup failed: "))), lines[-1])
     said = re.sub(r"^bash: (-c: )?(line \d+: )?(exec: )?", "", said)
     if said.startswith("setup failed: "):
         raise InterpreterError(f"{said}: correct `setup` of the workload, or of `script` in the site's file")
-    how = (
-        "cannot be started" if done.returncode in (126, 127) else f"does not start Python (exit code {done.returncode})"
-    )
-    raise InterpreterError(
-        f"`{shown}` {how}: {said}; correct `python` or `setup` of the workload, or of `script` in the site's file"
-    )
+    code = done.returncode
+    how = {
+        0: f"`setup` or `{shown}` ended without starting Python",
+        **dict.fromkeys((126, 127), f"`{shown}` cannot be started"),
+    }.get(code, f"`{shown}` does not start Python (exit code {code})")
+    # Others may pass: no space, a file system that does not answer.
+    lasts = code in (126, 127, PERMANENT_FAILURE) or "syntax error" in said
+    kind = InterpreterError if lasts else RequirementError
+    raise kind(f"{how}: {said}; correct `python` or `setup` of the workload, or of `script` in the site's file")
+
+
+def _answer(said: str) -> dict[str, Any]:
+    """What the probe told last; empty where it told nothing. said: lines, also of others."""
+    for line in reversed(said.splitlines()):
+        with suppress(ValueError):
+            answer = json.loads(line.removeprefix("parascale: ")) if line.startswith("parascale: ") else None
+            if isinstance(answer, dict):
+                return answer
+    return {}

@@ -116,7 +116,7 @@ def run_node(
             sys.exit(TERMINATED)
         time.sleep(TICK_SECONDS)
 
-    stack = contextlib.ExitStack()
+    stack, store_ended = contextlib.ExitStack(), lambda: ""
     with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder, stack:
         if launch.interpreter.setup is None:  # else it is another torch
             check_node(launch.site)
@@ -127,13 +127,15 @@ def run_node(
             print("\n".join(node.line() for node in peers.nodes), flush=True)
         os.makedirs(launch.logs, exist_ok=True)
         if launch.hosts_store and address in loopback.ADDRESSES and place.node == 0:
-            stack.enter_context(local_store(address, port, launch.interpreter))
+            store_ended = stack.enter_context(local_store(address, port, launch.interpreter, launch.logs))
         workers = Workers(_start(launch, place, address, port))
         silence = Silence(launch, place.node, workers, peers) if launch.files else None
         try:
             with watched({worker.rank: worker.python_pid for worker in workers.ranks}):
                 own = _watch(launch, workers, peers, stop, silence)
             verdict = peers.verdict(own, launch.timeout)
+            if verdict.failures and (why := store_ended()):
+                print(why, file=sys.stderr)
         finally:
             workers.end()
     if verdict.failures:

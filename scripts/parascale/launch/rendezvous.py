@@ -9,7 +9,8 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +18,7 @@ import psutil
 from parascale.errors import RequirementError
 from parascale.launch import die_with_parent
 from parascale.launch.interpreter import Interpreter
+from parascale.launch.workers import last_line
 from parascale.loopback import ADDRESSES, listen
 from parascale.settings.site import Network
 
@@ -58,16 +60,23 @@ def reserve_port() -> socket.socket:
 
 
 @contextlib.contextmanager
-def local_store(address: str, port: int, interpreter: Interpreter) -> Iterator[None]:
+def local_store(address: str, port: int, interpreter: Interpreter, logs: str) -> Iterator[Callable[[], str]]:
     """Host torch's store at a loopback address, as torchrun does, for the ranks of a user's program: their own would listen on every
-    interface. Their own torch hosts it; where there is none, the program needs no store."""
-    own = os.getpid()
-    with listen(address, port) as server:
+    interface. Their own torch hosts it; where there is none, the program needs no store.
+    Gives a function that says how the store ended; empty while it is there. logs: folder for what it says."""
+    own, log = os.getpid(), Path(logs) / "store.log"
+    with log.open("wb") as said, listen(address, port) as server:
         command = interpreter.command("-c", HOST_STORE, address, str(port), str(server.fileno()))
         ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own), "pass_fds": [server.fileno()]}
-        host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **ties)
+        host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=said, **ties)
+
+    def ended() -> str:
+        if host.poll() is None:
+            return ""
+        return f"the store by which the ranks meet ended: exit code {host.returncode}: {last_line(log)}\n  log: {log}"
+
     try:
-        yield
+        yield ended
     finally:
         host.kill()
         host.wait()

@@ -5,7 +5,6 @@ with what started it, as a container's command that does not become Python would
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib.machinery
 import importlib.util
@@ -18,7 +17,12 @@ if __name__ == "sitecustomize":
     with contextlib.suppress(OSError, ValueError):  # a container may not see the folder of the logs
         faulthandler.register(int(number), open(path, "ab", buffering=0), all_threads=False)  # noqa: SIM115 (as long as the rank)
     with contextlib.suppress(Exception):
+        import ctypes  # some lack it
+
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG, as `launch.die_with_parent`
+        if os.getppid() != parent:  # it is gone already
+            os.kill(os.getpid(), signal.SIGKILL)
     # The path as it was, for this process and those that it starts.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
