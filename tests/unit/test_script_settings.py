@@ -16,6 +16,7 @@ from parascale.plan.planner import Planner
 from parascale.plan.price import left_of
 from parascale.settings import load_project_file, run_from_dict
 from parascale.store.keys import code_of_run, key_of_run
+from parascale.store.trainings import Store
 
 WORKLOAD = """
 task: script
@@ -241,6 +242,6 @@ def _line(plan, begin):
 
 def test_it_has_no_parity_run(project):
     found = project()
-    assert len(_wanted(found)) == 2, "a store knows which trainings the table asks for"
+    assert len(_wanted(found, Store(found.paths.store))) == 2, "a store knows which trainings the table asks for"
     with pytest.raises(ConfigError, match="`parascale"):
         Planner(found).run("both", "parity")

@@ -80,6 +80,9 @@ def local_store(address: str, port: int, interpreter: Interpreter, logs: str) ->
     finally:
         host.kill()
         host.wait()
+        with contextlib.suppress(OSError):
+            if not log.stat().st_size:  # it had nothing to say
+                log.unlink()
 
 
 def reached(address: str, port: int, host: str) -> str:
