@@ -5,7 +5,6 @@ import contextlib
 import csv
 import re
 import signal
-import time
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from parascale.settings import load_project_file
 
 from ..own_environment import OLDEST, container, oldest_environment
 from .small_project import REPOSITORY, SmallProject
-from .test_script import HELD, SCRIPT, WAIT, launch
+from .test_script import HELD, SCRIPT, WAIT, in_the_middle, launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -75,19 +74,13 @@ def finished(words, tmp_path_factory):
 
 def strike_in_the_middle(project, run, number):
     """Strike the launcher of a run; its ranks must end with it."""
-    brake, work = project.folder / "brake", project.folder / "work/runs" / run
-    brake.touch()
-    process, deadline = launch(project, "--run", run), time.monotonic() + 240
-    while not ((work / "steps.jsonl").is_file() and (work / "steps.jsonl").read_text().count("\n") == HELD):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert sum("waves.py" in " ".join(each.cmdline()) for each in below) >= 2
-    process.send_signal(number)
-    process.communicate(timeout=240)
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 75}[number]
-    assert psutil.wait_procs(below, timeout=60)[1] == []
-    brake.unlink()
+    with in_the_middle(project, run) as process:
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert sum("waves.py" in " ".join(each.cmdline()) for each in below) >= 2
+        process.send_signal(number)
+        process.communicate(timeout=240)
+        assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 75}[number]
+        assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
 def test_it_records_continues_and_is_shown(finished):

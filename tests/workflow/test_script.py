@@ -61,18 +61,25 @@ def launch(project, *words):
     )
 
 
-def stop_in_the_middle(project, run):
-    brake, work = project.folder / "brake", project.folder / "work/runs" / run
+@contextlib.contextmanager
+def in_the_middle(project, run):
+    """The launcher of a run whose script waits at step HELD."""
+    brake, steps = project.folder / "brake", project.folder / f"work/runs/{run}/steps.jsonl"
     brake.touch()
     process, deadline = launch(project, "--run", run), time.monotonic() + 240
-    while not ((work / "steps.jsonl").is_file() and (work / "steps.jsonl").read_text().count("\n") == HELD):
+    while not (steps.is_file() and steps.read_text().count("\n") == HELD):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=240)
-    assert process.returncode == 75, "stopped with its state saved, although the script ends with 0"
-    assert (work / "files/last.pt").is_file()
+    yield process
     brake.unlink()
+
+
+def stop_in_the_middle(project, run):
+    with in_the_middle(project, run) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=240)
+        assert process.returncode == 75, "stopped with its state saved, although the script ends with 0"
+        assert (project.folder / f"work/runs/{run}/files/last.pt").is_file()
 
 
 def record(project, run):

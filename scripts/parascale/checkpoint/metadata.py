@@ -21,13 +21,14 @@ ALLOWED = {
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.metadata": {
-        *(
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-        ),  # the first is then refused by name
-        *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        "BytesStorageMetadata",  # recognised, then refused by name
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "collections": {"OrderedDict"},

@@ -16,8 +16,14 @@ from collections import OrderedDict
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
-from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from parascale.checkpoint.metadata import INDEX
 from parascale.checkpoint.source import SAFETENSORS_DTYPES, index_name
@@ -126,7 +132,7 @@ def write_sharded(folder, tensors, streaming):
     streaming = dataclasses.replace(streaming, largest_block=CHUNK_BYTES)
     name_of_file, places = "__0_0.distcp", {}
     entries = {
-        name: dcp.TensorStorageMetadata(dcp.TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), chunks=[])
+        name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), chunks=[])
         for name, tensor in tensors.items()
     }
     with open_flushed(folder / name_of_file) as file:
@@ -135,10 +141,8 @@ def write_sharded(folder, tensors, streaming):
             offsets = torch.Size([first, *[0] * block.ndim][: block.ndim])
             start, chunks = file.tell(), entries[name].chunks
             torch.save(block, file)
-            places[dcp.MetadataIndex(name, offsets, len(chunks))] = _StorageInfo(
-                name_of_file, start, file.tell() - start
-            )
-            chunks.append(dcp.ChunkStorageMetadata(offsets=offsets, sizes=block.shape))
-    index = dcp.Metadata(entries, planner_data={name: (name,) for name in tensors}, storage_data=places)
+            places[MetadataIndex(name, offsets, len(chunks))] = _StorageInfo(name_of_file, start, file.tell() - start)
+            chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=block.shape))
+    index = Metadata(entries, planner_data={name: (name,) for name in tensors}, storage_data=places)
     (folder / INDEX).write_bytes(pickle.dumps(index))
     return [name_of_file, INDEX]

@@ -59,9 +59,8 @@ def split_positions(model: Any, mesh: DeviceMesh) -> None:
                 continue
             if role == "exchanges":
                 module.mixed = exchanged(module.mixed, mesh)
-            elif (
-                role == "drops_of_heads"
-            ):  # tensor parallelism has left this rank some heads, of which it computes a part
+            elif role == "drops_of_heads":
+                # Tensor parallelism has left this rank some heads, of which it computes a part.
                 module.part = module.part * parts + part
             elif role == "drops_of_positions":  # it splits this rank's positions further
                 module.part += part * module.parts

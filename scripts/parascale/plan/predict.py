@@ -102,9 +102,8 @@ def predict(
     make it fit.
     """
     facts = facts or expected_facts(run)
-    if (
-        known is None
-    ):  # nobody knows which part of formulas' error is a run's own: all of it is shared, the careful side
+    if known is None:
+        # Nobody knows which part of formulas' error is a run's own: all of it is shared, the careful side.
         rates = formula_rates(site, run.precision, facts.sample_bytes)
         known = Known(rates=rates, shared=formula_error(site.device, run.layout.world_size))
     if run.workload.is_script:

@@ -193,8 +193,8 @@ def matches(seen):
 
 
 def noted(looks):
-    """{"surroundings": what stood out, each once, with its ranks, by the words of the first} for the record of an attempt, and a line of the log for each; {} if
-    nothing did. looks: what `look` gave each rank."""
+    """{"surroundings": what stood out, each once, with its ranks, by the words of the first} for the record of an attempt, and a line of
+    the log for each; {} if nothing did. looks: what `look` gave each rank."""
     found = {}
     for rank, each in ((rank, each) for rank, seen in enumerate(looks) for each in seen):
         found.setdefault((each["name"], each["costs"]), each | {"ranks": []})["ranks"].append(rank)
