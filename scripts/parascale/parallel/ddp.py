@@ -3,6 +3,10 @@
 The loss is divided by the global count of targets, so gradients must be summed: `train.step` undoes DDP's average.
 """
 
+from typing import Any
+
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -15,8 +19,9 @@ POWER_RANK = 4
 EXACT_STEPS = 10  # before PowerSGD begins: first gradients are large, and DDP rebuilds its buckets after the first
 
 
-def replicate(model: nn.Module, mesh: Mesh, compression: str = "none") -> DistributedDataParallel:
-    """Wrap `model`; gradients live in the buckets that are reduced, which saves a copy. compression: how they are sent."""
+def replicate(model: nn.Module, mesh: Mesh, sent: str = "none") -> DistributedDataParallel:
+    """Wrap `model`; gradients live in the buckets that are reduced, which saves a copy. sent: a `compression`, or `bf16`: ranks sum such
+    copies of the buckets."""
     device_ids = [mesh.device.index] if mesh.device.type == "cuda" else None
     replicas = DistributedDataParallel(
         model,
@@ -26,11 +31,18 @@ def replicate(model: nn.Module, mesh: Mesh, compression: str = "none") -> Distri
         broadcast_buffers=False,  # they are the same on all ranks, or shared when they are needed (`share_buffers`)
         init_sync=False,  # every rank fills in the same weights
     )
-    if compression == "powersgd":
+    if sent == "powersgd":
         state = PowerSGDState(
             replicas.process_group, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=EXACT_STEPS
         )
         replicas.register_comm_hook(state, powerSGD_hook)
-    elif compression == "fp16":
-        replicas.register_comm_hook(replicas.process_group, fp16_compress_hook)
+    elif hook := {"fp16": fp16_compress_hook, "bf16": _sum_in_bf16}.get(sent):
+        replicas.register_comm_hook(replicas.process_group, hook)
     return replicas
+
+
+def _sum_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over ranks by the sum of bf16 copies. torch's hook of this kind divides in bf16, and asks for NCCL."""
+    rounded = bucket.buffer().bfloat16()
+    future: Any = dist.all_reduce(rounded, group=group, async_op=True)
+    return future.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]).div_(group.size()))

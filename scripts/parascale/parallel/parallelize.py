@@ -141,7 +141,8 @@ def parallelize(
         ties = tying.split_ties(parts, tied)
         model = ParallelModel(mesh, whole, parts, None, joined, tied, ties, group, copies=copies)
     else:
-        forward_module = ddp.replicate(parts[0], mesh, run.compression) if uses_ddp(run) else parts[0]
+        sent = "bf16" if run.reduces_in_bf16 else run.compression
+        forward_module = ddp.replicate(parts[0], mesh, sent) if uses_ddp(run) else parts[0]
         ranks_differ = run.average_every is not None
         model = ParallelModel(mesh, whole, parts, forward_module, tied=tied, ranks_differ=ranks_differ, copies=copies)
     loss.head = model.head
@@ -196,7 +197,7 @@ def _make_part(
             # A graph that breaks is an error; a class of the user's own may have breaks.
             block.compile(fullgraph=not run.workload.model.is_own)
     if layout.uses_fsdp:
-        fsdp.shard(part, blocks, mesh.sharing, layout, run.precision, run.workload.model.is_own)
+        fsdp.shard(part, blocks, mesh.sharing, run)
     if copies is not None:
         part.forward = copies.around(part)
     return part

@@ -28,7 +28,12 @@ FITS_BELOW = 0.9  # part of the memory: counts are off by up to 8 % against real
 # Tensors that come and go within a step leave gaps. torchtitan's allocator reserved 1.16 and 1.20 times its tensors, nearly all activations
 # (tests/published); closing gaps saved 15 % with eight models in the mean (Guo et al. 2024, GMLake, arXiv:2401.08156).
 GAPS = 0.2
-REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
+REDUCE_BYTES = 4  # gradients are added in fp32, whatever they were computed in, and ranks sum them in fp32 or bf16
+
+
+def sent_bytes(run: Run, element: int = REDUCE_BYTES) -> int:
+    """Bytes of an element of a gradient as ranks sum it. element: without `reduce_precision`."""
+    return 2 if run.reduces_in_bf16 else element
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class RankMemory:
         self.batch, self.gaps = MicroBatch.of(run, device), GAPS if device == "cuda" else 0
         self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
         self.pipeline = self.layout.pp > 1
-        self.fsdp = self.layout.uses_fsdp
+        self.fsdp, self.sent = self.layout.uses_fsdp, sent_bytes(run)
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements()
@@ -232,16 +237,16 @@ class RankMemory:
         return self._parts(
             self._activations() + recomputed + self.working,
             gradients=0 if self.end else self._head_gradient(),
-            buffers=gathered + self.end * REDUCE_BYTES,  # on its way to the other ranks
+            buffers=gathered + self.end * self.sent,  # on its way to the other ranks
         )
 
     def _reduce(self) -> dict[str, float]:
         if self.pipeline:  # after the last micro-batch the summed gradients are reduced unit by unit
             gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
-            return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
+            return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * self.sent)
         block = self.unit_elements * self.batch.compute
         gathered = self._left() * self.batch.compute + 2 * block if self.frees else self._gathered()
-        gathered += block + self.unit_elements * REDUCE_BYTES
+        gathered += block + self.unit_elements * self.sent
         gradients = share(self.end, self.shards) * REDUCE_BYTES if self.end else self._head_gradient()
         return self._parts(self._activations() - self.kept, gradients=gradients, buffers=gathered)
 
@@ -255,7 +260,7 @@ class RankMemory:
         kept, buffers = self.sizes.last_bytes(self.batch), self._gathered()
         gradients = self.sharded * self.batch.parameter
         if self.frees:
-            kept, buffers = 0, self._left() * (self.batch.compute + REDUCE_BYTES)
+            kept, buffers = 0, self._left() * (self.batch.compute + self.sent)
         elif not self.fsdp and not self._gradients_stay():
             gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
         return self._parts(kept, gradients=gradients, buffers=buffers)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from parascale.families.sizes import BACKWARD, MicroBatch, Operations, Sizes
-from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages
+from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages, sent_bytes
 from parascale.plan.time import gpu_kind
 from parascale.settings import Layout, Run, Site
 
@@ -192,9 +192,9 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
     layout, first = run.layout, 1 / run.micro_batches
     whole = layout.pp > 1 or layout.reduce == "step" or (layout.fsdp == 1 and not run.workload.model.is_own)
     if layout.uses_fsdp:
-        frees, laid = layout.reshard_after_forward and layout.pp == 1, batch.compute + REDUCE_BYTES
+        frees, laid = layout.reshard_after_forward and layout.pp == 1, batch.compute + sent_bytes(run)
         gathered = 2 * batch.compute * (1 if frees else first)
-        scattered = laid * first + (laid + REDUCE_BYTES) * (1 - first) if whole else laid
+        scattered = laid * first + (batch.compute + 2 * REDUCE_BYTES) * (1 - first) if whole else laid
         return gathered, gathered * frees + scattered
     copy = batch.parameter + batch.compute if batch.copies else 0
     if copy and layout.pp == 1:
@@ -231,7 +231,7 @@ def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
         # How much less or more PowerSGD, gossip or a parameter server send is not known here: they cost as much as sums over all.
-        sent = rank.elements * 2 if run.compression == "fp16" else size
+        sent = rank.elements * (2 if run.compression == "fp16" else sent_bytes(run, batch.parameter))
         gradients = all_reduce(layout, "dp", sent, linked).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
 
@@ -241,10 +241,10 @@ def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
         return half_ring(layout, "fsdp", elements * batch.compute, linked)
 
     def scatter(elements: float) -> Transfer:
-        return half_ring(layout, "fsdp", elements * REDUCE_BYTES, linked)
+        return half_ring(layout, "fsdp", elements * sent_bytes(run), linked)
 
     def sums(elements: float) -> Transfer:
-        return all_reduce(layout, "dp", elements / layout.fsdp * REDUCE_BYTES, linked)
+        return all_reduce(layout, "dp", elements / layout.fsdp * sent_bytes(run), linked)
 
     def reduce(elements: float) -> Transfer:
         return scatter(elements).plus(sums(elements))

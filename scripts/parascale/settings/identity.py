@@ -144,7 +144,8 @@ def no_comparison(run: Run, baseline: Run) -> str | None:
         return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
     if run.seed != baseline.seed:
         return f"seed {run.seed} against {baseline.seed}: another start"
-    changed = difference(run, baseline)
+    # Its rounding is no other work: it has a tolerance.
+    changed = difference(run, dataclasses.replace(baseline, reduce_precision=run.reduce_precision))
     return f"another recipe: {changed}" if changed else None
 
 

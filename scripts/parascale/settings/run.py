@@ -63,6 +63,12 @@ class Run:
         default="none",
         before="none",
     )
+    reduce_precision: Literal["fp32", "bf16"] = option(
+        "in what ranks of `dp`, `fsdp` and `cp` sum gradients: `bf16` sends half as much and rounds what each rank adds, and each sum; gradients of "
+        "parts are added, and kept, in fp32. Losses and weights then differ by that rounding",
+        default="fp32",
+        before="fp32",
+    )
     init_from: str | None = option("start from the last checkpoint of this run, in any layout", default=None)
     profile: str | None = option(
         "first and last step to profile (`5-7`); such a run is not compared with others", CONDUCT, default=None
@@ -95,6 +101,11 @@ class Run:
     def method(self) -> str | None:
         """Name of a run's method if ranks do not use the exact gradients of all; None if they do."""
         return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
+
+    @property
+    def reduces_in_bf16(self) -> bool:
+        """Whether ranks sum gradients in bf16, where they sum any."""
+        return self.reduce_precision == "bf16"
 
     @property
     def global_batch(self) -> int:
@@ -220,6 +231,15 @@ class Run:
             raise ConfigError("compression needs dp > 1, no other degree, engine native and no average_every")
         if self.compression != "none" and self.precision == "fp16":
             raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")
+        if self.reduces_in_bf16 and (
+            layout.data_parallel * layout.cp == 1
+            or self.average_every
+            or self.compression != "none"
+            or self.engine != "native"
+        ):
+            raise ConfigError(
+                "reduce_precision needs gradients to sum (dp, fsdp or cp > 1), engine native, no compression and no average_every"
+            )
         if self.average_every and self.init_from:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 

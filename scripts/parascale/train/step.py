@@ -181,7 +181,7 @@ class Stepper:
         module = self.model.forward_module
         wrapped = isinstance(module, DistributedDataParallel)
         if isinstance(module, FSDPModule) and self.run.workload.training.accumulate > 1:
-            fsdp.defer(module, self.run.layout, last, self.run.workload.model.is_own)
+            fsdp.defer(module, self.run, last)
         # Gradients of parts are added up locally; only the last part's backward pass reduces them.
         waiting = module.no_sync() if wrapped and not last else nullcontext()
         with waiting:
