@@ -10,7 +10,8 @@ from parascale.settings.layout import DEGREES
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well; fp64 is the proof for all."""
+    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well; fp64 is the proof for all. sums: also in fp32
+    with gradients that ranks sum in bf16."""
 
     layout: dict
     model: dict = field(default_factory=dict)
@@ -18,6 +19,7 @@ class Case:
     optim: dict = field(default_factory=dict)
     fp32: bool = False
     bf16: bool = False
+    sums: bool = False
 
 
 def pp(degree, micro_batches, schedule, **more):
@@ -39,17 +41,17 @@ ZERO_1 = {"reshard_after_forward": False, **ONCE}
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
-    "ddp 2": Case({"dp": 2}, fp32=True, bf16=True),
+    "ddp 2": Case({"dp": 2}, fp32=True, bf16=True, sums=True),
     "ddp 4": Case({"dp": 4}),
     "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
-    "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}, sums=True),
     "ddp 2 tied": Case({"dp": 2}, TIED, UNEVEN),
     "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
     "ddp 2 compile": Case({"dp": 2, "compile": True}, bf16=True),
     "ddp 2 checkpointing compile": Case({"dp": 2, "activation_checkpointing": True, "compile": True}, bf16=True),
     "ddp 2 selective compile": Case({"dp": 2, **SELECTIVE, "compile": True}, bf16=True),
     "ddp 2 sgd uneven accumulated": Case({"dp": 2}, PUBLISHED, {**UNEVEN, "accumulate": 2}, {"name": "sgd", "lr": 0.1}),
-    "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
+    "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True, sums=True),
     "fsdp 2 sgd": Case({"fsdp": 2}, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
@@ -57,12 +59,12 @@ CASES = {
     "fsdp 2 uneven accumulated in two cycles": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}, optim=CYCLES),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
-    "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True),
-    "fsdp 2 reduced once": Case({"fsdp": 2, **ONCE}, training={"accumulate": 3}, fp32=True, bf16=True),
+    "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True, sums=True),
+    "fsdp 2 reduced once": Case({"fsdp": 2, **ONCE}, training={"accumulate": 3}, fp32=True, bf16=True, sums=True),
     "fsdp 2 ZeRO-1": Case({"fsdp": 2, **ZERO_1}, training={**UNEVEN, "accumulate": 3}, fp32=True, bf16=True),
     "fsdp 2 ZeRO-1 selective": Case({"fsdp": 2, **ZERO_1, **SELECTIVE}, TIED, training={"accumulate": 2}),
-    "hsdp 2x2 ZeRO-1": Case({"dp": 2, "fsdp": 2, **ZERO_1}, LLAMA, training={"accumulate": 2}, bf16=True),
-    "hsdp 2x2 accumulated": Case({"dp": 2, "fsdp": 2}, training={**UNEVEN, "accumulate": 2}, bf16=True),
+    "hsdp 2x2 ZeRO-1": Case({"dp": 2, "fsdp": 2, **ZERO_1}, LLAMA, training={"accumulate": 2}, bf16=True, sums=True),
+    "hsdp 2x2 accumulated": Case({"dp": 2, "fsdp": 2}, training={**UNEVEN, "accumulate": 2}, bf16=True, sums=True),
     "hsdp 2x2 reduced once": Case({"dp": 2, "fsdp": 2, **ONCE}, training={**UNEVEN, "accumulate": 2}),
     "tp 2": Case({"tp": 2}, fp32=True, bf16=True),
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
@@ -91,13 +93,13 @@ CASES = {
     "pp 2 accumulated": Case(pp(2, 2, "1F1B"), training={"accumulate": 3}),
     "pp 4 GPipe": Case(pp(4, 4, "GPipe")),
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN, bf16=True),
-    "dp 2 x tp 2 accumulated": Case({"dp": 2, "tp": 2}, training={"accumulate": 3}, bf16=True),
+    "dp 2 x tp 2 accumulated": Case({"dp": 2, "tp": 2}, training={"accumulate": 3}, bf16=True, sums=True),
     "fsdp 2 x tp 2 reduced once": Case({"fsdp": 2, "tp": 2, **ONCE}, training={"accumulate": 2}),
     "fsdp 2 x tp 2 ZeRO-1": Case({"fsdp": 2, "tp": 2, **ZERO_1}, training={"accumulate": 2}, bf16=True),
-    "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True),
+    "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True, sums=True),
     "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}, bf16=True),
-    "dp 2 x pp 2 accumulated": Case({"dp": 2, **pp(2, 2, "1F1B")}, training={"accumulate": 3}, bf16=True),
-    "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
+    "dp 2 x pp 2 accumulated": Case({"dp": 2, **pp(2, 2, "1F1B")}, training={"accumulate": 3}, bf16=True, sums=True),
+    "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True, sums=True),
     # At the usual rate of 3e-3 this batch trains so that rounding grows to 15 % of a gradient's norm, in one process with 2 parts as well.
     "fsdp 2 x pp 2 V accumulated": Case(
         {"fsdp": 2, **pp(2, 4, "ZBVZeroBubble")},
@@ -109,7 +111,7 @@ CASES = {
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
     "fsdp 2 x tp 2 x pp 2 selective": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B"), **SELECTIVE}, LLAMA, bf16=True),
     "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
-    "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True),
+    "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True, sums=True),
     "cp 2": Case({"cp": 2}, training=UNEVEN, fp32=True, bf16=True),
     "cp 2 llama": Case({"cp": 2}, LLAMA, fp32=True),
     "cp 2 published tied accumulated": Case({"cp": 2}, PUBLISHED | TIED, {**UNEVEN, "accumulate": 2}),
@@ -121,7 +123,7 @@ CASES = {
     "cp 4": Case({"cp": 4}, fp32=True),
     "cp 4 llama tied": Case({"cp": 4}, LLAMA | TIED, fp32=True),
     "dp 2 x cp 2": Case({"dp": 2, "cp": 2}, LLAMA, UNEVEN, fp32=True, bf16=True),
-    "fsdp 2 x cp 2": Case({"fsdp": 2, "cp": 2}, TIED, UNEVEN, fp32=True, bf16=True),
+    "fsdp 2 x cp 2": Case({"fsdp": 2, "cp": 2}, TIED, UNEVEN, fp32=True, bf16=True, sums=True),
     "fsdp 2 x cp 2 llama accumulated": Case({"fsdp": 2, "cp": 2}, LLAMA, {**UNEVEN, "accumulate": 2}),
     "fsdp 2 x cp 2 ZeRO-1": Case({"fsdp": 2, "cp": 2, **ZERO_1}, training={"accumulate": 2}),
     "hsdp 2x2 x cp 2": Case({"dp": 2, "fsdp": 2, "cp": 2}, training=UNEVEN, bf16=True),
@@ -179,11 +181,16 @@ QUICK = (
 )
 
 
+SUMS = "fp32, sums in bf16"
+QUICK_SUMS = (("ddp 2 uneven accumulated", SUMS), ("hsdp 2x2 accumulated", SUMS))
+
+
 def comparisons(cases, quick=QUICK):
-    """(name, precision) of every case in fp64 and of some in fp32 and bf16; all but those of `quick` in fp64 are slow."""
+    """(name, precision) of every case in fp64 and of some in fp32 and bf16, and with SUMS; all but those of `quick` in fp64 are slow."""
     wanted = [(name, "fp64") for name in cases]
     wanted += [(name, kind) for kind in ("fp32", "bf16") for name, case in cases.items() if getattr(case, kind)]
-    fast = [(name, "fp64") for name in quick]
+    wanted += [(name, SUMS) for name, case in cases.items() if case.sums]
+    fast = [*((name, "fp64") for name in quick), *QUICK_SUMS]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 

@@ -133,7 +133,8 @@ def run_of(row, site, where):
         "training": strict.load(LanguageTraining, training, where),
     }
     workload = strict.load(Workload.variant({}, {}), values, where)
-    return Run("row", workload, strict.load(Layout, layout, where), row.get("precision", "bf16"))
+    told = {"reduce_precision": row.get("reduce_precision", "fp32")}
+    return Run("row", workload, strict.load(Layout, layout, where), row.get("precision", "bf16"), **told)
 
 
 def _settings(row, names):

@@ -40,8 +40,8 @@ USUAL = {
     "dgxc": {"zero": "1"},
     "kempner": {"chunked": "false", "loss_parallel": "false"},
     "torchtitan": {"chunked": "false"},
-    "fms-fsdp": {"sums": "bf16"},
-    "oellm-titan": {"sums": "fp32"},
+    "fms-fsdp": {"reduce_precision": "bf16"},
+    "oellm-titan": {"reduce_precision": "fp32"},
 }
 # What rows say in words, as the cells of a layout. ZeRO-1 is FSDP that keeps parameters gathered and reduces once a step.
 SAID = {
@@ -49,7 +49,7 @@ SAID = {
     "reshard_after_forward=false": {"reshard_after_forward": "false"},
     "ZeRO-1|[Dd]istributed optimizer": {"zero": "1"},
     "not in chunks": {"chunked": "false"},
-    "reduced in bf16": {"sums": "bf16"},
+    "reduced in bf16": {"reduce_precision": "bf16"},
     "all states in bf16": {"states": "bf16"},
 }
 # Prices of a source's code over those of ours. FlashAttention 2 is 1.3 to 1.5 times as fast as the Triton kernel of MPT's attention in
@@ -184,9 +184,6 @@ def _rank(row, work, rank):
         size = rank.sizes.tokens(batch) * rank.sizes.vocabulary * batch.compute
         logits = half_ring(layout, "tp", size, row.site.node_pairs and row.site.gpus_per_node)
         work = replace(work, root_gather=work.root_gather.plus(logits))
-    if row.told.get("sums") == "bf16":  # what FSDP scatters and sums
-        names = ("reduce", "root_reduce", "end_reduce")
-        work = replace(work, **{name: getattr(work, name).times(0.5) for name in names})
     # The gradients of what products take, scattered or summed one by one: of queries, keys and values, gate and up
     # (kempnerforge/distributed/tensor_parallel.py), and of gate and up (core/nn/linear/column_parallel_linear.py).
     more = {"kempner": 0.75, "aleph-alpha": 0.0 if batch.sequence_parallel else 0.5}.get(row.source, 0.0)

@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,11 +11,12 @@ from parascale.families import model_sizes
 from parascale.plan.calibrate import Calibration
 from parascale.plan.memory import capacity_bytes, memory_moments, verdict
 from parascale.plan.predict import DataFacts, Prediction
-from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
+from parascale.plan.search import FITTING, NEAR, best_of, is_valid, layouts, ranked, row_of
 from parascale.settings import Layout, Run, Site, identity
 
 GIGA = 1e9
 MOST_STEPS = 10**9  # of a training
+WORTH = 0.95  # part of a step's time from which on another arithmetic is proposed
 STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 
@@ -73,7 +74,23 @@ def advise(
         )
     pairs = ranked(found, measure)
     alike = [each.step_seconds or math.inf for _, each in pairs if each.fits == pairs[0][1].fits]
-    return [RankedLayout(run, each, reason(run, site, each, min(alike))) for run, each in pairs]
+
+    def words(run: Run, each: Prediction) -> str:
+        return "; ".join(filter(None, (reason(run, site, each, min(alike)), _gain_of_bf16(run, each, estimate))))
+
+    return [RankedLayout(run, each, words(run, each)) for run, each in pairs]
+
+
+def _gain_of_bf16(run: Run, prediction: Prediction, estimate: Callable[[Run], Prediction]) -> str | None:
+    """What sums of gradients in bf16 would save, in words, where it is more than a rounding more would be worth. They are never chosen:
+    whether a training bears them, no formula says."""
+    changed = replace(run, reduce_precision="bf16")
+    if prediction.basis == "history" or not prediction.step_seconds or not is_valid(changed):
+        return None
+    part = estimate(changed).step_seconds / prediction.step_seconds
+    if part > WORTH:
+        return None
+    return f"with reduce_precision = bf16 a step takes {part:.2f} × as long, but gradients are rounded as they are summed: compare the loss"
 
 
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:

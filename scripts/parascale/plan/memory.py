@@ -263,6 +263,8 @@ class RankMemory:
             kept, buffers = 0, self._left() * (self.batch.compute + self.sent)
         elif not self.fsdp and not self._gradients_stay():
             gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
+        if self.run.reduces_in_bf16 and not self.fsdp:  # copies of DDP's buckets
+            buffers += self.elements * self.sent
         return self._parts(kept, gradients=gradients, buffers=buffers)
 
     def _end_of_micro_batch(self) -> dict[str, float]:

@@ -40,7 +40,7 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
     )
     for degrees in _spreads(gpus, gpus // nodes, axes):
         layout = Layout(nodes=nodes, gpus_per_node=gpus // nodes, **degrees)
-        if _is_valid(row_of(workload, layout, "fp32", site)):
+        if is_valid(row_of(workload, layout, "fp32", site)):
             yield layout
 
 
@@ -104,7 +104,7 @@ def _tried(
     saved_already, counts = False, _counts(workload.training, layout)
     for saving in RECOMPUTATION:
         cut, least = functools.partial(_cut, workload, layout, saving, precision, site), math.inf
-        if not counts or not _is_valid(cut(counts[0])):  # nothing else of a run depends on their number
+        if not counts or not is_valid(cut(counts[0])):  # nothing else of a run depends on their number
             continue
         for run, predicted in _from_what_fits(counts, cut, estimate):
             yield run, predicted
@@ -169,7 +169,8 @@ def row_of(workload: Any, layout: Layout, precision: Any, site: Site) -> Run:
     return compiled_where_it_gains(Run(run="advice", workload=workload, layout=layout, precision=precision), site)
 
 
-def _is_valid(run: Run) -> bool:
+def is_valid(run: Run) -> bool:
+    """Whether a run can be trained."""
     with suppress(ParascaleError):
         run.check()
         return True

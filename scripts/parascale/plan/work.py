@@ -197,9 +197,11 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
         scattered = laid * first + (batch.compute + 2 * REDUCE_BYTES) * (1 - first) if whole else laid
         return gathered, gathered * frees + scattered
     copy = batch.parameter + batch.compute if batch.copies else 0
+    # DDP's buckets are copied there and back, and divided.
+    rounded = 2 * (2 * batch.parameter + sent_bytes(run)) * first if run.reduces_in_bf16 else 0
     if copy and layout.pp == 1:
-        return copy * first, copy * first + (copy + batch.parameter) * (1 - first)
-    return copy * first, copy + 3 * batch.parameter * (1 - first)
+        return copy * first, copy * first + (copy + batch.parameter) * (1 - first) + rounded
+    return copy * first, rounded + copy + 3 * batch.parameter * (1 - first)
 
 
 def _loads(operations: Operations, wave: float, longer: float = 1.0) -> tuple[Load, Load]:

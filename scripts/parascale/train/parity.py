@@ -30,6 +30,9 @@ from parascale.train.graph import OWN_DRAWS, narrowest_type
 GROUP_BYTES = 256 << 20  # of weights compared at once
 NOISE = 64  # roundings of a mean element's gradient: below, a gradient is nothing else
 MOST_UNJUDGED = 0.05  # of all elements; where there are more, all are judged
+BF16 = 2**-8  # the largest relative error of one rounding to its 8 digits
+SUMS = ", gradients summed in bf16"
+SMALL_TENSOR = 32  # elements of the smallest tensors that are judged by their weights, of a norm or a bias
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,32 @@ TOLERANCES = {
 }
 
 
+def sums_tolerance(ranks, targets):
+    """The Tolerance of runs of which one sums the gradients of so many ranks in bf16, in any order. targets: fewest of a step.
+
+    A rounding is off by u/√6 in the mean (2-norm; evenly spread over half a step, of numbers spread over [1, 2)). Each rank rounds its gradient,
+    and again what it adds to replicas' when it has summed parts; in a ring each of p − 1 sums is rounded. If p gradients do not depend on each
+    other, a sum of k of them is √(k/p) of the whole: η² = u²/6 (2 + Σ k/p for k = 2…p) < u²/6 (p/2 + 3). Two such gradients differ by √2 η.
+    """
+    return drift(BF16 * math.sqrt((ranks / 2 + 3) / 3), targets)
+
+
+def drift(apart, targets):
+    """The Tolerance of two trainings whose gradients differ by the part `apart`, in no direction.
+
+    - grad_norm: norms differ by no more than the gradients, d, and by what the weights have drifted apart: √(3.2 d) of their way
+      (below), in no direction, of which a fifth is allowed (found: at most an eighth, where norms leap by half from step to step).
+    - weights: AdamW moves an element by its gradient g over a mean size s. A normally distributed g/s below d/2 may have either
+      sign, which is off by 2; above, g/s is off by d s/g. The mean square is 4 · 0.4 d + 2 · 0.4 d² / (d/2) = 3.2 d of a tensor
+      that began at zero, and less of others, or with SGD. In a small tensor few elements make that mean, most of all those of
+      either sign: it deviates by √(16 · 0.4 d / elements), of which three are allowed.
+    - loss: a mean over the step's targets, of which each is off by d for a logit of about one nat: three deviations of that mean.
+    """
+    weights = 3.2 * apart + 3 * math.sqrt(6.4 * apart / SMALL_TENSOR)
+    norm = apart + 0.2 * math.sqrt(3.2 * apart)
+    return Tolerance(loss=3 * apart / math.sqrt(targets), grad_norm=norm, weights=math.sqrt(weights))
+
+
 class ParityError(ParascaleError):
     """Two parity runs cannot be compared."""
 
@@ -59,13 +88,18 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
     tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then, or of the narrowest type that a model which is not
-    ours converts to.
+    ours converts to; or of gradients that one of them sums in bf16.
     """
     rounded = _rounded_to(run, baseline_folder)
-    tolerance = tolerance or TOLERANCES[rounded]
-    verdict = {"steps": run.workload.training.steps, "precision": run.precision}
-    verdict |= {"narrowest_type": rounded, "tolerances": asdict(tolerance)}
     steps, expected = (RunFolder(place).read_steps() for place in (folder, baseline_folder))
+    sums = max(
+        (each.layout.data_parallel * each.layout.cp for each in (run, baseline) if each.reduces_in_bf16), default=0
+    )
+    if sums and tolerance is None:
+        tolerance = sums_tolerance(sums, min(line[run.workload.unit] for line in expected))
+    tolerance = tolerance or TOLERANCES[rounded]
+    verdict = {"steps": run.workload.training.steps, "precision": run.precision + SUMS * bool(sums)}
+    verdict |= {"narrowest_type": rounded, "tolerances": asdict(tolerance)}
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
@@ -94,6 +128,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     reason = "; ".join(faults) or "within tolerance at every step"
     if rounded != run.precision:
         reason += f"; the tolerance is that of {rounded}, to which the model itself converts"
+    if sums:
+        reason += "; the tolerance is that of gradients summed in bf16"
     if unjudged:
         part = f"{100 * unjudged:.2g} % of the weights"
         reason += f"; {part}, whose gradients are of the size of rounding, are not judged"
