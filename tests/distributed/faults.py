@@ -6,11 +6,12 @@ Each replaces one function of the product by one that does what a wrong implemen
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from parascale.families.language import modules as transformer
-from parascale.parallel import context, fsdp
+from parascale.parallel import context, ddp, fsdp
 from parascale.parallel.parallelize import ParallelModel
 from parascale.parallel.tying import local
 from parascale.train import loop, optim, step
@@ -68,6 +69,40 @@ def gradients_averaged():
             return super().report(*arguments)
 
     loop.Stepper = Averaging
+
+
+def gradients_summed_twice():
+    """What ranks have summed, one more time over."""
+    reduced = fsdp.ReduceInBf16.__call__
+
+    def twice(comm, output_tensor, input_tensor, group, *how, **more):
+        reduced(comm, output_tensor, input_tensor, group, *how, **more)
+        dist.all_reduce(output_tensor, group=group)
+
+    fsdp.ReduceInBf16.__call__ = twice
+
+
+def mean_forgotten():
+    """DDP's hook sums, where `train.step` awaits a mean."""
+    averaged = ddp._sum_in_bf16
+    ddp._sum_in_bf16 = lambda group, bucket: averaged(group, bucket).then(lambda done: done.value().mul_(group.size()))
+
+
+def summed_in_fp32():
+    """In this layout alone."""
+    del fsdp.ReduceInBf16.allocate
+    ddp._sum_in_bf16 = allreduce_hook
+
+
+def parts_added_in_bf16():
+    """As torch does of itself with `reduce_dtype`: a step's parts on their way to the sum over ranks."""
+    policy = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda **kinds: policy(**kinds | {"reduce_dtype": torch.bfloat16})
+
+
+def scattered_parts_added_in_bf16():
+    """Those that replicas have not summed yet."""
+    fsdp._groups = lambda root: ()
 
 
 def gradients_times_cp():

@@ -65,6 +65,21 @@ def test_the_comparison_refuses(name, make_settings, single, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("fault", "layout"),
+    [
+        ("mean_forgotten", DDP),
+        *(pytest.param(f, FSDP, marks=pytest.mark.slow) for f in ("gradients_summed_twice", "mean_of_means")),
+    ],
+)
+def test_the_comparison_refuses_of_sums_in_bf16(fault, layout, make_settings, single, tmp_path):
+    settings = make_settings("case", layout, reduce_precision="bf16", parity=COMPARED)
+    run_on_ranks(train_with, 2, tmp_path / "ranks", fault, settings)
+    verdict = verdict_on(settings, single(**KEYS))
+    print(verdict)
+    assert verdict["verdict"] == "different" and verdict["first_step_outside"] is not None
+
+
+@pytest.mark.parametrize(
     ("fault", "seen"),
     [
         pytest.param("a_block_kept_whole", r"blocks\.0\.", marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ from parascale.files import read_json, read_json_lines
 from parascale.parallel.tying import local
 from parascale.train import loop
 
+from . import faults
 from .cases import LAYOUTS, TIED, but_slow, pp, ranks_of
 from .examine import look_at_session, train_settings, train_until_told_to_stop
 from .harness import run_on_ranks
@@ -33,8 +34,10 @@ def test_tf32_is_for_those_who_name_it(precision, make_settings, tmp_path):
 ONE_STEP = {"optim": {"warmup_steps": 0}, "training": {"steps": 1, "evaluate": False}}
 
 
-def train_and_keep_gradients(settings, folder):
-    """Train; the whole gradients of this rank's parameters in the first step, before they are clipped, as a file of `folder`."""
+def train_and_keep_gradients(settings, folder, fault):
+    """Train, perhaps with a fault of `faults.py`; the whole gradients of this rank's parameters in the first step, before they are clipped, as a file of `folder`."""
+    if fault:
+        getattr(faults, fault)()
     place = Path(folder) / f"{os.environ['RANK']}.pt"
 
     class Keeping(loop.Stepper):
@@ -50,9 +53,9 @@ def train_and_keep_gradients(settings, folder):
     train_settings(settings)
 
 
-def gradient(folder, settings):
+def gradient(folder, settings, fault=None):
     """Name → gradient of the first step, of all ranks' parts of the model."""
-    run_on_ranks(train_and_keep_gradients, ranks_of(settings["run"]["layout"]), folder, settings, str(folder))
+    run_on_ranks(train_and_keep_gradients, ranks_of(settings["run"]["layout"]), folder, settings, str(folder), fault)
     return {name: tensor for path in folder.glob("*.pt") for name, tensor in torch.load(path).items()}
 
 

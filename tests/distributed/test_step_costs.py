@@ -183,34 +183,36 @@ OTHERWISE = {
     "looped": {"schedule": "Interleaved1F1B", "micro_batches": 4},
     "V": {"schedule": "ZBVZeroBubble", "micro_batches": 4},
 }
-QUICK_MOVED = {("ddp", 4), ("fsdp, ZeRO-1", 4), ("hsdp", 4), ("fsdp x pp, V", 4)}
+QUICK_MOVED = {(name, 4, "fp32") for name in ("ddp", "fsdp, ZeRO-1", "hsdp", "fsdp x pp, V")}
+QUICK_MOVED |= {("ddp", 4, "bf16"), ("hsdp", 4, "bf16")}
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "parts", "sums"),
     [
-        pytest.param(name, parts, marks=[pytest.mark.slow] * ((name, parts) not in QUICK_MOVED))
+        pytest.param(name, parts, sums, marks=[pytest.mark.slow] * ((name, parts, sums) not in QUICK_MOVED))
         for name in MOVED
         for parts in (1, 4)
+        for sums in ("fp32", "bf16")[: 1 + (MOVED[name][0][1:] != (0, 0))]
     ],
 )
-def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, make_settings, tmp_path):
+def test_parameters_and_gradients_move_as_seldom_as_can_be(name, parts, sums, make_settings, tmp_path):
     """Calls, one a unit of FSDP or bucket of DDP, and bytes, of which a rank scatters all that it computed and sums what it holds. What
     stands before and after the blocks is gathered once a part where those are gathered twice."""
     strategy, _, how = name.partition(", ")
     layout = LAYOUTS[strategy] | OTHERWISE[how]
     training = {"steps": 2, "global_batch": 32, "accumulate": parts, "evaluate": False}
-    settings = make_settings("run", layout, optim={"warmup_steps": 0}, training=training)
+    settings = make_settings("run", layout, optim={"warmup_steps": 0}, training=training, reduce_precision=sums)
     # The first rank's shards are padded by nothing.
     rank = run_on_ranks(train_and_look, ranks_of(layout), tmp_path / "ranks", settings)[0]
-    gathers, scatters, sums = MOVED[name][parts > 1]
+    gathers, scatters, summed = MOVED[name][parts > 1]
     units, held, shards = max(1, rank["sharded_units"]), rank["parameter_bytes"], Layout(**layout).of_parameters.fsdp
     ends = 4 * sum(math.prod(shape) for name, shape in rank["parameters"].items() if not name.startswith("blocks."))
-    twice = gathers // 2
+    twice, reduced = gathers // 2, held * {"fp32": 4, "bf16": 2}[sums] // 4
     assert rank["moved"] == {
         "all_gather": [gathers * units - twice * 2, shards * (gathers * held - twice * ends)],
-        "reduce_scatter": [scatters * units, scatters * shards * held],
-        "all_reduce": [sums * units, sums * held],
+        "reduce_scatter": [scatters * units, scatters * shards * reduced],
+        "all_reduce": [summed * units, summed * reduced],
     }
 
 

@@ -30,6 +30,7 @@ from parascale.train.graph import OWN_DRAWS, narrowest_type
 GROUP_BYTES = 256 << 20  # of weights compared at once
 NOISE = 64  # roundings of a mean element's gradient: below, a gradient is nothing else
 MOST_UNJUDGED = 0.05  # of all elements; where there are more, all are judged
+AMPLIFIED = 3
 BF16 = 2**-8  # the largest relative error of one rounding to its 8 digits
 SUMS = ", gradients summed in bf16"
 SMALL_TENSOR = 32  # elements of the smallest tensors that are judged by their weights, of a norm or a bias
@@ -54,30 +55,33 @@ TOLERANCES = {
 }
 
 
-def sums_tolerance(ranks, targets):
-    """The Tolerance of runs of which one sums the gradients of so many ranks in bf16, in any order. targets: fewest of a step.
+def sums_tolerance(ranks, steps):
+    """The Tolerance of runs of which one sums the gradients of so many ranks in bf16, in any order. steps: of the baseline's record.
 
     A rounding is off by u/√6 in the mean (2-norm; evenly spread over half a step, of numbers spread over [1, 2)). Each rank rounds its gradient,
-    and again what it adds to replicas' when it has summed parts; in a ring each of p − 1 sums is rounded. If p gradients do not depend on each
-    other, a sum of k of them is √(k/p) of the whole: η² = u²/6 (2 + Σ k/p for k = 2…p) < u²/6 (p/2 + 3). Two such gradients differ by √2 η.
+    and again what it adds to replicas' when it has summed parts; in a ring each of p − 1 sums is rounded (Thakur et al. 2005,
+    doi:10.1177/1094342005051521). If p gradients do not depend on each other, a sum of k of them is √(k/p) of the whole:
+    η² = u²/6 (2 + Σ k/p for k = 2…p) < u²/6 (p/2 + 3). Two such gradients differ by d = √2 η, in no direction.
+
+    - weights: AdamW moves an element by its gradient g over a mean size s. A normally distributed g/s below d/2 may have either sign, which
+      is off by 2; above, g/s is off by d s/g: 3.2 d in the mean square, which deviates by √(6.4 d / elements), of which three are allowed.
+      Errors of steps do not depend on each other, so that their sum is √Σr² over the way Σr, of rates r. SGD's are smaller.
+    - grad_norm: d, and a fifth of what weights have drifted, as that has no direction either.
+    - loss: a gradient times that drift, Σ g² d r/s, is off by √3 d r of the gradient's norm a step: three deviations.
+
+    AMPLIFIED times as much is allowed, as later steps amplify errors of earlier ones (found: 0.7 times, with 13 samples a step).
     """
-    return drift(BF16 * math.sqrt((ranks / 2 + 3) / 3), targets)
-
-
-def drift(apart, targets):
-    """The Tolerance of two trainings whose gradients differ by the part `apart`, in no direction.
-
-    - grad_norm: norms differ by no more than the gradients, d, and by what the weights have drifted apart: √(3.2 d) of their way
-      (below), in no direction, of which a fifth is allowed (found: at most an eighth, where norms leap by half from step to step).
-    - weights: AdamW moves an element by its gradient g over a mean size s. A normally distributed g/s below d/2 may have either
-      sign, which is off by 2; above, g/s is off by d s/g. The mean square is 4 · 0.4 d + 2 · 0.4 d² / (d/2) = 3.2 d of a tensor
-      that began at zero, and less of others, or with SGD. In a small tensor few elements make that mean, most of all those of
-      either sign: it deviates by √(16 · 0.4 d / elements), of which three are allowed.
-    - loss: a mean over the step's targets, of which each is off by d for a logit of about one nat: three deviations of that mean.
-    """
-    weights = 3.2 * apart + 3 * math.sqrt(6.4 * apart / SMALL_TENSOR)
-    norm = apart + 0.2 * math.sqrt(3.2 * apart)
-    return Tolerance(loss=3 * apart / math.sqrt(targets), grad_norm=norm, weights=math.sqrt(weights))
+    apart = BF16 * math.sqrt((ranks / 2 + 3) / 3)
+    rates, least = [line["lr"] for line in steps], TOLERANCES["fp32"]
+    once = math.hypot(*rates) / (sum(rates) or 1.0)
+    weights = once * math.sqrt(3.2 * apart + 3 * once * math.sqrt(6.4 * apart / SMALL_TENSOR))
+    return Tolerance(
+        loss=max(
+            least.loss, AMPLIFIED * 3 * math.sqrt(3) * apart * math.hypot(*rates) * max(_norms(steps), default=0.0)
+        ),
+        grad_norm=AMPLIFIED * (apart + 0.2 * once * math.sqrt(3.2 * apart)),
+        weights=AMPLIFIED * weights,
+    )
 
 
 class ParityError(ParascaleError):
@@ -96,7 +100,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         (each.layout.data_parallel * each.layout.cp for each in (run, baseline) if each.reduces_in_bf16), default=0
     )
     if sums and tolerance is None:
-        tolerance = sums_tolerance(sums, min(line[run.workload.unit] for line in expected))
+        tolerance = sums_tolerance(sums, expected)
     tolerance = tolerance or TOLERANCES[rounded]
     verdict = {"steps": run.workload.training.steps, "precision": run.precision + SUMS * bool(sums)}
     verdict |= {"narrowest_type": rounded, "tolerances": asdict(tolerance)}
@@ -182,13 +186,17 @@ def smallest_gradient(run, steps, checkpoint, precision=None):
 
     steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted. precision: default: the run's.
     """
-    norms = [line["grad_norm"] for line in steps if line["grad_norm"] is not None and math.isfinite(line["grad_norm"])]
+    norms = _norms(steps)
     applied = min(statistics.median(norms), run.workload.optim.clip_norm or math.inf) if norms else 0.0
     kind = _kind(precision or run.precision)
     elements = sum(shape.numel() for shape, _ in _weights(checkpoint).values())
     optim = run.workload.optim
     begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # of a mean that began at 0
     return NOISE * torch.finfo(kind).eps / 2 * applied * begun / math.sqrt(elements)
+
+
+def _norms(steps):
+    return [line["grad_norm"] for line in steps if line["grad_norm"] is not None and math.isfinite(line["grad_norm"])]
 
 
 def _kind(precision):
