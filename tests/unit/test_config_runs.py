@@ -89,6 +89,7 @@ LAYOUTS = [
 ]
 ONE_CYCLE, SUMMARIES = {"schedule": "one_cycle"}, {"task": "summarisation", "model": {"kind": "encoder_decoder"}}
 SERVER = {"average_every": 4, "averaging": "server"}
+BF16 = {"reduce_precision": "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,11 @@ SERVER = {"average_every": 4, "averaging": "server"}
         (SERVER | {"averaging": "neighbour", "layout": {"gpus_per_node": 3, "dp": 3}}, "dp = 3 must be even"),
         (SERVER | {"layout": DDP, "training": {"evaluate_every": 4}}, "never happens"),
         ({"compression": "fp16"}, "compression needs dp > 1"),
+        (BF16, "reduce_precision needs gradients to sum"),
+        (BF16 | {"layout": {"gpus_per_node": 2, "tp": 2}}, "reduce_precision needs gradients to sum"),
+        (BF16 | {"layout": DDP, "compression": "fp16"}, "no compression"),
+        (BF16 | {"layout": DDP, "average_every": 4}, "no average_every"),
+        (BF16 | {"layout": DDP, "engine": "lightning"}, "engine native"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, message):

@@ -35,7 +35,7 @@ DROPS_GPT, DROPS_LLAMA = (dataclasses.replace(model, dropout=0.1) for model in (
 SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
 
 
-def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layout):
+def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, reduce_precision="fp32", **layout):
     """A Run of one step's shape; the world size follows from the degrees."""
     size = ranks_of(layout)
     task = kinds()[model.kind].task
@@ -47,6 +47,7 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
         make(Workload, name="test", task=task, data=text, model=model, training=training),
         Layout(gpus_per_node=size, **layout),
         precision,
+        reduce_precision=reduce_precision,
     )
     run.check()
     return run
@@ -115,6 +116,7 @@ SMALL = {
     "single": (GPT, {}, 0.05),
     "fsdp": (LLAMA, {"fsdp": 4}, 0.05),
     "ZeRO-1": (LLAMA, {"fsdp": 4, "accumulate": 4, **ZERO_1}, 0.03),
+    "hsdp, bf16 sums": (GPT, {"dp": 2, "fsdp": 2, "reduce_precision": "bf16"}, 0.05),
     "pp": (GPT, {"pp": 2, "micro_batches": 4}, 0.05),
     "cp": (LLAMA, {"window": 256, "cp": 4}, 0.05),
     "fsdp × cp, bf16": (GPT, {"window": 256, "fsdp": 2, "cp": 2, "precision": "bf16"}, 0.05),

@@ -23,6 +23,7 @@ READ = {
     "snakemake_interface_executor_plugins": "9.4.0",
 }
 ATTENTION = "torch.ops.aten._scaled_dot_product_"
+GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
 STAGE = "torch.distributed.pipelining.stage._PipelineStageBase"
 SLURM = "snakemake_executor_plugin_slurm.Executor"
 # Test that fails where they mean something else → names that begin with `_`, methods of theirs that ours override, and what ours replace.
@@ -35,6 +36,8 @@ TESTS = {
         {STAGE}._prepare_forward_infra {STAGE}._prepare_backward_infra {STAGE}._setup_forward_recv_info
         {STAGE}._create_grad_recv_info torch._foreach_div_ torch._fused_sgd_""",
     "distributed/test_precision.py": "torch._amp_update_scale_",
+    "distributed/test_reduce_precision.py": f"""{GROUP}._partial_reduce_output {GROUP}._orig_dtype
+        torch.distributed.fsdp._fully_shard._fsdp_collectives torch.distributed.fsdp._fully_shard""",
     "distributed/test_prove.py": """torch.utils._pytree torch.distributed.tensor._utils torch.distributed._tensor torch._C._current_graph_task_id
         torch.nn.Module._non_persistent_buffers_set torch.nn.Module._buffers""",
     "unit/test_check_gpu.py": "torch.compile",

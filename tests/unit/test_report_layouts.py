@@ -42,6 +42,7 @@ FIELDS = {
     "average_every": (TWO, LOCAL),
     "averaging": (LOCAL, {"averaging": "neighbour"}),
     "compression": (TWO, {"compression": "fp16"}),
+    "reduce_precision": (TWO, {"reduce_precision": "bf16"}),
     "init_from": (TWO, {"init_from": "single"}),
     "profile": (TWO, {"profile": "5-7"}),
     "profiler": (TWO | {"profile": "5-7"}, {"profiler": "nsight"}),
@@ -96,13 +97,14 @@ def test_hybrids_of_other_axes_are_no_line():
         ("activation_checkpointing", "recomputed activations"),
         ("engine", "lightning"),
         ("compression", "gradients in fp16"),  # another training: not compared
+        ("reduce_precision", "gradients summed in bf16"),
     ],
 )
 def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
     options, change = FIELDS[name]
     runs = fake("a", **options), fake("b", step_seconds=0.03, **options | change)
     report = report_of(tmp_path, fake("single", **BASE), *runs)
-    compared = name != "compression"
+    compared = name not in ("compression", "reduce_precision")
     best = [winner.best for verdict in verdicts(report) for winner in verdict.winners if winner.aim.badge == "fastest"]
     assert [(each.label, f"({word})" in each.extent) for each in best] == [("b" if compared else "single", compared)]
     (record,) = (record for record in report.records if record.name == "b")

@@ -170,6 +170,10 @@ DECIDES = {
         cell(RUNS, "lm-ddp", "precision", "bf16"),
         {"train_ddp lm-ddp", "calibrate", *(job.replace("fp32", "bf16") for job in PROBES_OF["lm"])},
     ),
+    "precision in which ranks of a row sum": (
+        cell(RUNS, "lm-ddp", "reduce_precision", "bf16"),
+        {"train_ddp lm-ddp", "parity_run lm-ddp"},
+    ),
     "baseline of a row": (cell(RUNS, "lm-ddp", "baseline", "lm-lightning"), {"parity_verdict lm-ddp"}),
     "new row": (row("lm-2", "2"), NEW_ROW | {"comparison_report"}),
     "repeat of a row": (row("lm-2", "1"), NEW_ROW | {"parity_run lm-2", "comparison_report"}),
