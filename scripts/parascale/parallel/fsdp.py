@@ -23,7 +23,7 @@ class ReduceInBf16(DefaultReduceScatter):
     """Scatters gradients, and sums shards of replicas, as bf16. With that as `reduce_dtype` torch would add those of parts in it, too."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer that is reduced, or the result: torch rounds what it copies to the one, and converts the other to the parameters' type."""
+        """A buffer to reduce, or the result: torch rounds what it copies there, and converts the result."""
         return super().allocate(size, dtype=torch.bfloat16, device=device)
 
 
@@ -57,7 +57,7 @@ def shard(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, run: Run)
             module.set_gradient_divide_factor(1.0)
             # Without this the division becomes a pre-multiplied sum, which gloo refuses.
             module.set_force_sum_reduction_for_comms(True)
-            if run.reduces_in_bf16:
+            if run.reduce_precision != "fp32":
                 module.set_custom_reduce_scatter(ReduceInBf16())
 
 
@@ -82,7 +82,7 @@ def defer(root: Any, run: Run, last: bool) -> None:
     root.set_reshard_after_backward(last or layout.reshard_after_forward)
     root.set_requires_gradient_sync(last or (each and (own or layout.fsdp > 1)))
     root.set_requires_all_reduce(last or (each and own))
-    for group in _groups(root) if run.reduces_in_bf16 else ():
+    for group in _groups(root) if run.reduce_precision != "fp32" else ():
         if (scattered := group._partial_reduce_output) is not None:
             # That of the parts before, to which torch adds the next: in fp32, which only the sum over replicas rounds.
             with group.device_handle.stream(group.comm_ctx.reduce_scatter_stream):

@@ -141,7 +141,7 @@ def parallelize(
         ties = tying.split_ties(parts, tied)
         model = ParallelModel(mesh, whole, parts, None, joined, tied, ties, group, copies=copies)
     else:
-        sent = "bf16" if run.reduces_in_bf16 else run.compression
+        sent = "bf16" if run.reduce_precision != "fp32" else run.compression
         forward_module = ddp.replicate(parts[0], mesh, sent) if uses_ddp(run) else parts[0]
         ranks_differ = run.average_every is not None
         model = ParallelModel(mesh, whole, parts, forward_module, tied=tied, ranks_differ=ranks_differ, copies=copies)

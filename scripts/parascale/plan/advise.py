@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -74,23 +74,14 @@ def advise(
         )
     pairs = ranked(found, measure)
     alike = [each.step_seconds or math.inf for _, each in pairs if each.fits == pairs[0][1].fits]
-
-    def words(run: Run, each: Prediction) -> str:
-        return "; ".join(filter(None, (reason(run, site, each, min(alike)), _gain_of_bf16(run, each, estimate))))
-
-    return [RankedLayout(run, each, words(run, each)) for run, each in pairs]
-
-
-def _gain_of_bf16(run: Run, prediction: Prediction, estimate: Callable[[Run], Prediction]) -> str | None:
-    """What sums of gradients in bf16 would save, in words, where it is more than a rounding more would be worth. They are never chosen:
-    whether a training bears them, no formula says."""
-    changed = replace(run, reduce_precision="bf16")
-    if prediction.basis == "history" or not prediction.step_seconds or not is_valid(changed):
-        return None
-    part = estimate(changed).step_seconds / prediction.step_seconds
-    if part > WORTH:
-        return None
-    return f"with reduce_precision = bf16 a step takes {part:.2f} × as long, but gradients are rounded as they are summed: compare the loss"
+    words = [reason(run, site, each, min(alike)) for run, each in pairs]
+    # Never chosen: whether a training bears another rounding, no formula says.
+    best, in_bf16 = pairs[0][1], replace(pairs[0][0], reduce_precision="bf16")
+    if best.basis != "history" and best.step_seconds and is_valid(in_bf16):
+        part = estimate(in_bf16).step_seconds / best.step_seconds
+        said = f"; with reduce_precision = bf16 a step takes {part:.2f} × as long, but sums of gradients are rounded: compare the loss"
+        words[0] += said * (part < WORTH)
+    return [RankedLayout(*pair, said) for pair, said in zip(pairs, words, strict=True)]
 
 
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:

@@ -32,8 +32,8 @@ REDUCE_BYTES = 4  # gradients are added in fp32, whatever they were computed in,
 
 
 def sent_bytes(run: Run, element: int = REDUCE_BYTES) -> int:
-    """Bytes of an element of a gradient as ranks sum it. element: without `reduce_precision`."""
-    return 2 if run.reduces_in_bf16 else element
+    """Bytes of an element of a gradient as ranks sum it. element: of a parameter."""
+    return {"fp32": element, "bf16": 2}[run.reduce_precision]
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class RankMemory:
             kept, buffers = 0, self._left() * (self.batch.compute + self.sent)
         elif not self.fsdp and not self._gradients_stay():
             gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
-        if self.run.reduces_in_bf16 and not self.fsdp:  # copies of DDP's buckets
+        if self.run.reduce_precision != "fp32" and not self.fsdp:  # copies of DDP's buckets
             buffers += self.elements * self.sent
         return self._parts(kept, gradients=gradients, buffers=buffers)
 

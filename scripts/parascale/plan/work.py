@@ -198,7 +198,7 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
         return gathered, gathered * frees + scattered
     copy = batch.parameter + batch.compute if batch.copies else 0
     # DDP's buckets are copied there and back, and divided.
-    rounded = 2 * (2 * batch.parameter + sent_bytes(run)) * first if run.reduces_in_bf16 else 0
+    rounded = 2 * (2 * batch.parameter + sent_bytes(run)) * first if run.reduce_precision != "fp32" else 0
     if copy and layout.pp == 1:
         return copy * first, copy * first + (copy + batch.parameter) * (1 - first) + rounded
     return copy * first, rounded + copy + 3 * batch.parameter * (1 - first)

@@ -62,7 +62,7 @@ def switches(run):
         (f"accumulated over {accumulate} parts", accumulate > 1),
         (f"{'averaged' if run.averaging == 'all' else run.way} every {run.average_every} steps", run.average_every),
         (SENT.get(run.compression), run.compression != "none"),
-        ("gradients summed in bf16", run.reduces_in_bf16),
+        ("gradients summed in bf16", run.reduce_precision != "fp32"),
         ("weak scaling", run.scaling == "weak"),
         ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),

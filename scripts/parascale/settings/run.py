@@ -103,11 +103,6 @@ class Run:
         return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
 
     @property
-    def reduces_in_bf16(self) -> bool:
-        """Whether ranks sum gradients in bf16, where they sum any."""
-        return self.reduce_precision == "bf16"
-
-    @property
     def global_batch(self) -> int:
         """Samples an optimizer step over all ranks."""
         batch = self.workload.training.global_batch
@@ -231,12 +226,8 @@ class Run:
             raise ConfigError("compression needs dp > 1, no other degree, engine native and no average_every")
         if self.compression != "none" and self.precision == "fp16":
             raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")
-        if self.reduces_in_bf16 and (
-            layout.data_parallel * layout.cp == 1
-            or self.average_every
-            or self.compression != "none"
-            or self.engine != "native"
-        ):
+        beside = self.average_every or self.compression != "none" or self.engine != "native"
+        if self.reduce_precision != "fp32" and (layout.data_parallel * layout.cp == 1 or beside):
             raise ConfigError(
                 "reduce_precision needs gradients to sum (dp, fsdp or cp > 1), engine native, no compression and no average_every"
             )

@@ -32,8 +32,6 @@ NOISE = 64  # roundings of a mean element's gradient: below, a gradient is nothi
 MOST_UNJUDGED = 0.05  # of all elements; where there are more, all are judged
 AMPLIFIED = 3
 BF16 = 2**-8  # the largest relative error of one rounding to its 8 digits
-SUMS = ", gradients summed in bf16"
-SMALL_TENSOR = 32  # elements of the smallest tensors that are judged by their weights, of a norm or a bias
 
 
 @dataclass(frozen=True)
@@ -58,30 +56,25 @@ TOLERANCES = {
 def sums_tolerance(ranks, steps):
     """The Tolerance of runs of which one sums the gradients of so many ranks in bf16, in any order. steps: of the baseline's record.
 
-    A rounding is off by u/√6 in the mean (2-norm; evenly spread over half a step, of numbers spread over [1, 2)). Each rank rounds its gradient,
-    and again what it adds to replicas' when it has summed parts; in a ring each of p − 1 sums is rounded (Thakur et al. 2005,
-    doi:10.1177/1094342005051521). If p gradients do not depend on each other, a sum of k of them is √(k/p) of the whole:
-    η² = u²/6 (2 + Σ k/p for k = 2…p) < u²/6 (p/2 + 3). Two such gradients differ by d = √2 η, in no direction.
+    A rounding is off by u/√6 in the mean (evenly spread over half a step). Each rank rounds its gradient and, once more, what replicas sum, and
+    a ring each of its p − 1 sums (Thakur et al. 2005, doi:10.1177/1094342005051521). A sum of k of p independent gradients is √(k/p) of the
+    whole, so that two of these differ by d = u √((2 + Σ k/p) / 3) < u √((p/2 + 3) / 3), k = 2…p, in no direction. By that, a step of rate r:
 
     - weights: AdamW moves an element by its gradient g over a mean size s. A normally distributed g/s below d/2 may have either sign, which
-      is off by 2; above, g/s is off by d s/g: 3.2 d in the mean square, which deviates by √(6.4 d / elements), of which three are allowed.
-      Errors of steps do not depend on each other, so that their sum is √Σr² over the way Σr, of rates r. SGD's are smaller.
+      is off by 2; above, g/s is off by d s/g: 3.2 d in the mean square, and in 32 elements, a small tensor, three deviations √(6.4 d/32) more.
+      Errors of steps are independent: together √Σr² of the way Σr. SGD's are smaller.
     - grad_norm: d, and a fifth of what weights have drifted, as that has no direction either.
-    - loss: a gradient times that drift, Σ g² d r/s, is off by √3 d r of the gradient's norm a step: three deviations.
+    - loss: three deviations of a gradient times that drift: Σ g² d r/s, √3 d r of its norm.
 
-    AMPLIFIED times as much is allowed, as later steps amplify errors of earlier ones (found: 0.7 times, with 13 samples a step).
+    Later steps amplify errors of earlier ones: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples a step).
     """
-    apart = BF16 * math.sqrt((ranks / 2 + 3) / 3)
-    rates, least = [line["lr"] for line in steps], TOLERANCES["fp32"]
-    once = math.hypot(*rates) / (sum(rates) or 1.0)
-    weights = once * math.sqrt(3.2 * apart + 3 * once * math.sqrt(6.4 * apart / SMALL_TENSOR))
-    return Tolerance(
-        loss=max(
-            least.loss, AMPLIFIED * 3 * math.sqrt(3) * apart * math.hypot(*rates) * max(_norms(steps), default=0.0)
-        ),
-        grad_norm=AMPLIFIED * (apart + 0.2 * once * math.sqrt(3.2 * apart)),
-        weights=AMPLIFIED * weights,
-    )
+    apart, rates = BF16 * math.sqrt((ranks / 2 + 3) / 3), [line["lr"] for line in steps]
+    drift, way = math.hypot(*rates), sum(rates) or 1.0
+    small = 3 * drift / way * math.sqrt(6.4 * apart / 32)
+    loss = 3 * math.sqrt(3) * apart * drift * max(_norms(steps), default=0.0)
+    norm = apart + 0.2 * drift / way * math.sqrt(3.2 * apart)
+    weights = drift / way * math.sqrt(3.2 * apart + small)
+    return Tolerance(max(TOLERANCES["fp32"].loss, AMPLIFIED * loss), AMPLIFIED * norm, AMPLIFIED * weights)
 
 
 class ParityError(ParascaleError):
@@ -96,13 +89,14 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """
     rounded = _rounded_to(run, baseline_folder)
     steps, expected = (RunFolder(place).read_steps() for place in (folder, baseline_folder))
-    sums = max(
-        (each.layout.data_parallel * each.layout.cp for each in (run, baseline) if each.reduces_in_bf16), default=0
-    )
+    sums = [each.layout for each in (run, baseline) if each.reduce_precision != "fp32"]
     if sums and tolerance is None:
-        tolerance = sums_tolerance(sums, expected)
+        tolerance = sums_tolerance(max(layout.data_parallel * layout.cp for layout in sums), expected)
     tolerance = tolerance or TOLERANCES[rounded]
-    verdict = {"steps": run.workload.training.steps, "precision": run.precision + SUMS * bool(sums)}
+    verdict = {
+        "steps": run.workload.training.steps,
+        "precision": run.precision + ", gradients summed in bf16" * bool(sums),
+    }
     verdict |= {"narrowest_type": rounded, "tolerances": asdict(tolerance)}
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
@@ -132,8 +126,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     reason = "; ".join(faults) or "within tolerance at every step"
     if rounded != run.precision:
         reason += f"; the tolerance is that of {rounded}, to which the model itself converts"
-    if sums:
-        reason += "; the tolerance is that of gradients summed in bf16"
+    reason += "; the tolerance is that of gradients summed in bf16" * bool(sums)
     if unjudged:
         part = f"{100 * unjudged:.2g} % of the weights"
         reason += f"; {part}, whose gradients are of the size of rounding, are not judged"
