@@ -9,13 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parascale.checkpoint import read
 from parascale.commands import parity
 from parascale.families.shards import Shard
 from parascale.files import write_json, write_text
+from parascale.paths import RunFolder
+from parascale.settings import Layout
 from parascale.train.exact import agreed
-from parascale.train.parity import Tolerance, compare, smallest_gradient
+from parascale.train.parity import TOLERANCES, Tolerance, compare, smallest_gradient, sums_tolerance
 from tests.command import call
 
 from .checkpoints import save_run
@@ -220,3 +224,30 @@ def test_another_recipe_is_no_comparison(tmp_path, baseline):
     assert found["verdict"] == "not comparable" and found["reason"].startswith("another recipe: ")
     assert "optim.lr" in found["reason"]
     assert verdict_of(own, baseline, seed=5)["reason"] == "seed 5 against 1: another start"
+
+
+@pytest.mark.parametrize(("part", "said"), [(0.5, "same"), (2.0, "different")])
+@pytest.mark.parametrize("whose", ["run", "baseline"])
+def test_gradients_summed_in_bf16_have_a_tolerance_of_their_own_and_the_verdict_names_it(part, said, whose, tmp_path):
+    """Beyond what fp32 allows, whichever of the two sums so."""
+    single, place = recorded(tmp_path / "baseline")
+    spread = dataclasses.replace(single, layout=Layout(gpus_per_node=4, dp=2, fsdp=2), reduce_precision="bf16")
+    allowed = sums_tolerance(4, RunFolder(place).read_steps())
+    assert all(
+        mine > 20 * exact for mine, exact in zip(*map(dataclasses.astuple, (allowed, TOLERANCES["fp32"])), strict=True)
+    )
+    norm = 1.0 + part * allowed.grad_norm
+    run, folder = recorded(tmp_path / "apart", norm=norm)
+    pair = (spread, single) if whose == "run" else (run, spread)
+    found = compare(*pair, folder, place)
+    assert (found["verdict"], found["precision"]) == (said, "fp32, gradients summed in bf16")
+    assert found["tolerances"] == dataclasses.asdict(allowed)
+    assert compare(run, single, folder, place)["verdict"] == "different"
+
+
+@given(st.integers(2, 4096), st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=20))
+def test_the_tolerance_of_sums_in_bf16_grows_with_the_ring_and_averages_over_steps(ranks, rates):
+    steps = [{"lr": rate, "grad_norm": 1.0} for rate in rates]
+    few, many, longer = sums_tolerance(ranks, steps), sums_tolerance(2 * ranks, steps), sums_tolerance(ranks, 2 * steps)
+    assert many.grad_norm > few.grad_norm and many.weights > few.weights and many.loss >= few.loss
+    assert longer.weights < few.weights and longer.loss >= few.loss

@@ -63,11 +63,12 @@ PARTS = [
 ]
 
 
+@pytest.mark.parametrize("sums", ["fp32", "bf16"])
 @pytest.mark.parametrize(("settings", "times"), PARTS)
-def test_a_step_of_several_parts_sends_what_each_moves(settings, times):
-    """Parameters in bf16, what stands before and after the blocks once a part at most; gradients in fp32, of which a quarter is summed."""
-    gathers, scatters, sums = times
-    rank = step(accumulate=4, fsdp=4, **settings)[1]
+def test_a_step_of_several_parts_sends_what_each_moves(settings, times, sums):
+    """Parameters in bf16, what stands before and after the blocks once a part at most; gradients as they are summed, a quarter over replicas."""
+    gathers, scatters, summed = times
+    rank, element = step(accumulate=4, fsdp=4, reduce_precision=sums, **settings)[1], {"fp32": 4, "bf16": 2}[sums]
     part = rank.gather.times(1 + rank.gathers_again).plus(rank.reduce).times(rank.blocks)
     for transfer in (rank.root_gather, rank.end_gather, rank.root_reduce, rank.end_reduce):
         part = part.plus(transfer)
@@ -75,7 +76,10 @@ def test_a_step_of_several_parts_sends_what_each_moves(settings, times):
     blocks = sizes.block_split + sizes.block_whole
     ends = sizes.count - sizes.layers * blocks
     whole = rank.blocks * blocks + ends
-    expected = 3 / 4 * (2 * (gathers * whole - gathers // 2 * ends) + 4 * scatters * whole) + sums * whole
+    expected = (
+        3 / 4 * (2 * (gathers * whole - gathers // 2 * ends) + element * scatters * whole)
+        + element / 4 * summed * whole
+    )
     assert part.times(4).plus(rank.gradients).node_bytes == pytest.approx(expected)
 
 

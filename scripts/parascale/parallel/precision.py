@@ -2,7 +2,7 @@
 
 In bf16 and fp16
 
-- parameters, the optimizer's state, checkpoints and every sum of gradients are fp32;
+- parameters, the optimizer's state, checkpoints and every sum of gradients are fp32 (those over ranks bf16, if `reduce_precision` says so);
 - the forward and backward pass compute with copies of all parameters in half precision, so the residual stream and what travels
   between the ranks of tensor and pipeline parallelism are in half precision too;
 - kernels keep in fp32 what needs it: sums of a matrix product, statistics of norms, softmax; the loss is computed of fp32 logits.

@@ -19,9 +19,9 @@ def record(job, folder, steps, every=1):
     """Train the first steps of the Job of a parity run as ever, and record each in `folder`, which also gets what a training leaves: of its
     tensors every so-many-th column.
 
-    It is not compiled: in a graph modules have no outputs of their own.
+    It is not compiled: in a graph modules have no outputs of their own. Ranks sum in fp32: else their rounding would be the first difference.
     """
-    run = replace(job.run, layout=replace(job.run.layout, compile=False))
+    run = replace(job.run, layout=replace(job.run.layout, compile=False), reduce_precision="fp32")
     job = replace(job, run=run, work=folder / "work", output=folder / "output", store=folder / "store")
     with suppress(Enough):
         loop.train(job, partial(_make_steps, folder, steps, every))
