@@ -32,8 +32,6 @@ CASES = {
     "lm-gossip": {"dp": 4, "average_every": 1, "averaging": "neighbour"},
     "lm-server": {"dp": 2, "average_every": 1, "averaging": "server"},
     "lm-ddp-fp16": {"dp": 2, "compression": "fp16"},
-    "lm-ddp-sums": {"dp": 2, "reduce_precision": "bf16"},
-    "lm-hsdp-sums": {"dp": 2, "fsdp": 2, "reduce_precision": "bf16"},
     "lm-powersgd": {"dp": 2, "compression": "powersgd"},
     "lm-fsdp": {"fsdp": 2},
     "lm-fsdp-bf16": {"fsdp": 2, "precision": "bf16", "reshard_after_forward": "false"},

@@ -84,7 +84,7 @@ def record(project, name, steps, every, folder):
 def explain(context, find, name, steps, every):
     """In which step, pass and module does a run part first from its baseline, a single process, and what does it look like?
 
-    Trains the first steps of both parity runs anew, recorded and not compiled, and compares each output, gradient and weight
+    Trains the first steps of both parity runs anew, recorded, not compiled and summed in fp32, and compares each output, gradient and weight
     (docs/proof.md). Writes proof.json and proof.txt into results/parity/RUN; exits with 1 if they differ. While it works, it keeps all
     these numbers of both runs below work/explained: gigabytes (3 steps of summary-small, of 1 M parameters, are 3 GB), or with `--every 16`
     about a sixteenth.

@@ -60,13 +60,12 @@ def sums_tolerance(ranks, steps):
     a ring each of its p − 1 sums (Thakur et al. 2005, doi:10.1177/1094342005051521). A sum of k of p independent gradients is √(k/p) of the
     whole, so that two of these differ by d = u √((2 + Σ k/p) / 3) < u √((p/2 + 3) / 3), k = 2…p, in no direction. By that, a step of rate r:
 
-    - weights: AdamW moves an element by its gradient g over a mean size s. A normally distributed g/s below d/2 may have either sign, which
-      is off by 2; above, g/s is off by d s/g: 3.2 d in the mean square, and in 32 elements, a small tensor, three deviations √(6.4 d/32) more.
-      Errors of steps are independent: together √Σr² of the way Σr. SGD's are smaller.
+    - weights: AdamW moves an element by its gradient over a mean size, g/s. Below d/2 that may have either sign, off by 2; above it is off by
+      d s/g: 3.2 d in the mean square, and three deviations √(6.4 d/32) of 32 elements more. Steps' errors are independent: √Σr² of the way Σr.
     - grad_norm: d, and a fifth of what weights have drifted, as that has no direction either.
     - loss: three deviations of a gradient times that drift: Σ g² d r/s, √3 d r of its norm.
 
-    Later steps amplify errors of earlier ones: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples a step).
+    Steps amplify earlier ones' errors: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples a step).
     """
     apart, rates = BF16 * math.sqrt((ranks / 2 + 3) / 3), [line["lr"] for line in steps]
     drift, way = math.hypot(*rates), sum(rates) or 1.0
