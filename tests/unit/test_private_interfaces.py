@@ -48,7 +48,8 @@ TESTS = {
     "unit/test_hang.py": "torch._C torch._C._distributed_c10d torch.distributed.distributed_c10d._world",
     "unit/test_machine.py": "torch.UntypedStorage._cdata",
     "unit/test_mesh.py": """torch.distributed.ProcessGroupGloo._Options torch.distributed.ProcessGroupGloo._Options._timeout
-        torch.distributed.distributed_c10d._set_pg_timeout torch.distributed.device_mesh.DeviceMesh._flatten""",
+        torch.distributed.distributed_c10d._set_pg_timeout torch.distributed.device_mesh.DeviceMesh._flatten
+        torch.distributed.device_mesh.DeviceMesh._concatenate""",
     "unit/test_plan_counted.py": """torch._subclasses torch.utils._python_dispatch torch._ops.OpOverload._overloadpacket""",
     "unit/test_plan_spent.py": "snakemake.workflow.Workflow._localrules",
     "unit/test_profile.py": "torch.autograd._disable_profiler_legacy",
