@@ -86,7 +86,9 @@ def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_setti
             cases[name] = make_settings(name, layout, **keys)
         except ConfigError as error:
             said = str(error)
-            assert name in ("tp", "pp") and "transformers declares no" in said and said.endswith("single, ddp, fsdp")
+            assert (
+                name in ("tp", "pp") and "transformers declares no" in said and said.endswith("single, ddp, fsdp, cp")
+            )
     with_ports = {name: (settings, free_port()) for name, settings in cases.items()}
     ranks = run_on_ranks(train_each, 2, tmp_path / "ranks", with_ports, seconds=480)
     baseline = single(**keys)

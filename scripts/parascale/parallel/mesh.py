@@ -162,7 +162,7 @@ def _sharing(layout: Layout, devices: Any, timeout_seconds: float) -> Any:
     shards = [axis for axis in used if axis not in DATA_AXES or axis == "fsdp"] if layout.fsdp > 1 else []
     meshes = []
     for axes in ([axis for axis in used if axis not in shards], shards):
-        mesh = devices[tuple(axes)] if axes else None
+        mesh: Any = devices[tuple(axes)] if axes else None
         if len(axes) > 1:
             mesh = mesh._flatten("_".join(axes))
             set_timeout(mesh.get_group(), timeout_seconds)

@@ -27,11 +27,12 @@ def context_plan(network, prefix):
     return plan
 
 
-def attended(config):
-    """(elements of queries, those of keys, heads of keys) of a token."""
-    heads = config.num_attention_heads
-    keys, width = getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None)
-    width = width or config.hidden_size // heads
+def attended(network):
+    """[elements of queries, those of keys, heads of keys] of a token, by the first layer that attends."""
+    module = next(each for each in network.modules() if hasattr(each, "mixed"))
+    heads = network.config.num_attention_heads
+    keys, width = heads // getattr(module, "num_key_value_groups", 1), getattr(module, "head_dim", None)
+    width = width or network.config.hidden_size // heads
     return [heads * width, keys * width, keys]
 
 

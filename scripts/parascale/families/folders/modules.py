@@ -49,7 +49,7 @@ class FolderModel(nn.Module):
             self.refusals["cp"] = reason
         else:
             self.context_plan = {"": "positions"} | context_plan(self.network, NETWORK)
-            self.attended = attended(self.network.config)
+            self.attended = attended(self.network)
         for axis, attribute, derive in (("tp", "tensor_plan", tensor_plan), ("pp", "pipeline_plan", pipeline_plan)):
             try:
                 setattr(self, attribute, derive(self.network))

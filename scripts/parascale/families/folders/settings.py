@@ -38,10 +38,10 @@ minimax_m3_vl_text ministral ministral3 mistral mixtral moshi nanochat nemotron 
 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 """.split()  # noqa: SIM905 (as a list it would fill a page)
 )
-NO_CONTEXT = (
-    "its attention, masks or positions are none that parts of a window are known to share, as those of {} may not be"
+NO_CONTEXT = "{} is none of the models whose attention, masks and positions were tried in parts of a window"
+LONGROPE = (
+    "`longrope` chooses the frequencies of its rotary positions by the last position, of which each rank has another"
 )
-LONGROPE = "the frequencies of its rotary positions (`longrope`) follow from the last position, which each rank of `cp` would take for another"
 
 
 def refuse_parts(config: dict) -> str | None:
