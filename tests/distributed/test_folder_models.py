@@ -50,6 +50,7 @@ MORE = [
     *(("Gemma 2", CP_PRODUCTS[name], "fp64") for name in ("cp 4", "fsdp x cp", "cp x pp")),
     *((family, CP_PRODUCTS["cp 4"], "fp64") for family in ("Mistral", "SmolLM3", "GPT-2")),
     ("GPT-NeoX", CP_PRODUCTS["fsdp x cp"], "fp64"),
+    ("Llama", {"cp": 2, "compile": True}, "fp64"),
     *((family, CP_PRODUCTS["dp x cp"], "fp32") for family in ("Mixtral", "Qwen3-MoE")),
 ]
 

@@ -96,7 +96,10 @@ def _bytes(name: str) -> Any:
     def held(self: "CountedSizes", batch: MicroBatch) -> int:
         few, many = (_of_rank(each[name], batch) for each in self.form(batch)["bytes"])
         found = few + (many - few) * (batch.samples / batch.cp - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])
-        return max(0, math.ceil(found + (self._again(batch) if name in ("block", "last") else 0)))
+        queries, keys, times = self._attended(batch)
+        # Of what is exchanged the result is kept a second time, and repeated keys and values.
+        again = queries + 2 * keys * (times - 1) if name in ("block", "last") else 0
+        return max(0, math.ceil(found + again))
 
     return held
 
@@ -155,20 +158,14 @@ class CountedSizes(Sizes):
         return Operations(tuple(products), attention, moved * batch.compute / 4, round(kernels), batch.compute, drawn)
 
     def exchanged_bytes(self, batch: MicroBatch) -> float:
-        if batch.cp == 1 or "attended" not in self.found:
-            return 0
-        queries, keys, heads = self.found["attended"]
-        return 2 * self._of_tokens(batch, queries + keys * repeats(batch.cp, heads // batch.tp))
+        queries, keys, times = self._attended(batch)
+        return 2 * (queries + times * keys)
 
-    def _again(self, batch: MicroBatch) -> float:
-        """Kept of what is exchanged, beside what one process keeps: the result a second time, and repeated keys and values."""
-        if batch.cp == 1 or "attended" not in self.found:
-            return 0
-        queries, keys, heads = self.found["attended"]
-        return self._of_tokens(batch, queries + 2 * keys * (repeats(batch.cp, heads // batch.tp) - 1))
-
-    def _of_tokens(self, batch: MicroBatch, elements: int) -> float:
-        return batch.samples * self.targets / batch.cp * elements / batch.tp * batch.compute
+    def _attended(self, batch: MicroBatch) -> tuple[float, float, int]:
+        """(bytes of queries, of keys, how often those of a group are there) that ranks of `cp` exchange; zeros where none do."""
+        queries, keys, heads = self.found.get("attended", (0, 0, 1)) if batch.cp > 1 else (0, 0, 1)
+        each = batch.samples * self.targets / batch.cp / batch.tp * batch.compute
+        return each * queries, each * keys, repeats(batch.cp, max(1, heads // batch.tp))
 
     def split_bytes(self, batch: MicroBatch) -> float:
         """What goes from a block to the next, whole."""
