@@ -171,6 +171,9 @@ RECOMPUTED = {"activation_checkpointing": True}
         ("GPT-NeoX", RECOMPUTED, "fp32"),
         ("Phi-3", {"tp": 2, **RECOMPUTED}, "fp32"),
         ("OLMo 2", {"fsdp": 2, **RECOMPUTED}, "bf16"),
+        ("SmolLM3", {"cp": 4}, "fp32"),  # keys of a group for two ranks
+        ("Gemma 2", {"cp": 2}, "bf16"),
+        ("Llama", {"fsdp": 2, "cp": 2, **RECOMPUTED}, "fp32"),
     ],
     ids=str,
 )

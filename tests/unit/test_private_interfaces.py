@@ -29,6 +29,7 @@ SLURM = "snakemake_executor_plugin_slurm.Executor"
 TESTS = {
     "distributed/test_compile.py": """torch._dynamo torch._dynamo.config.fail_on_recompile_limit_hit torch._dynamo.config.recompile_limit
         torch._dynamo.config.accumulated_recompile_limit""",
+    "distributed/test_folder_context.py": "transformers.PreTrainedConfig._attn_implementation",
     "distributed/test_parity.py": f"""torch.distributed._functional_collectives torch.distributed._composable torch._foreach_norm
         torch.distributed.tensor.parallel.ParallelStyle._apply torch.distributed.tensor.parallel.ColwiseParallel._prepare_output_fn
         torch.distributed.fsdp.FSDPModule._get_fsdp_state torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group

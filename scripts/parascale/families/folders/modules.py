@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from parascale.errors import DataError
-from parascale.families.folders.context import attended, context_plan, take_parts
+from parascale.families.folders.context_modules import attended, context_plan, take_parts
 from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES, refuse_parts
 from parascale.families.foreign import Passed, StoredWeights, repeated, taken, theirs_of
 from parascale.families.kind import PipelinePlan, matches

@@ -139,9 +139,9 @@ def _declared(folder: str, kind: str | None, no_parts: str | None) -> dict:
     why = NO_PLAN if "(PreTrainedConfig):" in text and "\n    sub_configs" not in text else UNSAID
     declared = [axis for axis in PLANS if axis == "fsdp" or (why == NO_PLAN and f"base_model_{axis}_plan = {{" in text)]
     here = kind and found  # else the folder, or the library, may be on another machine
-    refusals = {axis: why.format(axis, kind) for axis in ("tp", "pp") if here and axis not in declared}
-    refusals |= {"cp": no_parts} if no_parts else {}
+    refusals = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
+    refusals["cp"] = no_parts
     if unknown := sorted(set(ways) - ROLES.keys()):
         refusals["tp"] = NO_EQUAL.format(unknown[0])
-    layouts = [each for each in ("single", "ddp", *PLANS) if each not in refusals]
+    layouts = [each for each in ("single", "ddp", *PLANS) if not refusals.get(each)]
     return {"name": f"the model in {folder}", "layouts": layouts, "refusals": refusals, "units": ["its layers"]}
