@@ -49,10 +49,13 @@ CASES = {
     "lm-dp-pp": {"dp": 2, "pp": 2, "micro_batches": 2},
     "lm-fsdp-tp": {"fsdp": 2, **TP},
     "lm-3d": {"dp": 2, **TP, "pp": 2, "micro_batches": 2},
+    "lm-cp": {"cp": 2},
     "lm-fsdp-3d-bf16": {"fsdp": 2, **TP, "pp": 2, "micro_batches": 2, "precision": "bf16"},
     "llama": {**LLAMA},
     "llama-tp": {**LLAMA, **TP, "activation_checkpointing": "selective"},
     "llama-fsdp": {**LLAMA, "fsdp": 2},
+    "llama-fsdp-cp": {**LLAMA, "fsdp": 2, "cp": 2},
+    "folder-fsdp": {"workload": "folder", "fsdp": 2},
     "published-tp-whole": {"workload": "published", **TP, "sequence_parallel": "false", "loss_parallel": "false"},
     "published-pp": {"workload": "published", "pp": 2, "micro_batches": 2},
     "summary": {"workload": "summary"},
@@ -91,6 +94,7 @@ WORKLOADS = {
     "longer": f"{LM}model: {{{MODEL}, dropout: 0.1}}\ntraining: {{window: 8, {TRAINING.replace('steps: 4', 'steps: 6')}}}\n",
     "llama": f"{LM}model: {{{MODEL}, norm: rms, position: rotary, activation: swiglu, bias: false, kv_heads: 2, tied: true}}\n"
     f"training: {{window: 8, accumulate: 2, {TRAINING.replace('12', '13')}}}\n",
+    "folder": f'{LM}model: {{kind: transformers, folder: "@/folder"}}\ntraining: {{window: 8, {TRAINING}}}\n',
     "published": f"{TEXT}optim: {{name: sgd, lr: 0.1}}\n"
     f"model: {{{MODEL}, pre_norm: false, position: sinusoidal, activation: relu}}\ntraining: {{window: 8, {TRAINING}}}\n",
     "summary": f"task: summarisation\ndata: {{dataset: pairs, {PAIRS}}}\n"
@@ -120,6 +124,7 @@ PREPARATION += [("index", "shapes"), ("convert", "shapes", "--format", "hdf5")]
 
 def write_project(folder):
     """A project with all cases and their data in `folder`."""
+    from tests.unit.folder_models import make_folder
     from tests.unit.pretrained_folders import MAKERS
 
     words, config = random.Random(0), folder / "config"
@@ -133,6 +138,7 @@ def write_project(folder):
         (folder / f"text/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, make in MAKERS.items():
         make(folder / name)
+    make_folder(folder / "folder", "Llama")
     (folder / "own.py").write_text(OWN)
     for name, text in WORKLOADS.items():
         (config / f"workloads/{name}.yaml").write_text(text.replace("@", str(folder)))

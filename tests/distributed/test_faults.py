@@ -1,5 +1,7 @@
 """The gate refuses what it must: each fault goes through the training as it is, and is seen by the comparison."""
 
+import functools
+
 import pytest
 
 from tests.unit.folder_models import make_folder
@@ -51,12 +53,24 @@ QUICK = {
     "tp: partial gradients of norms",
     "ddp: one per cent more learning rate",
     "cp: targets within a part",
+    "cp: positions of a part, Llama",
 }
 
 
-@pytest.mark.parametrize("name", but_slow(FAULTS, {*FAULTS} - QUICK))
-def test_the_comparison_refuses(name, make_settings, single, tmp_path):
-    fault, layout, model = FAULTS[name]
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    """A function from a family's name to the settings of its tiny model in a folder, made once."""
+    place = tmp_path_factory.mktemp("families")
+    return functools.cache(lambda name: {"kind": "transformers", "folder": str(make_folder(place / name, name))})
+
+
+OF_FOLDERS = {f"{name}, Llama": (*FAULTS[name][:2], "Llama") for name in FAULTS if name.startswith("cp: ")}
+
+
+@pytest.mark.parametrize("name", but_slow(FAULTS | OF_FOLDERS, {*FAULTS, *OF_FOLDERS} - QUICK))
+def test_the_comparison_refuses(name, make_settings, single, folder_of, tmp_path):
+    fault, layout, model = (FAULTS | OF_FOLDERS)[name]
+    model = folder_of(model) if isinstance(model, str) else model
     settings = make_settings("case", layout, model, parity=COMPARED)
     run_on_ranks(train_with, ranks_of(layout), tmp_path / "ranks", fault, settings)
     verdict = verdict_on(settings, single(**{**KEYS, "model": model}))
@@ -135,11 +149,8 @@ WHOLE = [
         *WHOLE,
     ],
 )
-def test_what_each_tolerance_lets_pass(kind, axis, faults, make_settings, single, tmp_path_factory, tmp_path):
-    model = {}
-    if kind == FOLDER:
-        place = tmp_path_factory.getbasetemp() / "Llama"
-        model = {"kind": "transformers", "folder": str(place if place.exists() else make_folder(place, "Llama"))}
+def test_what_each_tolerance_lets_pass(kind, axis, faults, make_settings, single, folder_of, tmp_path):
+    model = folder_of("Llama") if kind == FOLDER else {}
     keys = {**KEYS, "model": model, "optim": {"lr": 3e-5}, "precision": "fp64" if kind == FOLDER else kind}
     if axis == "fsdp":  # each rank has its own part of every parameter
         faults = [fault for fault in faults if fault != "one_number_of_a_gradient_on_one_rank"]

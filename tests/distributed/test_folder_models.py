@@ -26,9 +26,17 @@ LAYOUTS = {
     "fsdp": {"fsdp": 2, "activation_checkpointing": True},
     "tp": {"tp": 2},
     "pp": pp(2, 4, "1F1B"),
+    "cp": {"cp": 2},
 }
 BIASES_OF_COLUMNS = tuple(f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj", "query_key_value", "dense_h_to_4h"))
 
+CP_PRODUCTS = {
+    "cp 4": {"cp": 4},
+    "dp x cp": {"dp": 2, "cp": 2},
+    "fsdp x cp": {"fsdp": 2, "cp": 2, "activation_checkpointing": True},
+    "tp x cp": {"tp": 2, "cp": 2},
+    "cp x pp": {"cp": 2, **pp(2, 2, "1F1B")},
+}
 TP_PP = {"tp": 2, **pp(2, 2, "1F1B")}
 # (family, layout, precision) beside those: products of layouts, and half precision.
 MORE = [
@@ -36,6 +44,14 @@ MORE = [
     *(("Llama", layout, "bf16") for layout in (*LAYOUTS.values(), TP_PP)),
     *(("Gemma 2", layout, "bf16") for layout in (LAYOUTS["fsdp"], TP_PP)),
     *(("GPT-2", layout, "bf16") for layout in (LAYOUTS["ddp"], LAYOUTS["fsdp"])),
+    *(("Llama", layout, "fp64") for layout in CP_PRODUCTS.values()),
+    *(("Llama", CP_PRODUCTS[name], "bf16") for name in ("cp 4", "fsdp x cp", "tp x cp")),
+    # Softened scores of an explicit kernel, layers that see a part of the window, grouped keys for four ranks; a mask for sdpa.
+    *(("Gemma 2", CP_PRODUCTS[name], "fp64") for name in ("cp 4", "fsdp x cp", "cp x pp")),
+    *((family, CP_PRODUCTS["cp 4"], "fp64") for family in ("Mistral", "SmolLM3", "GPT-2")),
+    ("GPT-NeoX", CP_PRODUCTS["fsdp x cp"], "fp64"),
+    ("Llama", {"cp": 2, "compile": True}, "fp64"),
+    *((family, CP_PRODUCTS["dp x cp"], "fp32") for family in ("Mixtral", "Qwen3-MoE")),
 ]
 
 
@@ -71,7 +87,9 @@ def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_setti
             cases[name] = make_settings(name, layout, **keys)
         except ConfigError as error:
             said = str(error)
-            assert name in ("tp", "pp") and "transformers declares no" in said and said.endswith("single, ddp, fsdp")
+            assert (
+                name in ("tp", "pp") and "transformers declares no" in said and said.endswith("single, ddp, fsdp, cp")
+            )
     with_ports = {name: (settings, free_port()) for name, settings in cases.items()}
     ranks = run_on_ranks(train_each, 2, tmp_path / "ranks", with_ports, seconds=480)
     baseline = single(**keys)
@@ -106,5 +124,5 @@ def check_spread(layout, ranks, folder):
     for name, parameter in model.named_parameters():
         held = sum(math.prod(rank[name]) for rank in ranks if name in rank) / parameter.numel()
         whole = name.endswith("embed_in.weight") or (parameter.ndim == 1 and not name.endswith(BIASES_OF_COLUMNS))
-        twice = layout == "ddp" or (layout == "tp" and whole)
+        twice = layout in ("ddp", "cp") or (layout == "tp" and whole)
         assert held == 1 + twice, name

@@ -115,6 +115,32 @@ def test_a_class_needs_few_lines_for_tensor_parallelism_and_none_for_fsdp(
     assert verdict["verdict"] == "same", verdict
 
 
+ATTENDING = """
+
+    def mixed(self, *heads_BHTE):
+        return F.scaled_dot_product_attention(*heads_BHTE, is_causal=True)
+"""
+
+
+@pytest.mark.parametrize("layout", [{"cp": 2}, pytest.param({"fsdp": 2, "cp": 2}, marks=pytest.mark.slow)], ids=str)
+def test_a_class_with_a_context_plan_shares_the_positions(layout, file, make_settings, single, tmp_path):
+    """Its attention makes `mixed` of all positions, whatever its other modules do with a part; without the plan it is refused."""
+    file = file.with_name("attends.py")
+    lines = CLASS.replace(
+        "self.layer(hidden_BTD).tanh()", "self.mixed(*[heads_BHTE] * 3, None).transpose(1, 2).flatten(2)"
+    )
+    heads = "heads_BHTE = self.layer(hidden_BTD).unflatten(-1, (4, -1)).transpose(1, 2)"
+    lines = lines.replace("        changed_BTD = self.mixed", f"        {heads}\n        changed_BTD = self.mixed")
+    file.write_text(lines.replace("\n\n\nclass Own", f"{ATTENDING}\n\nclass Own"))
+    case = make_settings("refused", layout, **keys_of(file))
+    for rank in run_on_ranks(train_each, ranks_of(layout), tmp_path / "refused", {"refused": (case, free_port())}):
+        assert "it offers no `context_plan`" in rank["refused"]
+    plan = 'context_plan = {"blocks.*": "exchanges", "blocks.*.drop": "drops_of_positions"}'
+    file.write_text(file.read_text().replace("class Own(nn.Module):", f"class Own(nn.Module):\n    {plan}"))
+    verdict = verdict_of(layout, keys_of(file), make_settings, single, tmp_path)
+    assert verdict["verdict"] == "same", verdict
+
+
 def test_a_class_that_sees_what_it_is_to_predict_is_refused_in_every_layout(file, make_settings, tmp_path):
     """Each rank says so, those of a pipeline too that have no logits; half precision hides nothing."""
     file = file.with_name("sees.py")

@@ -154,8 +154,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, mes
 def test_a_class_of_ones_own_answers_for_its_own_sizes(tmp_path):
     (tmp_path / "mine.py").write_text("class Mine: ...")
     run(model={"kind": f"{tmp_path}/mine.py:Mine", "heads": 3}).check()
-    with pytest.raises(ConfigError, match="cp = 4 splits our own decoder alone"):
-        run(CP, model={"kind": f"{tmp_path}/mine.py:Mine"}).check()
+    run(CP, model={"kind": f"{tmp_path}/mine.py:Mine"}).check()  # what it offers is known once it is counted
+    with pytest.raises(ConfigError, match=r"cp = 4 does not divide training\.window = 6"):
+        run(CP, model={"kind": f"{tmp_path}/mine.py:Mine"}, training={"window": 6}).check()
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_multiplies_it():

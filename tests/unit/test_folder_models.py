@@ -152,7 +152,9 @@ def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
         with pytest.raises(Underivable, match=r"`base_model_pp_plan` has no place for `model\.norm\.weight`"):
             pipeline_plan(model.network)
         return
-    reason = "tp = 2: transformers declares no `base_model_tp_plan` for gpt2. It can be trained as: single, ddp, fsdp"
+    reason = (
+        "tp = 2: transformers declares no `base_model_tp_plan` for gpt2. It can be trained as: single, ddp, fsdp, cp"
+    )
     with pytest.raises(ConfigError, match=reason):
         check_plans(model, Layout(gpus_per_node=2, tp=2))
 
@@ -317,7 +319,7 @@ def test_a_model_is_looked_at_before_anything_runs(folder, tmp_path):
     (said,) = (line for line in looked_at(other, "--window", "16") if line.startswith("not weights: true: "))
     assert "save_pretrained" in said
     printed = "\n".join(looked_at(folder, "--window", "16"))
-    assert ("offers single, ddp, fsdp, tp, pp;" in printed) == ("computes some of its results in fp32" in printed)
+    assert ("offers single, ddp, fsdp, tp, pp, cp;" in printed) == ("computes some of its results in fp32" in printed)
     assert f"{sum(each.numel() for each in build(folder).parameters()):,} parameters" in printed
 
 
@@ -325,16 +327,15 @@ def test_a_model_that_needs_numbers_is_looked_at_too(tmp_path):
     """Rotary positions that may grow look for the largest one, mixtures of experts multiply in types that fp64 is none of."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     grows = make_folder(tmp_path / "grows", "Llama", rope_parameters=rope)
-    *_, offers, no_cp, narrowest = looked_at(grows, "--window", PLACES)
-    assert offers.startswith("offers single, ddp, fsdp, tp, pp;")
+    *_, offers, narrowest = looked_at(grows, "--window", PLACES)
+    assert offers.startswith("offers single, ddp, fsdp, tp, pp, cp;")
     assert narrowest.startswith("computes some of its results in fp32")
     with torch.no_grad():
         assert torch.equal(begun(grows).eval()(TOKENS), theirs(grows))
     mixture = make_folder(tmp_path / "mixture", "Mixtral", num_local_experts=4)
-    *_, offers, refused, no_cp, gradients = looked_at(mixture, "--window", PLACES)
-    assert offers.startswith("offers single, ddp, fsdp, pp;")
+    *_, offers, refused, gradients = looked_at(mixture, "--window", PLACES)
+    assert offers.startswith("offers single, ddp, fsdp, pp, cp;")
     assert refused.startswith("not tp: transformers splits it by")
-    assert no_cp == "not cp: it offers no `context_plan`"
     assert gradients.startswith("its gradients are unknown: a pass in fp64 without data fails (Expected inputs of BF16")
     workload = workload_of(mixture)
     Run("x", workload, Layout()).check()

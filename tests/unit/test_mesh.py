@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 from collections import Counter
 
 import pytest
@@ -42,6 +43,33 @@ def test_a_rank_is_in_no_group_of_its_own(degrees, sizes, calls, monkeypatch):
         tp = degrees.get("tp", 1)
         assert mesh.coordinate("tp") == 3 % tp and mesh.coordinate("pp") == 0
         assert mesh.data_rank == (0 if tp > 1 else 3)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("degrees", "axes"),
+    [
+        ({"fsdp": 128, "cp": 2}, {"fsdp_cp": 256}),
+        ({"dp": 128, "cp": 2}, {"dp_cp": 256}),
+        ({"cp": 256}, {"cp": 256}),
+        ({"dp": 4, "fsdp": 64}, {"dp": 4, "fsdp": 64}),
+        ({"dp": 4, "fsdp": 16, "cp": 4}, {"dp": 4, "fsdp_cp": 64}),
+        ({"dp": 2, "fsdp": 16, "cp": 2, "tp": 2, "pp": 2}, {"dp": 2, "fsdp_cp": 32}),
+    ],
+    ids=str,
+)
+def test_parameters_are_shared_over_replicas_and_shards_without_what_torch_gives_up(degrees, axes):
+    """It warns of flattened axes that are sliced."""
+    dist.init_process_group("fake", rank=3, world_size=256, store=FakeStore())
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Slicing")
+            layout = Layout(nodes=64, gpus_per_node=4, micro_batches=2 * degrees.get("pp", 1) - 1, **degrees)
+            sharing = make_mesh(layout, torch.device("cpu"), 60.0).sharing
+        assert dict(zip(sharing.mesh_dim_names, sharing.shape, strict=True)) == axes
+        groups = [dist.get_process_group_ranks(sharing.get_group(axis)) for axis in axes]
+        assert [len(each) for each in groups] == [*axes.values()] and all(3 in each for each in groups)
     finally:
         dist.destroy_process_group()
 

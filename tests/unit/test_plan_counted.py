@@ -44,8 +44,15 @@ from .test_plan_memory import (
 )
 
 WINDOW = 32
-LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
-QUICK = [("Llama", "fsdp"), ("Llama", "pp")]
+LAYOUTS = {
+    "single": {},
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2},
+    "tp": {"tp": 2},
+    "pp": pp(2, 4, "1F1B"),
+    "cp": {"cp": 2},
+}
+QUICK = [("Llama", "fsdp"), ("Llama", "pp"), ("Llama", "cp")]
 CASES = [
     (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
 ]
@@ -148,7 +155,9 @@ def check_memory(run, error=0.1):
     ("family", "layout"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
 )
 def test_predicted_memory_is_that_of_the_real_step(family, layout, family_of):
-    check_memory(run_of(family_of(family), LAYOUTS[layout]))
+    # Of one projection for queries, keys and values the parts are free once they are exchanged, which no plan counts on.
+    error = 0.15 if (family, layout) == ("GPT-NeoX", "cp") else 0.1
+    check_memory(run_of(family_of(family), LAYOUTS[layout]), error)
 
 
 RECOMPUTED = {"activation_checkpointing": True}
@@ -162,6 +171,9 @@ RECOMPUTED = {"activation_checkpointing": True}
         ("GPT-NeoX", RECOMPUTED, "fp32"),
         ("Phi-3", {"tp": 2, **RECOMPUTED}, "fp32"),
         ("OLMo 2", {"fsdp": 2, **RECOMPUTED}, "bf16"),
+        ("SmolLM3", {"cp": 4}, "fp32"),  # keys of a group for two ranks
+        ("Gemma 2", {"cp": 2}, "bf16"),
+        ("Llama", {"fsdp": 2, "cp": 2, **RECOMPUTED}, "fp32"),
     ],
     ids=str,
 )

@@ -30,6 +30,7 @@ SLURM = "snakemake_executor_plugin_slurm.Executor"
 TESTS = {
     "distributed/test_compile.py": """torch._dynamo torch._dynamo.config.fail_on_recompile_limit_hit torch._dynamo.config.recompile_limit
         torch._dynamo.config.accumulated_recompile_limit""",
+    "distributed/test_folder_context.py": "transformers.PreTrainedConfig._attn_implementation",
     "distributed/test_parity.py": f"""torch.distributed._functional_collectives torch.distributed._composable torch._foreach_norm
         torch.distributed.tensor.parallel.ParallelStyle._apply torch.distributed.tensor.parallel.ColwiseParallel._prepare_output_fn
         torch.distributed.fsdp.FSDPModule._get_fsdp_state torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group
@@ -51,7 +52,8 @@ TESTS = {
     "unit/test_hang.py": "torch._C torch._C._distributed_c10d torch.distributed.distributed_c10d._world",
     "unit/test_machine.py": "torch.UntypedStorage._cdata",
     "unit/test_mesh.py": """torch.distributed.ProcessGroupGloo._Options torch.distributed.ProcessGroupGloo._Options._timeout
-        torch.distributed.distributed_c10d._set_pg_timeout torch.distributed.device_mesh.DeviceMesh._flatten""",
+        torch.distributed.distributed_c10d._set_pg_timeout torch.distributed.device_mesh.DeviceMesh._flatten
+        torch.distributed.device_mesh.DeviceMesh._concatenate""",
     "unit/test_plan_counted.py": """torch._subclasses torch.utils._python_dispatch torch._ops.OpOverload._overloadpacket""",
     "unit/test_plan_spent.py": "snakemake.workflow.Workflow._localrules",
     "unit/test_profile.py": "torch.autograd._disable_profiler_legacy",

@@ -15,7 +15,7 @@ from typing import Any
 
 from parascale.errors import ParascaleError
 from parascale.families.kind import check_offer
-from parascale.families.sizes import LossBytes, MicroBatch, Operations, Product, Sizes, loss_bytes
+from parascale.families.sizes import LossBytes, MicroBatch, Operations, Product, Sizes, loss_bytes, repeats
 from parascale.files import read_json
 from parascale.pretrained import CONFIG, Pretrained
 
@@ -35,7 +35,7 @@ def counts_of(model: Any, outputs: int | None, *places: int) -> tuple[Path, str]
     if model.folder or model.pretrained:  # its `config.json` decides the rest
         source = _folder(model).folder
         read = source / CONFIG
-        settings, outputs = ({}, None) if model.folder else ({"dropout": model.dropout}, outputs)
+        settings, outputs = ({"holds": "attended"}, None) if model.folder else ({"dropout": model.dropout}, outputs)
     elif model.is_own:
         path, _, settings["kind"] = model.kind.partition(":")
         source = read = Path(path)
@@ -95,7 +95,11 @@ def _bytes(name: str) -> Any:
 
     def held(self: "CountedSizes", batch: MicroBatch) -> int:
         few, many = (_of_rank(each[name], batch) for each in self.form(batch)["bytes"])
-        return max(0, math.ceil(few + (many - few) * (batch.samples - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])))
+        found = few + (many - few) * (batch.samples / batch.cp - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])
+        queries, keys, times = self._attended(batch)
+        # Of what is exchanged the result is kept a second time, and repeated keys and values.
+        again = queries + 2 * keys * (times - 1) if name in ("block", "last") else 0
+        return max(0, math.ceil(found + again))
 
     return held
 
@@ -140,17 +144,28 @@ class CountedSizes(Sizes):
         products = []
         for rows, inner, outputs, split, again, times in found["products"]:
             ways = {name: batch.tp if split == name else 1 for name in ("rows", "inner", "outputs")}
-            rows = batch.samples * rows / ways["rows"]
+            rows = batch.samples / batch.cp * rows / ways["rows"]
             whole, rest = divmod(times, 1)
             for each in [1.0] * int(whole) + [rest] * (rest > 0):  # blocks that differ count by their mean
                 products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"], again))
+        samples = batch.samples / batch.cp
         names = ("attention", "joined", "masks") if fused else ("attention", "moved", "drawn")
-        attention, moved, drawn = (batch.samples * _of_rank(found[name], batch) for name in names)
+        attention, moved, drawn = (samples * _of_rank(found[name], batch) for name in names)
         kernels = found["kernels"] + found["draws"]
         if fused:
             kernels = sum(times for *_, times in found["products"]) + found["joins"]
         # What is moved was counted in fp32.
         return Operations(tuple(products), attention, moved * batch.compute / 4, round(kernels), batch.compute, drawn)
+
+    def exchanged_bytes(self, batch: MicroBatch) -> float:
+        queries, keys, times = self._attended(batch)
+        return 2 * (queries + times * keys)
+
+    def _attended(self, batch: MicroBatch) -> tuple[float, float, int]:
+        """(bytes of queries, of keys, how often those of a group are there) that ranks of `cp` exchange; zeros where none do."""
+        queries, keys, heads = self.found.get("attended", (0, 0, 1)) if batch.cp > 1 else (0, 0, 1)
+        each = batch.samples * self.targets / batch.cp / batch.tp * batch.compute
+        return each * queries, each * keys, repeats(batch.cp, max(1, heads // batch.tp))
 
     def split_bytes(self, batch: MicroBatch) -> float:
         """What goes from a block to the next, whole."""

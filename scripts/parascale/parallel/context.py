@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_gather_tensor, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
+from parascale.errors import ConfigError
 from parascale.families.kind import matches
 from parascale.families.sizes import repeats
 from parascale.parallel.mesh import Mesh
@@ -43,11 +44,22 @@ class Positions:
         return len(self.samples)
 
     def batch(self, numbers: Any) -> tuple[Any, ...]:
-        return tuple(self._cut(array) for array in self.samples.batch(numbers))
+        return tuple(_own_part(array, self.part, self.parts) for array in self.samples.batch(numbers))
 
-    def _cut(self, array_BT: Any) -> Any:
-        size = array_BT.shape[1] // self.parts
-        return array_BT[:, self.part * size : (self.part + 1) * size]
+
+def _own_part(array_BT: Any, part: int, parts: int) -> Any:
+    size = array_BT.shape[1] // parts
+    return array_BT[:, part * size : (part + 1) * size]
+
+
+def of_all_positions(outputs: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """`outputs` of a ParallelModel, as a function of whole samples. Every rank must call it."""
+
+    def gathered(samples_BT: Any) -> Any:
+        part = outputs(_own_part(samples_BT, mesh.coordinate("cp"), mesh.layout.cp))
+        return part if part is None else all_gather_tensor(part.contiguous(), 1, mesh.devices["cp"])
+
+    return gathered if mesh.layout.cp > 1 else outputs
 
 
 def split_positions(model: Any, mesh: DeviceMesh) -> None:
@@ -65,21 +77,23 @@ def split_positions(model: Any, mesh: DeviceMesh) -> None:
             elif role == "drops_of_positions":  # it splits this rank's positions further
                 module.part += part * module.parts
             else:
-                module.part = part
+                module.part, module.parts = part, parts
 
 
 def exchanged(mixed: Callable[..., Any], mesh: DeviceMesh) -> Callable[..., Any]:
     """Attention of all positions, for ranks that hold a part of them for all heads."""
     parts = mesh.size()
 
-    def exchanging(q_BHtE: Any, k_BHtE: Any, v_BHtE: Any, mask: None = None) -> Any:
+    def exchanging(q_BHtE: Any, k_BHtE: Any, v_BHtE: Any, mask: Any = None, **more: Any) -> Any:
+        if q_BHtE.shape[1] % parts:
+            raise ConfigError(f"cp = {parts} does not divide the model's {q_BHtE.shape[1]} heads")
         # Keys of a group as often as each rank needs for a part of its own: it has those of its queries then, in their order.
         times = repeats(parts, k_BHtE.shape[1])
         if times > 1:
             k_BHtE, v_BHtE = (x.repeat_interleave(times, dim=1) for x in (k_BHtE, v_BHtE))
         sent = (x.unflatten(1, (parts, -1)).movedim(1, 0) for x in (q_BHtE, k_BHtE, v_BHtE))
         # What comes from a rank are its positions.
-        made_BhTE = mixed(*(_exchange(x, mesh).movedim(0, 2).flatten(2, 3) for x in sent))
+        made_BhTE = mixed(*(_exchange(x, mesh).movedim(0, 2).flatten(2, 3) for x in sent), mask, **more)
         # What comes back from a rank are its heads.
         return _exchange(made_BhTE.unflatten(2, (parts, -1)).movedim(2, 0), mesh).movedim(0, 1).flatten(1, 2)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parascale import loopback
 from parascale.settings import Layout
@@ -160,12 +160,14 @@ def make_mesh(layout: Layout, device: torch.device, timeout_seconds: float) -> M
 def _sharing(layout: Layout, devices: Any, timeout_seconds: float) -> Any:
     used = [axis for axis in MESH_AXES if axis in TARGET_AXES and axis in layout.dimensions]
     shards = [axis for axis in used if axis not in DATA_AXES or axis == "fsdp"] if layout.fsdp > 1 else []
-    names = []
+    meshes = []
     for axes in ([axis for axis in used if axis not in shards], shards):
+        mesh: Any = devices[tuple(axes)] if axes else None
         if len(axes) > 1:
-            set_timeout(devices[tuple(axes)]._flatten("_".join(axes)).get_group(), timeout_seconds)
-        names += ["_".join(axes)] if axes else []
-    return devices[tuple(names)]
+            mesh = mesh._flatten("_".join(axes))
+            set_timeout(mesh.get_group(), timeout_seconds)
+        meshes += [mesh] if axes else []
+    return DeviceMesh._concatenate(meshes) if meshes[1:] else meshes[0]
 
 
 def set_timeout(group: dist.ProcessGroup | None, timeout_seconds: float) -> None:

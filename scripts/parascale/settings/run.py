@@ -9,7 +9,7 @@ from parascale import script
 from parascale.errors import ConfigError
 from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
-from parascale.settings.workload import Workload
+from parascale.settings.workload import LANGUAGE_MODEL, Workload
 
 Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
@@ -166,6 +166,10 @@ class Run:
                 f"with a pipeline, global_batch = {self.global_batch} must be a multiple of {cut} = {parts}"
             )
         self.workload.model.check(self)
+        if layout.cp > 1 and self.workload.task != LANGUAGE_MODEL:
+            raise ConfigError(f"cp = {layout.cp} splits the windows of language models alone")
+        if layout.cp > 1 and training.window % layout.cp:
+            raise ConfigError(f"cp = {layout.cp} does not divide training.window = {training.window}")
         self._check_engine()
 
     def check_steps(self, steps: int | None) -> None:

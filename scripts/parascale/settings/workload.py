@@ -85,10 +85,6 @@ class Model(Varied):
             if not Path(path).is_file():
                 raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
             check_class(Path(path), own, self.kind)
-            if run.layout.cp > 1:
-                raise ConfigError(
-                    f"model.kind = `{self.kind}`: cp = {run.layout.cp} splits our own decoder alone; take cp = 1"
-                )
             check_counted(self, run.layout)
             return  # a class of the user's own checks its own sizes
         known, task = kinds(), run.workload.task

@@ -211,6 +211,7 @@ class Pass:
             "targets": self.targets,
             "norms": len(norms),
             "statistics": sum(2 * each.num_features for each in norms),
+            **({"attended": self.model.attended} if hasattr(self.model, "attended") else {}),
             "chunks": next(([each.out_features, each.in_features] for each in modules if isinstance(each, Head)), None),
         }
 

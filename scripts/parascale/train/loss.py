@@ -9,6 +9,7 @@ import torch.distributed as dist
 from parascale.data.text import IGNORED
 from parascale.errors import ConfigError, DivergedError
 from parascale.evaluation.evaluate import FORESIGHT, foresees, split_sums, summed_loss
+from parascale.parallel.context import of_all_positions
 
 # Precision → what `foresees` takes for rounding.
 ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3}
@@ -96,7 +97,8 @@ def refuse_foresight(run, model, entries) -> None:
         return
     model.train(False)
     with computation_context(model), torch.compiler.set_stance("force_eager"):
-        seen = foresees(model.outputs, window, entries, model.mesh.device, ROUNDING[run.precision])
+        outputs = of_all_positions(model.outputs, model.mesh)
+        seen = foresees(outputs, window, entries, model.mesh.device, ROUNDING[run.precision])
     model.train()
     if all_reduce(torch.tensor(float(seen)), model.mesh).item():
         raise ConfigError(f"{workload.model.folder or workload.model.kind}: {FORESIGHT}")

@@ -4,6 +4,6 @@ from parascale.families.kind import Kind
 
 KINDS = {
     "transformers": Kind(
-        "language_model", "settings:Folder", "modules:FolderModel", ("fsdp", "tp", "pp"), export="export"
+        "language_model", "settings:Folder", "modules:FolderModel", ("fsdp", "tp", "pp", "cp"), export="export"
     )
 }

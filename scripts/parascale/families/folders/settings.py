@@ -26,6 +26,30 @@ NO_PLAN = "transformers declares no `base_model_{}_plan` for {}"
 UNSAID = "what transformers declares for {1} is known once it is counted: run parascale check model with the workload"
 NO_EQUAL = "transformers splits it by `{}`, which has no equal here"
 
+# `model_type` whose attention, masks and positions all go through the library's interfaces: `tests/distributed/test_folder_context.py` asks
+# each of them whether parts of the positions compute what one process does.
+OF_PARTS = frozenset(
+    """
+afmoe apertus arcee aria_text axk1 beam bert bert-generation bitnet cohere cohere2 cohere2_moe ctrl cwm deepseek_v2 deepseek_v3
+diffllama electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma4_text gemma4_unified_text
+glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense
+hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama llama4_text mellum minicpm3 minimax_m2
+minimax_m3_vl_text ministral ministral3 mistral mixtral moshi nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe
+qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
+""".split()  # noqa: SIM905 (as a list it would fill a page)
+)
+NO_CONTEXT = "{} is none of the models whose attention, masks and positions were tried in parts of a window"
+LONGROPE = (
+    "`longrope` chooses the frequencies of its rotary positions by the last position, of which each rank has another"
+)
+
+
+def refuse_parts(config: dict) -> str | None:
+    """Why ranks cannot share the positions of the model that a config.json describes; None where they can."""
+    if config["model_type"] not in OF_PARTS:
+        return NO_CONTEXT.format(config["model_type"])
+    return LONGROPE if {"longrope", "su"} & {*re.findall(r"\w+", str(config))} else None
+
 
 @settings(RECIPE)
 class Folder(Model):
@@ -66,7 +90,8 @@ class Folder(Model):
                 "set it to false to train without"
             )
         self._check_layout(run.layout, described)
-        check_counted(self, run.layout, _declared(self.folder, described.get("model_type")))
+        kind = described.get("model_type")
+        check_counted(self, run.layout, _declared(self.folder, kind, refuse_parts(described) if kind else None))
         experts = (key for key, value in described.items() if "experts" in key and type(value) is int and value)
         mixture = next(experts, None)
         if mixture and "fp64" in (run.precision, run.workload.parity_precision):
@@ -87,6 +112,11 @@ class Folder(Model):
             raise ConfigError(
                 "compile = true with tp: torch does not compile split modules of `transformers`; leave one out"
             )
+        for name in ("num_attention_heads", "n_head", "num_heads"):
+            if isinstance(size := config.get(name), int) and size // layout.tp % layout.cp:
+                raise ConfigError(
+                    f"cp = {layout.cp} does not divide `{name}` / tp = {size // layout.tp} of the model in {self.folder}"
+                )
         for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
             if isinstance(size := config.get(name), int) and size % layout.tp:
                 raise ConfigError(f"tp = {layout.tp} does not divide `{name}` = {size} of the model in {self.folder}")
@@ -96,7 +126,7 @@ class Folder(Model):
 
 
 @functools.cache
-def _declared(folder: str, kind: str | None) -> dict:
+def _declared(folder: str, kind: str | None, no_parts: str | None) -> dict:
     """What a model offers, as `offer_of` has it, by the library's own class of its `model_type`, as far as that says it: importing it would
     load torch. What else its modules refuse is known when they are counted."""
     found, name = find_spec("transformers"), str(kind).replace("-", "_")
@@ -110,7 +140,8 @@ def _declared(folder: str, kind: str | None) -> dict:
     declared = [axis for axis in PLANS if axis == "fsdp" or (why == NO_PLAN and f"base_model_{axis}_plan = {{" in text)]
     here = kind and found  # else the folder, or the library, may be on another machine
     refusals = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
+    refusals["cp"] = no_parts
     if unknown := sorted(set(ways) - ROLES.keys()):
         refusals["tp"] = NO_EQUAL.format(unknown[0])
-    layouts = [each for each in ("single", "ddp", *PLANS) if each not in refusals]
+    layouts = [each for each in ("single", "ddp", *PLANS) if not refusals.get(each)]
     return {"name": f"the model in {folder}", "layouts": layouts, "refusals": refusals, "units": ["its layers"]}

@@ -74,11 +74,11 @@ class Transformer(Model):
         layout = run.layout
         if self.heads // layout.tp % layout.cp:
             raise ConfigError(f"cp = {layout.cp} does not divide model.heads / tp = {self.heads // layout.tp}")
-        ranks, said = layout.cp, f"cp = {layout.cp}"
-        if layout.tp > 1 and layout.sequence_parallel:
-            ranks, said = layout.cp * layout.tp, f"cp × tp = {layout.cp * layout.tp}, with sequence_parallel,"
-        if layout.cp > 1 and run.workload.training.window % ranks:
-            raise ConfigError(f"{said} does not divide training.window = {run.workload.training.window}")
+        ranks = layout.cp * layout.tp
+        if layout.cp > 1 and layout.tp > 1 and layout.sequence_parallel and run.workload.training.window % ranks:
+            raise ConfigError(
+                f"cp × tp = {ranks}, with sequence_parallel, does not divide training.window = {run.workload.training.window}"
+            )
 
 
 @settings(RECIPE)
