@@ -138,9 +138,14 @@ class AttentionSeen(ChosenSteps):
 
     def __init__(self, step, note):
         self.note = note
-        super().__init__(step, step, profiler_legacy.profile().__enter__, self._read)
+        super().__init__(step, step, self._begin, self._read)
+
+    def _begin(self):
+        torch.autograd.profiler._run_on_profiler_start()  # compiled code then tells the names of its kernels
+        profiler_legacy.profile().__enter__()
 
     def _read(self):
+        torch.autograd.profiler._run_on_profiler_stop()
         names = {event.name() for thread in torch.autograd._disable_profiler_legacy() for event in thread}
         self.note(", ".join(sorted(match[match.lastindex] for match in map(ATTENTION.match, names) if match)))
 
