@@ -5,6 +5,7 @@ Each replaces one function of the product by one that does what a wrong implemen
 
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -144,6 +145,31 @@ def a_mask_without_its_offset():
         return exchanged(of_parts, mesh)
 
     context.exchanged = without
+
+
+def starts_of_documents_without_their_offset():
+    """Each rank counts its part of the positions as if it were the first."""
+    batch = context.Positions.batch
+
+    def of_parts(samples, numbers):
+        tokens, starts, labels = batch(samples, numbers)
+        size = tokens.shape[1]
+        own = starts[:, samples.part * size :][:, :size] - samples.part * size
+        return tokens, np.concatenate([own.clip(0)] * samples.parts, 1), labels
+
+    context.Positions.batch = of_parts
+
+
+def documents_seen_as_one():
+    """Attention sees what stands before a token's document."""
+    documents = transformer.documents
+    transformer.documents = lambda starts, *others: documents(torch.zeros_like(starts), *others)
+
+
+def positions_not_begun_anew():
+    """Positions count on from document to document."""
+    forward = transformer.Embedding.forward
+    transformer.Embedding.forward = lambda self, tokens, starts=None: forward(self, tokens)
 
 
 def keys_of_another_rank():

@@ -91,7 +91,7 @@ def test_each_rank_has_the_keys_of_its_queries():
         for rank in range(cp):
             got = []
             mesh = SimpleNamespace(get_local_rank=lambda rank=rank: rank, size=lambda cp=cp: cp)
-            mixed = context.exchanged(lambda q, k, v, mask, got=got: got.append((q, k)) or q, mesh)
+            mixed = context.exchanged(lambda q, k, v, *whole, got=got: got.append((q, k)) or q, mesh)
             # All ranks send the same: this one's part from each.
             with patch.object(context, "_exchange", lambda x, mesh, rank=rank: x[rank].expand(len(x), *x.shape[1:])):
                 mixed(

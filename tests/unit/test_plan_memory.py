@@ -35,12 +35,15 @@ DROPS_GPT, DROPS_LLAMA = (dataclasses.replace(model, dropout=0.1) for model in (
 SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
 
 
-def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, reduce_precision="fp32", **layout):
+def make_run(
+    model, precision="fp32", window=32, batch=16, accumulate=1, documents=None, reduce_precision="fp32", **layout
+):
     """A Run of one step's shape; the world size follows from the degrees."""
     size = ranks_of(layout)
     task = kinds()[model.kind].task
     sizes = {"classification": {"image_size": 64}, "summarisation": {"window": window, "summary_window": 16}}
     training = {**sizes.get(task, {"window": window}), "global_batch": batch, "accumulate": accumulate, "steps": 2}
+    training |= {"documents": documents} if documents else {}
     text = {"text": {"tokenizer": "pretrained", "pretrained": model.pretrained}} if model.pretrained else {}
     run = Run(
         "test",
@@ -120,12 +123,21 @@ SMALL = {
     "pp": (GPT, {"pp": 2, "micro_batches": 4}, 0.05),
     "cp": (LLAMA, {"window": 256, "cp": 4}, 0.05),
     "fsdp × cp, bf16": (GPT, {"window": 256, "fsdp": 2, "cp": 2, "precision": "bf16"}, 0.05),
+    "separate documents": (GPT, {"window": 256, "documents": "separate"}, 0.05),
     "selective, tp": (LLAMA, {"tp": 4, "activation_checkpointing": "selective"}, 0.1),
     "dropout, llama, bf16": (DROPS_LLAMA, {"precision": "bf16", "window": 64}, 0.05),
     "summaries, tp": (SUMMARISER, {"window": 64, "tp": 4}, 0.12),
     "images, ddp": (XRESNET, {"dp": 2}, 0.15),
 }
 SLOW = {
+    "separate documents, cp, grouped": (GROUPED, {"window": 256, "cp": 4, "documents": "separate"}, 0.05),
+    "separate documents, dropout": (DROPS_GPT, {"window": 256, "documents": "separate"}, 0.05),
+    "separate documents, pp": (GPT, {"window": 256, "pp": 2, "micro_batches": 4, "documents": "separate"}, 0.05),
+    "separate documents, recomputed": (
+        LLAMA,
+        {"window": 256, "documents": "separate", "activation_checkpointing": True},
+        0.08,
+    ),
     "ddp": (GPT, {"dp": 4}, 0.05),
     "cp, grouped": (GROUPED, {"window": 256, "cp": 4}, 0.05),
     "cp, dropout": (DROPS_GPT, {"window": 256, "cp": 2}, 0.05),

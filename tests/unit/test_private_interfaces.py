@@ -56,6 +56,7 @@ TESTS = {
         torch.distributed.device_mesh.DeviceMesh._concatenate""",
     "unit/test_plan_counted.py": """torch._subclasses torch.utils._python_dispatch torch._ops.OpOverload._overloadpacket""",
     "unit/test_plan_spent.py": "snakemake.workflow.Workflow._localrules",
+    "unit/test_packed.py": "torch.autograd.profiler._run_on_profiler_start torch.autograd.profiler._run_on_profiler_stop",
     "unit/test_profile.py": "torch.autograd._disable_profiler_legacy",
     "unit/test_recompute.py": f"""torch.ops._c10d_functional {ATTENTION}cudnn_attention {ATTENTION}efficient_attention
         {ATTENTION}flash_attention {ATTENTION}flash_attention_for_cpu""",

@@ -141,6 +141,7 @@ DECIDES = {
     "learning rate": (setting(LM, "optim.lr", 2e-3), trainings("lm"), LATER),
     "dropout": (setting(SUMMARY, "model.dropout", 0.1), trainings("summary")),
     "window": (setting(LM, "training.window", 16), trainings("lm") | {"benchmark_loaders words"}, LATER),
+    "separate documents": (setting(LM, "training.documents", "separate"), trainings("lm"), LATER),
     "label smoothing": (setting(IMAGES, "training.label_smoothing", 0.1), trainings("images")),
     "size of images": (setting(IMAGES, "training.image_size", 20), trainings("images") | {"benchmark_loaders shapes"}),
     "steps": (setting(SUMMARY, "training.steps", 20), {"train_single summary"}),

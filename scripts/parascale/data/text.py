@@ -180,15 +180,16 @@ class Windows:
 
     stride: from one window's start to the next (default: window). With N tokens there are N − 1 targets; at stride = window each
     is in exactly one sample, and the last window may be padded; at stride 1 (the published protocol) there is no padding.
+    end: the number that ends a document, where documents are separate: samples say where each token's document starts.
     """
 
-    def __init__(self, tokens_N, window, stride=None):
+    def __init__(self, tokens_N, window, stride=None, end=None):
         if len(tokens_N) <= window:
             raise DataError(
                 f"`training.window` = {window} is too long for a split of {len(tokens_N)} tokens: one more than the window is needed. "
                 "Choose a shorter window or more text."
             )
-        self.window, self.stride, self.targets = window, stride or window, len(tokens_N) - 1
+        self.window, self.stride, self.targets, self.end = window, stride or window, len(tokens_N) - 1, end
         to_the_end = -(-(self.targets - window) // self.stride)
         # Strides beyond the window leave gaps, and the last one may lead past the end.
         self._samples = min(to_the_end, (self.targets - 1) // self.stride) + 1
@@ -202,7 +203,8 @@ class Windows:
         return self._samples
 
     def batch(self, indices):
-        """Samples by number: (inputs_BT, labels_BT), int64. Padding has input 0 and label IGNORED."""
+        """Samples by number: (inputs_BT, labels_BT), int64, and between them `starts_of` separate documents. Padding has input 0 and label
+        IGNORED."""
         starts_B = np.asarray(indices, dtype=np.int64) * self.stride
         # As an unsigned number a negative one is larger than all others, so one look sees both ends.
         furthest = int(starts_B.view(np.uint64).max(initial=0))
@@ -217,4 +219,10 @@ class Windows:
             shift = starts_B[row] - last
             inputs_BT[row] = [*inputs_BT[row, shift:], *[0] * shift]
             labels_BT[row] = [*labels_BT[row, shift:], *[IGNORED] * shift]
-        return inputs_BT, labels_BT
+        return inputs_BT, *([] if self.end is None else [starts_of(inputs_BT, self.end)]), labels_BT
+
+
+def starts_of(tokens_BT, end):
+    """The first position of the document of each token, in its window: behind the last number `end` before it, or 0."""
+    starts_BT = np.arange(1, 1 + tokens_BT.shape[1]) * (tokens_BT == end)
+    return np.maximum.accumulate(np.roll(starts_BT, 1, 1) * (np.arange(tokens_BT.shape[1]) > 0), 1)

@@ -56,7 +56,7 @@ def empty_batch(workload, samples):
         return np.zeros((samples, 3, size, size), np.uint8), np.zeros(samples, np.int64)
     if workload.task == "language_model":
         windows = np.zeros((samples, workload.training.window), np.int64)
-        return windows, windows.copy()
+        return windows, *([windows.copy()] if workload.training.documents == "separate" else []), windows.copy()
     documents, summaries = (np.zeros((samples, places), np.int64) for places in workload.sizes)
     return documents, np.ones(documents.shape, bool), summaries, summaries.copy()
 
@@ -78,7 +78,9 @@ class EmptySamples:
 def _open_language_model(workload, folder, seed):
     tokens, training = Tokens(folder), workload.training
     strides = {"train": training.stride}  # evaluation meets every token once
-    windows = {name: Windows(tokens.split(name), training.window, strides.get(name)) for name in SPLITS}
+    training.require_ends(folder, tokens.manifest["splits"])
+    end = tokens.tokenizer.end if training.documents == "separate" else None
+    windows = {name: Windows(tokens.split(name), training.window, strides.get(name), end) for name in SPLITS}
     excluded = {name: {"without_text": tokens.manifest["splits"][name].get("without_text", 0)} for name in SPLITS}
     return Task(windows, tokens.vocabulary_size, excluded=excluded)
 

@@ -15,8 +15,9 @@ class Kind:
 
     task: what it learns. degrees: beside `dp`, those that it can be spread over. settings, model, sizes, export: where its class of
     settings, its class, its Sizes and its words of `transformers` are found in the family's folder, as `module:Name` or `module`;
-    None where it has none; without `sizes` it is counted. usual: taken where a workload of the task names no kind. compiled: on GPUs, unless a run says otherwise. builds_on: other families whose modules
-    its own are made of.
+    None where it has none; without `sizes` it is counted. usual: taken where a workload of the task names no kind. compiled: on GPUs,
+    unless a run says otherwise. separates: its models are told where documents start, and keep them apart. builds_on: other families
+    whose modules its own are made of.
     """
 
     task: str
@@ -27,6 +28,7 @@ class Kind:
     export: str | None = None
     usual: bool = False
     compiled: bool = False
+    separates: bool = False
     builds_on: tuple[str, ...] = ()
 
 

@@ -52,6 +52,7 @@ class MicroBatch:
     copies: bool  # weights have copies in half precision, where FSDP does not gather them so
     device: str = "cuda"
     cp: int = 1
+    separate: bool = False  # documents in a window do not see each other
 
     @classmethod
     def of(cls, run, device="cuda"):
@@ -59,7 +60,8 @@ class MicroBatch:
         split = layout.tp > 1 and layout.sequence_parallel
         compute = NUMBER_BYTES[run.precision]
         copies = compute < 4 and not layout.uses_fsdp
-        return cls(run.micro_batch, layout.tp, split, max(4, compute), compute, copies, device, layout.cp)
+        separate = run.workload.training.documents == "separate"
+        return cls(run.micro_batch, layout.tp, split, max(4, compute), compute, copies, device, layout.cp, separate)
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,10 @@ class Sizes:
 
     def start_bytes(self, batch):
         """Kept of what stands before the blocks, where `block_bytes` leaves it out."""
+        return 0
+
+    def shared_bytes(self, batch):
+        """Kept once for all blocks of a stage."""
         return 0
 
     def freed_bytes(self, batch):

@@ -8,7 +8,8 @@ rank has the whole window for its part of the heads, so that kernel, causal mask
 A model's `context_plan` says how a submodule takes part; what it does not name works position by position:
 
     positions               it counts positions: it is told which part it is given
-    exchanges               attention: its `mixed` (queries, keys, values, mask) gets all positions of some heads
+    exchanges               attention: its `mixed` gets queries, keys and values of all positions of some heads; what else it takes, such
+                            as a mask, is of all positions already
     drops_of_heads          dropout within, on these heads
     drops_of_positions      dropout on the rank's part of the positions
 
@@ -34,8 +35,8 @@ def own_positions(samples: Any, mesh: Mesh) -> Any:
 
 
 class Positions:
-    """Samples of which this rank holds a part of the positions: inputs and labels are cut alike, out of whole samples, so that the target
-    of a part's last position is the first token of the next part."""
+    """Samples of which this rank holds a part of the positions: tokens and labels are cut alike, out of whole samples, so that the target
+    of a part's last position is the first token of the next part. Where documents start is of all positions, for attention."""
 
     def __init__(self, samples: Any, part: int, parts: int) -> None:
         self.samples, self.part, self.parts = samples, part, parts
@@ -44,7 +45,8 @@ class Positions:
         return len(self.samples)
 
     def batch(self, numbers: Any) -> tuple[Any, ...]:
-        return tuple(_own_part(array, self.part, self.parts) for array in self.samples.batch(numbers))
+        tokens, *whole, labels = self.samples.batch(numbers)
+        return _own_part(tokens, self.part, self.parts), *whole, _own_part(labels, self.part, self.parts)
 
 
 def _own_part(array_BT: Any, part: int, parts: int) -> Any:
@@ -84,7 +86,7 @@ def exchanged(mixed: Callable[..., Any], mesh: DeviceMesh) -> Callable[..., Any]
     """Attention of all positions, for ranks that hold a part of them for all heads."""
     parts = mesh.size()
 
-    def exchanging(q_BHtE: Any, k_BHtE: Any, v_BHtE: Any, mask: Any = None, **more: Any) -> Any:
+    def exchanging(q_BHtE: Any, k_BHtE: Any, v_BHtE: Any, *whole: Any, **more: Any) -> Any:
         if q_BHtE.shape[1] % parts:
             raise ConfigError(f"cp = {parts} does not divide the model's {q_BHtE.shape[1]} heads")
         # Keys of a group as often as each rank needs for a part of its own: it has those of its queries then, in their order.
@@ -93,7 +95,7 @@ def exchanged(mixed: Callable[..., Any], mesh: DeviceMesh) -> Callable[..., Any]
             k_BHtE, v_BHtE = (x.repeat_interleave(times, dim=1) for x in (k_BHtE, v_BHtE))
         sent = (x.unflatten(1, (parts, -1)).movedim(1, 0) for x in (q_BHtE, k_BHtE, v_BHtE))
         # What comes from a rank are its positions.
-        made_BhTE = mixed(*(_exchange(x, mesh).movedim(0, 2).flatten(2, 3) for x in sent), mask, **more)
+        made_BhTE = mixed(*(_exchange(x, mesh).movedim(0, 2).flatten(2, 3) for x in sent), *whole, **more)
         # What comes back from a rank are its heads.
         return _exchange(made_BhTE.unflatten(2, (parts, -1)).movedim(2, 0), mesh).movedim(0, 1).flatten(1, 2)
 

@@ -165,21 +165,26 @@ class Pipeline:
             # torch would free after each part what FSDP gathered; its reduction does so once the step ends.
             self.schedule.register_custom_function(RESHARD, _stay_gathered)
 
-    def train_step(self, inputs: torch.Tensor, labels: torch.Tensor, last: bool = True) -> torch.Tensor | None:
-        """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step."""
+    def train_step(self, inputs: torch.Tensor, *beside: torch.Tensor, last: bool = True) -> torch.Tensor | None:
+        """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step.
+
+        beside: where documents start, which each stage takes, if they are separate; labels.
+        """
+        *starts, labels = beside
         losses: list[torch.Tensor] = []
         for stage in self.stages:
             stage.last = last
         self.schedule.step(
             *([inputs] if self.first else []),
             target=labels if self.last else None,
+            **({"starts_BT": starts[0]} if starts else {}),
             losses=losses if self.last else None,
             return_outputs=False,
         )
         return torch.stack([loss.detach() for loss in losses]).sum() if self.last else None
 
     @torch.no_grad()
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
+    def forward(self, inputs: torch.Tensor, *starts: torch.Tensor) -> torch.Tensor | None:
         """A plain forward pass from stage to stage: what the loss takes on the rank of the last stage, else None.
 
         Schedules cannot evaluate everywhere (the V-shaped ones crash), and have nothing to gain without a backward pass.
@@ -190,7 +195,7 @@ class Pipeline:
                 continue
             if stage > 0 and stage - 1 not in self.parts:
                 hidden = self._receive(stage_rank(self.layout, stage - 1))
-            hidden = self.parts[stage](hidden)
+            hidden = self.parts[stage](hidden, *starts)
             if stage + 1 < self.layout.stages and stage + 1 not in self.parts:
                 self._send(hidden, stage_rank(self.layout, stage + 1))
         return hidden if self.last else None

@@ -290,7 +290,8 @@ class RankMemory:
     def _activations(self, stages: Any = None) -> float:
         """Kept for the backward pass by all micro-batches in flight."""
         stages = self.stages if stages is None else stages
-        kept = sum(stage.in_flight * stage.blocks * self.kept for stage in stages)
+        shared = self.sizes.shared_bytes(self.batch)
+        kept = sum(stage.in_flight * (stage.blocks * self.kept + shared) for stage in stages)
         kept += sum(stage.in_flight for stage in stages if stage.first) * self.sizes.start_bytes(self.batch)
         return kept + sum(stage.in_flight for stage in stages if stage.last) * self.sizes.ends_bytes(self.batch)
 

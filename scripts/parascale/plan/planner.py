@@ -210,12 +210,14 @@ def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -
 
 
 def require_windows(workload: Any, folder: Path) -> None:
-    """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window."""
+    """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window, and
+    has ends of documents where these are to be separate."""
     path = Path(folder) / MANIFEST
     if workload.task != "language_model" or not path.is_file():
         return
-    window = workload.training.window
-    for split, counts in read_json(path)["splits"].items():
+    window, splits = workload.training.window, read_json(path)["splits"]
+    workload.training.require_ends(folder, splits)
+    for split, counts in splits.items():
         if counts["tokens"] <= window:
             raise DataError(
                 f"workload `{workload.name}`: `training.window` = {window:,} does not fit into the {split} split of {folder}: it has "

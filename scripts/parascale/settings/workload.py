@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, DataError
 from parascale.settings.data import Data, ImageData, PairData, TextData
 from parascale.settings.optim import Optim
 from parascale.settings.options import (
@@ -85,6 +85,7 @@ class Model(Varied):
             if not Path(path).is_file():
                 raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
             check_class(Path(path), own, self.kind)
+            self._check_documents(run, False)
             check_counted(self, run.layout)
             return  # a class of the user's own checks its own sizes
         known, task = kinds(), run.workload.task
@@ -99,7 +100,14 @@ class Model(Varied):
             if axis not in ("dp", *kind.degrees):
                 offered = ", ".join(("single", "dp", *kind.degrees))
                 raise ConfigError(f"model.kind = `{self.kind}` offers no {axis} = {degree}. Allowed: {offered}")
+        self._check_documents(run, kind.separates)
         self.check_sizes(run)
+
+    def _check_documents(self, run: Any, separates: bool) -> None:
+        if run.workload.training.documents == "separate" and not separates:
+            raise ConfigError(
+                f"model.kind = `{self.kind}`: training.documents = separate is for our own decoder alone; take joined"
+            )
 
     def check_sizes(self, run: Any) -> None:
         """Raise ConfigError where sizes do not go together, or with a run's layout; families know."""
@@ -137,6 +145,7 @@ class Training(Varied):
     keep: int = option("number of resumable checkpoints to keep", CONDUCT, default=2, low=1)
 
     label_smoothing: ClassVar = 0.0
+    documents: ClassVar = "joined"
 
     def short(self, steps: int) -> Self:
         """The same training for a few steps, with neither evaluation nor checkpoints on the way."""
@@ -159,6 +168,21 @@ class LanguageTraining(Training):
         default=None,
         low=1,
     )
+    documents: Literal["joined", "separate"] = option(  # type: ignore[misc]  # elsewhere it is no setting
+        "documents in a window, which the tokens that end them part: `joined`, as one text; `separate`: attention sees the token's own document "
+        "alone, and positions count from that one's start, or the window's. A document's end predicts the next one's first token in both",
+        default="joined",
+        before="joined",
+    )
+
+    def require_ends(self, folder: Path, splits: Any) -> None:
+        """Raise DataError where documents are to be separate, and a split of prepared data, by its manifest's `splits`, has no end of any."""
+        without = [split for split, counts in splits.items() if not counts["documents"]]
+        if self.documents == "separate" and without:
+            raise DataError(
+                f"{folder}: `training.documents: separate`, but no token of the split `{without[0]}` ends a document: name the tokenizer "
+                "whose end stands behind each (`data.text.pretrained`), or take `joined`"
+            )
 
 
 @settings(RECIPE)

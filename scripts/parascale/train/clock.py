@@ -14,7 +14,7 @@ from parascale.files import atomic_path, write_json
 
 OPERATORS = 20  # of a profile's table
 ATTENTION = re.compile(
-    r"aten::_scaled_dot_product_(?:(flash|cudnn|efficient)_attention(?:_for_cpu)?|attention_(math))$"
+    r"aten::_scaled_dot_product_(?:(flash|cudnn|efficient)_attention(?:_for_cpu)?|attention_(math))$|triton_.*(flex)_attention"
 )
 
 
@@ -129,7 +129,8 @@ class StepProfiler(ChosenSteps):
 
 
 class AttentionSeen(ChosenSteps):
-    """Calls `note` with the kernels of torch's attention that one step calls, compiled or not: `flash`, `cudnn`, `efficient`, `math`.
+    """Calls `note` with the kernels of torch's attention that one step calls, compiled or not: `flash`, `cudnn`, `efficient`, `math`,
+    and `flex` of separate documents.
 
     Empty: attention in operations of its own, as with dropout of equal masks, or `math` in a compiled block. torch's older profiler writes
     nothing into the log; its own reader fails at collectives that end later.
@@ -137,11 +138,16 @@ class AttentionSeen(ChosenSteps):
 
     def __init__(self, step, note):
         self.note = note
-        super().__init__(step, step, profiler_legacy.profile().__enter__, self._read)
+        super().__init__(step, step, self._begin, self._read)
+
+    def _begin(self):
+        torch.autograd.profiler._run_on_profiler_start()  # compiled code then tells the names of its kernels
+        profiler_legacy.profile().__enter__()
 
     def _read(self):
+        torch.autograd.profiler._run_on_profiler_stop()
         names = {event.name() for thread in torch.autograd._disable_profiler_legacy() for event in thread}
-        self.note(", ".join(sorted(match[1] or match[2] for match in map(ATTENTION.match, names) if match)))
+        self.note(", ".join(sorted(match[match.lastindex] for match in map(ATTENTION.match, names) if match)))
 
 
 def profiler(job, lead):

@@ -7,6 +7,7 @@ KINDS = {
         task="language_model",
         usual=True,
         compiled=True,
+        separates=True,
         settings="settings:TransformerLM",
         degrees=("fsdp", "tp", "pp", "cp"),
         model="modules:TransformerLM",

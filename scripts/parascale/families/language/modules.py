@@ -5,6 +5,7 @@ positions, SwiGLU, grouped-query attention, no bias). Dimensions: B batch, T tim
 H heads, E width of a head, V vocabulary.
 """
 
+import functools
 import math
 from typing import ClassVar
 
@@ -40,37 +41,40 @@ class Attention(nn.Module):
         self.v = nn.Linear(settings.dim, kv_width, bias=settings.bias)
         self.o = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
 
-    def forward(self, hidden_BTD, memory_BSD=None, mask_BS=None):
-        """memory_BSD: what is attended to, instead of `hidden_BTD` itself. mask_BS: True where there is something to attend to."""
+    def forward(self, hidden_BTD, memory_BSD=None, mask_BS=None, documents=None):
+        """memory_BSD: what is attended to, instead of `hidden_BTD` itself. mask_BS: True where there is something to attend to.
+        documents: what `documents` gives, whose mask says itself what comes later."""
         source_BSD = hidden_BTD if memory_BSD is None else memory_BSD
         q_BHTE = self._heads(self.q(hidden_BTD))
         k_BHSE, v_BHSE = (self._heads(project(source_BSD)) for project in (self.k, self.v))
         mask_B11S = None if mask_BS is None else mask_BS[:, None, None, :]
-        return self.o(self.mixed(q_BHTE, k_BHSE, v_BHSE, mask_B11S).transpose(1, 2).flatten(2))
+        return self.o(self.mixed(q_BHTE, k_BHSE, v_BHSE, *(documents or [mask_B11S])).transpose(1, 2).flatten(2))
 
-    def mixed(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S=None):
+    def mixed(self, q_BHTE, k_BHSE, v_BHSE, mask=None, places_B1T=None):
         """What each head makes of all positions: what lies between the projections. Each head is computed by itself."""
         if self.rotary:
-            q_BHTE, k_BHSE = _rotate(q_BHTE), _rotate(k_BHSE)
+            q_BHTE, k_BHSE = _rotate(q_BHTE, places_B1T), _rotate(k_BHSE, places_B1T)
+        if mask is not None and not isinstance(mask, torch.Tensor):
+            return _flex()(q_BHTE, k_BHSE, v_BHSE, block_mask=mask, enable_gqa=q_BHTE.shape[1] != k_BHSE.shape[1])
         probability = self.dropout.p if self.dropout.active else 0.0
         if probability and self.same_masks:
-            return self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
+            return self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask)
         grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
-        if grouped and not _takes_groups(q_BHTE, mask_B11S):
+        if grouped and not _takes_groups(q_BHTE, mask):
             k_BHSE, v_BHSE, grouped = *_for_each_head(q_BHTE, k_BHSE, v_BHSE), False
         return F.scaled_dot_product_attention(
-            q_BHTE, k_BHSE, v_BHSE, mask_B11S, probability, is_causal=self.causal, enable_gqa=grouped
+            q_BHTE, k_BHSE, v_BHSE, mask, probability, is_causal=self.causal and mask is None, enable_gqa=grouped
         )
 
-    def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S):
+    def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask):
         """Attention with explicit weights: torch's fused kernels draw masks of their own, which no other layout can repeat."""
         k_BHSE, v_BHSE = _for_each_head(q_BHTE, k_BHSE, v_BHSE)
         scores_BHTS = (q_BHTE / math.sqrt(self.head_width)) @ k_BHSE.mT
-        if self.causal:
+        if self.causal and mask is None:
             seen_TS = torch.ones(scores_BHTS.shape[2:], dtype=torch.bool, device=scores_BHTS.device).tril()
             scores_BHTS = scores_BHTS.where(seen_TS, -math.inf)
-        if mask_B11S is not None:
-            scores_BHTS = scores_BHTS.where(mask_B11S, -math.inf)
+        if mask is not None:
+            scores_BHTS = scores_BHTS.where(mask, -math.inf) if mask.dtype == torch.bool else scores_BHTS + mask
         scores_BHTS = scores_BHTS.softmax(-1)  # the scores themselves are gone before dropout takes memory
         return self.dropout(scores_BHTS) @ v_BHSE
 
@@ -112,9 +116,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(settings)
         self.attention_dropout, self.feed_forward_dropout = Dropout(settings.dropout), Dropout(settings.dropout)
 
-    def forward(self, hidden_BTD, mask_BT=None):
+    def forward(self, hidden_BTD, mask_BT=None, documents=None):
         """mask_BT: True where there is something to attend to; None: everywhere."""
-        hidden_BTD = self.sublayer(hidden_BTD, "attention", mask_BS=mask_BT)
+        hidden_BTD = self.sublayer(hidden_BTD, "attention", mask_BS=mask_BT, documents=documents)
         return self.sublayer(hidden_BTD, "feed_forward")
 
     def sublayer(self, hidden_BTD, name, **others):
@@ -139,18 +143,24 @@ class Embedding(nn.Module):
         self.dropout = Dropout(settings.dropout)
         self.part = 0
 
-    def forward(self, tokens_BT):
+    def forward(self, tokens_BT, starts_BT=None):
         hidden_BTD, time = self.tokens(tokens_BT), tokens_BT.shape[1]
         first = self.part * time
+        places = torch.arange(first, first + time, device=tokens_BT.device)
+        if starts_BT is not None:
+            places = places - starts_BT[:, first : first + time]
         if self.positions is not None:
-            hidden_BTD = hidden_BTD + self.positions(torch.arange(first, first + time, device=tokens_BT.device))
+            hidden_BTD = hidden_BTD + self.positions(places)
         if self.sinusoidal:
-            hidden_BTD = hidden_BTD * math.sqrt(hidden_BTD.shape[-1]) + _sinusoids(hidden_BTD, first)
+            hidden_BTD = hidden_BTD * math.sqrt(hidden_BTD.shape[-1]) + _sinusoids(hidden_BTD, places)
         return self.dropout(hidden_BTD)
 
 
 class TransformerLM(nn.Module):
-    """Tokens (B, T) → logits (B, T, V). A pipeline stage is the same module with some of its parts set to None."""
+    """Tokens (B, T) → logits (B, T, V). A pipeline stage is the same module with some of its parts set to None.
+
+    With `starts_BT`, of all positions, documents that are packed end to end are separate: the first position of each token's document.
+    """
 
     shard_units: ClassVar = ("blocks.*",)
     tensor_plan: ClassVar = {
@@ -181,7 +191,7 @@ class TransformerLM(nn.Module):
 
     def __init__(self, settings, vocabulary, window):
         super().__init__()
-        self.layers, self.window = settings.layers, window
+        self.layers, self.window, self.dropout = settings.layers, window, settings.dropout
         self.embedding = Embedding(settings, vocabulary, window)
         self.blocks = nn.ModuleDict({str(index): Block(settings) for index in range(settings.layers)})
         self.norm = make_norm(settings) if settings.pre_norm else None
@@ -189,10 +199,13 @@ class TransformerLM(nn.Module):
         if settings.tied:
             self.head.weight = self.embedding.tokens.weight
 
-    def forward(self, tokens_or_hidden):
-        hidden_BTD = tokens_or_hidden if self.embedding is None else self.embedding(tokens_or_hidden)
+    def forward(self, tokens_or_hidden, starts_BT=None):
+        hidden_BTD = tokens_or_hidden if self.embedding is None else self.embedding(tokens_or_hidden, starts_BT)
+        packed = {}
+        if starts_BT is not None:
+            packed["documents"] = documents(starts_BT, hidden_BTD, self.training and self.dropout > 0)
         for block in self.blocks.values():
-            hidden_BTD = block(hidden_BTD)
+            hidden_BTD = block(hidden_BTD, **packed)
         if self.norm is not None:
             hidden_BTD = self.norm(hidden_BTD)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
@@ -219,9 +232,43 @@ def make_norm(settings):
     return nn.LayerNorm(settings.dim, eps=settings.norm_eps, bias=settings.bias)
 
 
-def _takes_groups(q_BHTE, mask_B11S):
+def documents(starts_BT, hidden, dropped):
+    """(mask, places (B, 1, T)) of documents that are packed end to end, each attended to by itself and counted from its start.
+
+    starts_BT: the first position of each token's document. hidden: a tensor of the device and type that attention computes with.
+    dropped: whether attention drops. The mask is a BlockMask on GPUs, where a kernel skips what it leaves out, and none drops or computes
+    in fp64; else what is added to the scores, of all places: (B, 1, T, T).
+    """
+    samples, time = starts_BT.shape
+    order_T = torch.arange(time, device=starts_BT.device)
+    places_B1T = (order_T - starts_BT)[:, None]
+    if hidden.is_cuda and hidden.itemsize < 8 and not dropped:
+        return block_mask(starts_BT), places_B1T
+    seen_BTT = (order_T >= starts_BT[:, :, None]) & (order_T <= order_T[:, None])
+    unseen = torch.full((samples, 1, time, time), -math.inf, dtype=hidden.dtype, device=hidden.device)
+    return unseen.masked_fill_(seen_BTT[:, None], 0.0), places_B1T
+
+
+def block_mask(starts_BT, make=None):
+    """The same as a BlockMask of `flex_attention`. make: torch's `create_block_mask`; by default compiled, without the dense mask."""
+
+    def seen(sample, head, query, key):
+        return (key >= starts_BT[sample, query]) & (key <= query)
+
+    return (make or _flex("create_block_mask"))(seen, len(starts_BT), None, *2 * [starts_BT.shape[1]], starts_BT.device)
+
+
+@functools.cache
+def _flex(name="flex_attention"):
+    """A function of torch's module of that name, compiled: as it is written it makes all scores."""
+    from torch.nn.attention import flex_attention  # what few need
+
+    return torch.compile(getattr(flex_attention, name), dynamic=False)
+
+
+def _takes_groups(q_BHTE, mask):
     """Whether torch (2.13) has fused attention for grouped heads: on GPUs in half precision and without a mask alone."""
-    return not q_BHTE.is_cuda or (q_BHTE.itemsize <= 2 and mask_B11S is None)
+    return not q_BHTE.is_cuda or (q_BHTE.itemsize <= 2 and mask is None)
 
 
 def _for_each_head(q_BHTE, *grouped):
@@ -229,20 +276,21 @@ def _for_each_head(q_BHTE, *grouped):
     return (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in grouped)
 
 
-def _rotate(x_BHTE):
+def _rotate(x_BHTE, places_B1T=None):
     """Rotary positions (Su et al. 2021, arXiv:2104.09864), halves paired as Llama's weights in `transformers` expect."""
     time, width = x_BHTE.shape[-2:]
     exponents = torch.arange(0, width, 2, device=x_BHTE.device, dtype=torch.float32) / width
     angles_TE = torch.outer(torch.arange(time, device=x_BHTE.device, dtype=torch.float32), ROTARY_BASE**-exponents)
     cos, sin = (part.repeat(1, 2).to(x_BHTE.dtype) for part in (angles_TE.cos(), angles_TE.sin()))
+    if places_B1T is not None:
+        cos, sin = cos[places_B1T], sin[places_B1T]
     first, second = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _sinusoids(hidden_BTD, first):
-    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D), from the `first` one on."""
-    time, width = hidden_BTD.shape[1:]
+def _sinusoids(hidden_BTD, places):
+    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D) or (B, T, D), as `places` have T or B and T."""
+    width = hidden_BTD.shape[2]
     exponents = torch.arange(0, width, 2, device=hidden_BTD.device, dtype=torch.float32) / width
-    places = torch.arange(first, first + time, device=hidden_BTD.device, dtype=torch.float32)
-    angles = torch.outer(places, 10_000.0**-exponents)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width].to(hidden_BTD.dtype)
+    angles = places.float()[..., None] * 10_000.0**-exponents
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :width].to(hidden_BTD.dtype)

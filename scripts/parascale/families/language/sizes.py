@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, repeats, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
+MASK_BLOCK = 128  # places on a side of a block of `flex_attention`
 # For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
 HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
@@ -86,6 +87,11 @@ def without_kernel(batch):
     return batch.device != "cpu" and batch.compute == 8
 
 
+def has_dense_mask(model, batch):
+    """Whether separate documents have a mask of all places: where `flex_attention`, which skips blocks of them, does not compute."""
+    return batch.separate and (batch.device == "cpu" or batch.compute == 8 or model.dropout > 0)
+
+
 def weight_bytes(model, batch):
     """(bytes of an explicit attention weight, its mask, and what that leaves of it; gradients and more beside them in a backward pass).
 
@@ -118,9 +124,10 @@ def attention_operations(model, batch, tokens, places, fused):
     """Operations of an attention of `tokens` to those before them of `places` each, between its projections."""
     rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
-        # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone.
+        # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone, and none with a mask. Of
+        # separate documents no more is known: at most that.
         tile = min(512, places) if batch.device == "cpu" else 0
-        seen = 0.5 + tile / (2 * places)
+        seen = 1.0 if has_dense_mask(model, batch) else 0.5 + tile / (2 * places)
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
     products = Product(rows, width, places), Product(rows, places, width)
     # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3. Not dropped 4 and 3.
@@ -199,6 +206,12 @@ class TransformerSizes(Sizes):
         masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
 
+    def shared_bytes(self, batch):
+        """The mask of separate documents: of all places, or four numbers of each block of them."""
+        dense = has_dense_mask(self.model, batch)
+        side, element = (self.window, batch.compute) if dense else (share(self.window, MASK_BLOCK), 16)
+        return batch.separate * batch.samples * side**2 * element
+
     def selective_bytes(self, batch):
         """Queries, values, one side of the feed-forward layer, what fused attention gives with its statistics, and the sum over ranks."""
         model, tokens, statistics = self.model, self.tokens(batch), 0
@@ -237,7 +250,8 @@ class TransformerSizes(Sizes):
             inner = max(inner, self.tokens(batch) * scores // batch.tp)
         if batch.cp > 1:  # queries, keys and values of one's own positions, as they are sent, and as they arrived
             inner = max(inner, 3 * self.exchanged_bytes(batch) // batch.compute)
-        return self.boundary_bytes(batch) + (self.tokens(batch) * self.model.dim + inner) * batch.compute
+        stream = self.boundary_bytes(batch) + self.shared_bytes(batch)
+        return stream + (self.tokens(batch) * self.model.dim + inner) * batch.compute
 
     def exchanged_bytes(self, batch):
         width = 2 * (mixed_width(self.model) + shared_width(self.model, batch))
