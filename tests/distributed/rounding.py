@@ -9,7 +9,7 @@ from parascale.train.parity import Tolerance, compare_folders
 from .jobs import job_from_settings
 
 # Of what rounds to few bits: the largest relative error of one rounding. TF32 rounds what products take, the others every result.
-UNIT_ROUNDOFF = {"tf32": 2**-11, "fp16": 2**-11, "bf16": 2**-8}
+UNIT_ROUNDOFF = {"tf32": 2**-11, "fp16": 2**-11, "bf16": 2**-8, "float8": 2**-8}
 # Results one after the other in a sublayer: norm, product, attention or activation, product, its sum over ranks, sum with the stream.
 ROUNDINGS = 6
 SMALL_TENSOR = 32  # elements of the smallest tensors that are judged by their weights, of a norm or a bias

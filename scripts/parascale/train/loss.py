@@ -11,7 +11,7 @@ from parascale.errors import ConfigError, DivergedError
 from parascale.evaluation.evaluate import FORESIGHT, foresees, split_sums, summed_loss
 
 # Precision → what `foresees` takes for rounding.
-ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3}
+ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "float8": 4e-3}
 
 
 class GlobalLoss:
