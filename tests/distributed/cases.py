@@ -10,7 +10,8 @@ from parascale.settings.layout import DEGREES
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well; fp64 is the proof for all."""
+    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well, where bf16 in float8 too; fp64 is the proof
+    for all."""
 
     layout: dict
     model: dict = field(default_factory=dict)
@@ -33,6 +34,7 @@ CYCLES = {
     "cycles": [{"length": 1, "rise": 0.99}, {"length": 6, "peak": 0.5, "start": 0.2, "rise": 0.3}],
     "swing": 0.05,
 }
+FLOAT8 = {"dim": 64, "hidden": 128}  # ranks' parts are multiples of 16
 SELECTIVE = {"activation_checkpointing": "selective"}
 ONCE = {"reduce": "step"}
 ZERO_1 = {"reshard_after_forward": False, **ONCE}
@@ -180,10 +182,11 @@ QUICK = (
 
 
 def comparisons(cases, quick=QUICK):
-    """(name, precision) of every case in fp64 and of some in fp32 and bf16; all but those of `quick` in fp64 are slow."""
+    """(name, precision) of every case in fp64 and of some in fp32, bf16 and float8; all but those of `quick` in fp64 and one are slow."""
+    flags = {"fp32": "fp32", "bf16": "bf16", "float8": "bf16"}
     wanted = [(name, "fp64") for name in cases]
-    wanted += [(name, kind) for kind in ("fp32", "bf16") for name, case in cases.items() if getattr(case, kind)]
-    fast = [(name, "fp64") for name in quick]
+    wanted += [(name, kind) for kind in flags for name, case in cases.items() if getattr(case, flags[kind])]
+    fast = [*((name, "fp64") for name in quick), ("tp 2 llama", "float8")]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 
