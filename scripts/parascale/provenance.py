@@ -53,6 +53,7 @@ CODE = {
         "parallel/batch_norm.py",
         "parallel/context.py",
         "parallel/ddp.py",
+        "parallel/float8.py",
         "parallel/fsdp.py",
         "parallel/mesh.py",
         "parallel/parallelize.py",

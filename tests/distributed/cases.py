@@ -10,8 +10,8 @@ from parascale.settings.layout import DEGREES
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well; fp64 is the proof for all. sums: also in fp32
-    with gradients that ranks sum in bf16."""
+    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well, where bf16 in float8 too; fp64 is the proof
+    for all. sums: also in fp32 with gradients that ranks sum in bf16."""
 
     layout: dict
     model: dict = field(default_factory=dict)
@@ -35,6 +35,7 @@ CYCLES = {
     "cycles": [{"length": 1, "rise": 0.99}, {"length": 6, "peak": 0.5, "start": 0.2, "rise": 0.3}],
     "swing": 0.05,
 }
+FLOAT8 = {"dim": 64, "hidden": 128}  # ranks' parts are multiples of 16
 SELECTIVE = {"activation_checkpointing": "selective"}
 ONCE = {"reduce": "step"}
 ZERO_1 = {"reshard_after_forward": False, **ONCE}
@@ -186,11 +187,12 @@ QUICK_SUMS = (("ddp 2 uneven accumulated", SUMS), ("hsdp 2x2 accumulated", SUMS)
 
 
 def comparisons(cases, quick=QUICK):
-    """(name, precision) of every case in fp64 and of some in fp32 and bf16, and with SUMS; all but those of `quick` in fp64 are slow."""
+    """(name, precision) of every case in fp64 and of some in fp32, bf16, float8 and with SUMS; all but a few are slow."""
+    flags = {"fp32": "fp32", "bf16": "bf16", "float8": "bf16"}
     wanted = [(name, "fp64") for name in cases]
-    wanted += [(name, kind) for kind in ("fp32", "bf16") for name, case in cases.items() if getattr(case, kind)]
+    wanted += [(name, kind) for kind in flags for name, case in cases.items() if getattr(case, flags[kind])]
     wanted += [(name, SUMS) for name, case in cases.items() if case.sums]
-    fast = [*((name, "fp64") for name in quick), *QUICK_SUMS]
+    fast = [*((name, "fp64") for name in quick), *QUICK_SUMS, ("tp 2 llama", "float8")]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 

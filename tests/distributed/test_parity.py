@@ -13,7 +13,7 @@ from parascale.families.build import build_model
 from parascale.families.head import Head
 from parascale.files import read_json
 
-from .cases import CASES, SUMS, axes_of, comparisons, ranks_of
+from .cases import CASES, FLOAT8, SUMS, axes_of, comparisons, ranks_of
 from .conftest import COMPARED, TOKENS, VOCABULARY
 from .examine import train_and_look
 from .expected import Expected
@@ -28,7 +28,7 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     sums = {"reduce_precision": "bf16"} if precision == SUMS else {}
     precision = "fp32" if sums else precision
     # With dropout in the proof: its masks are those of one process. Without it attention takes another way, which fp32 has.
-    model = case.model | ({"dropout": 0.2} if precision == "fp64" else {})
+    model = case.model | {"fp64": {"dropout": 0.2}, "float8": FLOAT8}.get(precision, {})
     keys = {"model": model, "optim": case.optim, "training": case.training, "precision": precision, "parity": COMPARED}
     # Compiling takes a minute or two where nothing is cached and cores are shared.
     settings = make_settings("case", case.layout, timeout=200.0, **keys, **sums)
@@ -47,7 +47,7 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     Expected(run, whole_shapes(run)).check(facts)
 
 
-def test_every_way_to_spread_is_compared_in_bf16():
+def test_every_way_to_spread_is_compared_in_bf16_and_float8():
     """As it is in fp64 with dropout, where all cases are."""
     ways = [axes_of(case.layout) for case in CASES.values() if case.bf16]
     assert all(axes_of(case.layout) in ways for case in CASES.values())

@@ -82,6 +82,7 @@ def advise(
         found = [each | as_dict(advice) | paid(advice) for each, advice in zip(more, ranked, strict=True)]
         print(json.dumps(found, indent=2))
         return
+    usual += ", untried on GPUs: compare losses with bf16's, from which it rounds apart" * (precision == "float8")
     how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
     if scaling:
         print("\n".join([how, *scaling_lines(steps, site, paid)]))

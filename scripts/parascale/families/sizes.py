@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 CHUNK_ELEMENTS = 2**28  # logits at once: 0.5 GiB in bf16
 ALIGNED = 128  # bytes: tensor cores want rows of logits that are whole cache lines
-NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # of what is computed with
+NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "float8": 2}  # of what is computed with
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
 
 
@@ -68,13 +68,15 @@ class MicroBatch:
 class Product:
     """A matrix product: `rows × inner` by `inner × outputs`; a convolution as one, over the places of its output.
 
-    again: selective recomputation performs it again. None: none does, as nothing behind it asks for its result.
+    again: selective recomputation performs it again. None: none does, as nothing behind it asks for its result. weighs: `inner × outputs`
+    are weights, not keys or values of explicit attention.
     """
 
     rows: float
     inner: float
     outputs: float
     again: bool | None = True
+    weighs: bool = True
 
     @property
     def flops(self):

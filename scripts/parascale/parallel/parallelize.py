@@ -3,6 +3,7 @@
 The order, for each pipeline stage that this rank holds, and why:
 
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
+   float8                 changes what linear layers compute, before others say with which part of it
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
    context parallelism    exchanges the heads that this has left
 3. batch norm             counts the samples of all ranks, its statistics in fp32; inside of what wraps blocks
@@ -33,7 +34,7 @@ from torch import nn
 from parascale.families.build import initialise
 from parascale.families.head import Head
 from parascale.families.kind import check_offer, offer_of
-from parascale.parallel import batch_norm, context, ddp, fsdp, tensor, tying
+from parascale.parallel import batch_norm, context, ddp, float8, fsdp, tensor, tying
 from parascale.parallel.mesh import Mesh
 from parascale.parallel.precision import HALF, Copies
 from parascale.parallel.recompute import recomputed
@@ -171,6 +172,11 @@ def _make_part(
         part = whole()
     if layout.pp > 1:
         _pipeline().cut(part, stage, layout.stages)
+    patterns = getattr(part, "shard_units", ())  # blocks are sharded, computed again and compiled one by one
+    blocks = [
+        module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
+    ]
+    float8.prepare(blocks, run, mesh.device)
     for head in heads(part):
         head.deferred = layout.tp == 1 or layout.loss_parallel
         head.copy = copies.of if copies is not None else None
@@ -183,10 +189,6 @@ def _make_part(
         context.split_positions(part, mesh.devices["cp"])
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
-    patterns = getattr(part, "shard_units", ())  # blocks are sharded, computed again and compiled one by one
-    blocks = [
-        module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
-    ]
     if layout.compile:
         _refuse_eager(len(blocks))
     for block in blocks:

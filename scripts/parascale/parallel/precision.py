@@ -24,7 +24,7 @@ from torch import nn
 
 from parascale.settings import Run
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 def number_type(precision: str) -> torch.dtype:

@@ -22,7 +22,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from parascale.parallel.precision import Copies
 
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.convolution.default)
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_mm_v2.default,
+)
 DEAR = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

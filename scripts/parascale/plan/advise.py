@@ -64,7 +64,8 @@ def advise(
         return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
     found = [(run, estimate(run)) for run in _measured(workload, site, gpus, precision, calibration)]
-    for layout in layouts(workload, site, gpus):
+    site.check_run(row_of(workload, Layout(), precision, site))
+    for layout in layouts(workload, site, gpus, precision):
         best = best_of(workload, layout, precision, site, estimate, measure)
         if best[1].basis != "history":
             found.append(best)

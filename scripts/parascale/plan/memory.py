@@ -142,6 +142,14 @@ class RankMemory:
         self.copies = self.elements * self.batch.compute if self.batch.copies else 0
         self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
         self.working -= sizes.freed_bytes(self.batch) if self.last else 0
+        if (
+            run.precision == "float8"
+        ):  # a factor, scaled in bf16 unless that is joined, and rounded; and rounded weights
+            products, held = (
+                sizes.block_operations(self.batch, self.layout.compile).products,
+                1 if self.layout.compile else 3,
+            )
+            self.working += max(held * p.rows * max(p.inner, p.outputs) + p.inner * p.outputs for p in products)
         if self.layout.activation_checkpointing:
             selective = self.layout.activation_checkpointing == "selective"
             self.kept = self.boundary + (sizes.selective_bytes(self.batch) if selective else 0)

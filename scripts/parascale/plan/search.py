@@ -27,7 +27,7 @@ LONG_WINDOW = 8192
 GAIN = 1.01  # what smaller micro-batches must gain to be tried
 
 
-def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
+def layouts(workload: Any, site: Site, gpus: int, precision: Any = "fp32") -> Iterator[Layout]:
     """Yield the Layouts that can train `workload` on `gpus` GPUs of `site`."""
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
@@ -40,7 +40,7 @@ def layouts(workload: Any, site: Site, gpus: int) -> Iterator[Layout]:
     )
     for degrees in _spreads(gpus, gpus // nodes, axes):
         layout = Layout(nodes=nodes, gpus_per_node=gpus // nodes, **degrees)
-        if is_valid(row_of(workload, layout, "fp32", site)):
+        if is_valid(row_of(workload, layout, precision, site)):
             yield layout
 
 

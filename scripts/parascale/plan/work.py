@@ -12,10 +12,11 @@ Sources of the formulas:
   all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from parascale.families.sizes import BACKWARD, MicroBatch, Operations, Sizes
 from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages, sent_bytes
@@ -25,6 +26,12 @@ from parascale.settings import Layout, Run, Site
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
 TILE = 128  # rows of a tile: fewer take as long (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization")
+# To round a factor to 8 bits, for each element: by eager kernels and compiled ones, which read it for its largest and again; in host's kernels.
+FLOAT8_BYTES, FLOAT8_KERNELS = {False: 13, True: 5}, {False: 10, True: 2}
+# What kernels with scales by row reach of what a product in bf16 reaches of its peak. Llama 3.1 8B with one sample of 8,192 tokens a GPU went
+# from 5,760 to 6,424 tokens a second, with all three products in 8 bits (torchtitan, commit 7a04053). Scales by matrix need none of it: 1 gives
+# +27 % where torchtitan has +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
+FLOAT8_RATE = 0.78
 UPDATE_BYTES = 8  # of an element's gradient, in fp32: its norm reads it, and the optimizer writes it back, scaled
 
 
@@ -141,12 +148,13 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
     linked = site.node_pairs and site.gpus_per_node
     longer = 1 + kind["attention_start"] / max(run.workload.sizes)
     operations = sizes.block_operations(batch, fused)
-    forward, backward = _loads(operations, kind["wave"], longer)
+    loads = functools.partial(_loads, wave=kind["wave"], longer=longer, rounding=Rounding.of(run, site))
+    forward, backward = loads(operations)
     again = 0.0
     if layout.activation_checkpointing:
         selective = layout.activation_checkpointing == "selective"
         made = sizes.recomputed_operations(batch, fused, selective)
-        backward = backward.plus(_loads(made, kind["wave"], longer)[0])
+        backward = backward.plus(loads(made)[0])
         # The first of a block's two sums is recomputed unless it is kept, the second where something asks for the last product.
         sums = (not selective) + all(product.again is not None for product in operations.products)
         again = 0.5 + 0.25 * sums if batch.sequence_parallel else 0.5 * sums
@@ -204,26 +212,50 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
     return copy * first, rounded + copy + 3 * batch.parameter * (1 - first)
 
 
-def _loads(operations: Operations, wave: float, longer: float = 1.0) -> tuple[Load, Load]:
+class Rounding(NamedTuple):
+    """What precision float8 makes of a product with weights: how many its operations count as, but for the weights' gradient, and bytes for
+    each element of a factor and kernels to round them."""
+
+    operations: float = 1.0
+    moved: float = 0.0
+    kernels: float = 0.0
+
+    @classmethod
+    def of(cls, run: Run, site: Site) -> Self:
+        if run.precision != "float8":
+            return cls()
+        peak, fused = site.peak_tflops, run.layout.compile
+        faster = FLOAT8_RATE * peak["float8"] / peak["bf16"] if site.device == "cuda" else 1.0
+        return cls(1 / faster, FLOAT8_BYTES[fused], 2 * FLOAT8_KERNELS[fused])
+
+
+EXACT = Rounding()
+
+
+def _loads(operations: Operations, wave: float, longer: float = 1.0, rounding: Rounding = EXACT) -> tuple[Load, Load]:
     """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product.
 
     longer: what short sequences lengthen attention by (`attention_start` in `gpus.yaml`).
     """
-    flops = waste = back = moved = moved_back = 0.0
+    flops = back = moved = moved_back = kernels = 0.0
     for product in operations.products:
+        rounds = rounding if product.weighs else EXACT
         rows, inner, outputs = product.rows, product.inner, product.outputs
         filled = rows + (-rows % TILE if wave else 0)
-        flops += product.flops
-        waste += 2 * inner * (min(wave, filled * outputs) + (filled - rows) * outputs)
-        half_empty = outputs * (min(wave, filled * inner) + (filled - rows) * inner)
-        back += 2 * (half_empty + rows * min(wave, inner * outputs))
+        empty = 2 * inner * (min(wave, filled * outputs) + (filled - rows) * outputs)
+        flops += rounds.operations * (product.flops + empty)
+        empty = 2 * outputs * (min(wave, filled * inner) + (filled - rows) * inner)
+        back += rounds.operations * (product.flops + empty) + product.flops + 2 * rows * min(wave, inner * outputs)
         # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
         moved += (rows * outputs if wave else product.elements) * operations.element
         moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element
+        moved += rounds.moved * inner * (rows + outputs)
+        moved_back += rounds.moved * outputs * (rows + inner)
+        kernels += rounds.kernels
     beside, attention = operations.moved, operations.attention * longer
-    forward = Load(flops + waste, attention, beside + operations.drawn + moved, operations.kernels)
-    sizes = BACKWARD * flops + back, ATTENTION_BACKWARD * attention, BACKWARD * beside + moved_back
-    return forward, Load(*sizes, BACKWARD * operations.kernels)
+    forward = Load(flops, attention, beside + operations.drawn + moved, operations.kernels + kernels)
+    sizes = back, ATTENTION_BACKWARD * attention, BACKWARD * beside + moved_back
+    return forward, Load(*sizes, BACKWARD * operations.kernels + kernels)
 
 
 def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import LANGUAGE_MODEL, Workload
 
-Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16", "float8"]
 PRECISIONS = get_args(Precision)
+FLOAT8_MULTIPLE = 16  # of elements: torch's kernel takes no other sizes
 # Names of the ways to average ranks that train apart.
 WAYS = {"all": "local SGD", "neighbour": "gossip", "server": "parameter server"}
 SENT = {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}
@@ -201,6 +202,10 @@ class Run:
         only_ddp = layout.dimensions.keys() <= {"dp"}
         if self.engine == "lightning" and (not only_ddp or self.average_every):
             raise ConfigError("engine lightning offers single and ddp; other degrees and local SGD need engine native")
+        if self.precision == "float8" and not self.workload.model.has_linear_blocks:
+            raise ConfigError(
+                f"precision float8 is for our decoder and folders of transformers, not model.kind = `{self.workload.model.kind}`: take bf16"
+            )
         if self.precision == "fp16" and (self.engine == "lightning" or self.average_every):
             raise ConfigError(
                 "precision fp16 skips steps that overflow on any rank, which engine lightning and average_every cannot: take bf16"

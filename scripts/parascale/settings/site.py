@@ -237,6 +237,10 @@ class Site:
             raise ConfigError(
                 f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node}"
             )
+        if run.precision == "float8" and self.peak_tflops and "float8" not in self.peak_tflops:
+            raise ConfigError(
+                f"precision float8 needs GPUs that have it: `peak_tflops` of {self.name} ({self.gpu}) names no float8; take bf16"
+            )
         most = max((partition.max_nodes or math.inf for partition in self.partitions), default=math.inf)
         if layout.nodes > most:
             raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {most}")

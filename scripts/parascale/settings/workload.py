@@ -59,6 +59,7 @@ class Model(Varied):
     pretrained: ClassVar = None  # folder of the weights that it begins with
     folder: ClassVar = None  # that its class and sizes come from
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
+    has_linear_blocks: ClassVar = False  # whose products `precision` float8 knows
 
     @property
     def is_own(self) -> bool:

@@ -12,7 +12,7 @@ from parascale.evaluation.evaluate import FORESIGHT, foresees, split_sums, summe
 from parascale.parallel.context import of_all_positions
 
 # Precision → what `foresees` takes for rounding.
-ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3}
+ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "float8": 4e-3}
 
 
 class GlobalLoss:

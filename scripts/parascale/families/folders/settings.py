@@ -4,6 +4,7 @@ import functools
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 from parascale.errors import ConfigError, DataError
 from parascale.families.counted import check_counted
@@ -62,6 +63,7 @@ class Folder(Model):
         path=True,
     )
     weights: bool = option("begin with the folder's weights, not with random ones", default=False)
+    has_linear_blocks: ClassVar = True
 
     @property
     def is_own(self):

@@ -4,6 +4,7 @@ from typing import Literal
 
 from parascale.errors import ConfigError
 from parascale.settings.options import RECIPE, Number, option, settings
+from parascale.settings.run import FLOAT8_MULTIPLE
 from parascale.settings.workload import Model
 
 
@@ -65,6 +66,12 @@ class Transformer(Model):
                     raise ConfigError(
                         f"sequence_parallel needs training.{name} = {size} to be a multiple of tp = {layout.tp}"
                     )
+        keys = self.dim // self.heads * kv_heads
+        for name, size in (("dim", self.dim), ("dim / heads × kv_heads", keys), ("hidden", self.hidden_width)):
+            if run.precision == "float8" and size % (FLOAT8_MULTIPLE * layout.tp):
+                raise ConfigError(
+                    f"precision float8 needs multiples of {FLOAT8_MULTIPLE} × tp = {FLOAT8_MULTIPLE * layout.tp}, and model.{name} = {size} is none"
+                )
         self._check_context(run)
         if layout.stages > self.layers:
             raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {self.layers}")
@@ -88,3 +95,7 @@ class TransformerLM(Transformer):
     kind: str = option(
         "`transformer_lm`, or your own class by its path (`small.py:SmallModel`)", default="transformer_lm", path=True
     )
+
+    @property
+    def has_linear_blocks(self):
+        return not self.is_own
