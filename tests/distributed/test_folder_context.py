@@ -16,8 +16,10 @@ from parascale.parallel.context import split_positions
 from parascale.settings import Layout, Model, Run, make
 from tests.unit.folder_models import FAMILIES, OTHERS, VOCABULARY, make_folder, workload_of
 
+from ..ports import free_port
 from .conftest import WINDOW
 from .harness import run_on_ranks
+from .test_folder_models import train_each
 
 # Sizes by the names that configs of the library have for them: half a window of sliding attention, two heads for keys.
 SMALL = {
@@ -140,3 +142,11 @@ def test_the_plan_offers_what_is_shown_and_names_the_reason_otherwise(name, tmp_
     with pytest.raises(ConfigError, match=TABLE[name]) as refused:
         run.check()
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_sees_later_tokens_is_refused_in_parts_too(make_settings, tmp_path):
+    """An encoder's attention, whose masks hide nothing: no rank alone has the tokens that come later."""
+    folder = make_folder(tmp_path / "model", "BERT")
+    case = make_settings("case", {"cp": 2}, {"kind": "transformers", "folder": str(folder)})
+    for rank in run_on_ranks(train_each, 2, tmp_path / "ranks", {"case": (case, free_port())}):
+        assert "sees tokens that come later" in rank["case"]

@@ -13,8 +13,10 @@ from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.text import IGNORED, Windows, starts_of
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import empty_batch
+from parascale.families import model_sizes
 from parascale.families.language import modules
 from parascale.families.language.modules import Attention, block_mask, documents
+from parascale.families.sizes import MicroBatch
 from parascale.files import write_json
 from parascale.parallel.context import Positions
 from parascale.plan.planner import require_windows
@@ -23,6 +25,7 @@ from parascale.settings.workload import LanguageTraining
 from parascale.train.clock import AttentionSeen
 
 from .test_identity import run_of
+from .test_plan_memory import GPT, make_run
 
 END, SEPARATE = 1, {"workload.training.documents": "separate"}
 
@@ -167,6 +170,20 @@ def test_dense_masks_are_where_no_kernel_drops_or_computes(monkeypatch):
         hidden = SimpleNamespace(is_cuda=cuda, dtype=kind, itemsize=kind.itemsize, device="cpu")
         mask, _ = documents(starts, hidden, dropped)
         assert (mask == "blocks") if blocks else (mask.shape == (2, 1, 8, 8) and mask.dtype == kind)
+
+
+def test_plans_price_a_dense_mask_and_at_most_one_document_where_a_kernel_skips():
+    window, amounts = 2048, {}
+    for kept in ("joined", "separate"):
+        run = make_run(GPT, "bf16", window=window, documents=kept)
+        for device in ("cpu", "cuda"):
+            batch = MicroBatch.of(run, device)
+            sizes = model_sizes(GPT, 50, window)
+            amounts[kept, device] = sizes.block_operations(batch, False).attention, sizes.shared_bytes(batch)
+    (joined, none), (all_places, dense) = amounts["joined", "cpu"], amounts["separate", "cpu"]
+    assert all_places == joined / (0.5 + 512 / (2 * window)) and none == 0 and dense == 16 * window**2 * 2
+    (fused, _), (skipping, blocks) = amounts["joined", "cuda"], amounts["separate", "cuda"]
+    assert skipping == fused and 0 < blocks < dense / 1000
 
 
 def test_the_setting_is_a_choice():
