@@ -92,9 +92,9 @@ class Counting(TorchDispatchMode):
         return operation(*arguments, **(keywords or {}))
 
 
-@pytest.mark.parametrize(("selective", "again"), [(True, 3), (False, 7), (None, 0)])
+@pytest.mark.parametrize(("selective", "again"), [(True, 4), (False, 7), (None, 0)])
 def test_selective_recomputation_keeps_every_second_product(selective, again):
-    """Of seven; each has one in 8 bits for the gradient of its input besides."""
+    """Of seven; each has one in 8 bits for the gradient of its input besides. Eagerly the last one is there before its factors are kept."""
     settings = run_of(MODEL | {"norm": "rms", "activation": "swiglu", "bias": False}).workload.model
     block = Block(settings).bfloat16()
     float8.prepare([block], run_of(), torch.device("cpu"))
