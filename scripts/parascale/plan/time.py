@@ -111,9 +111,8 @@ def formula_rates(site: Site, precision: str, sample_bytes: float = 0) -> Rates 
             contended=assumed.contention * flops,
             **beside,
         )
-    usual = (
-        "bf16" if precision == "float8" else precision
-    )  # whose products in 8 bits count as fewer operations (`plan.work`)
+    # Products in 8 bits count as fewer operations (`plan.work`).
+    usual = "bf16" if precision == "float8" else precision
     if usual not in site.peak_tflops or site.memory_gigabytes_per_second is None:
         return None
     peak = site.peak_tflops[usual] * 1e12 * powered(site, kind)

@@ -224,8 +224,8 @@ class Rounding(NamedTuple):
     def of(cls, run: Run, site: Site) -> Self:
         if run.precision != "float8":
             return cls()
-        peak, fused = site.peak_tflops, run.layout.compile
-        faster = FLOAT8_RATE * peak["float8"] / peak["bf16"] if site.device == "cuda" else 1.0
+        peak, fused = site.peak_tflops, bool(run.layout.compile)
+        faster = FLOAT8_RATE * peak["float8"] / peak["bf16"] if {"float8", "bf16"} <= peak.keys() else 1.0
         return cls(1 / faster, FLOAT8_BYTES[fused], 2 * FLOAT8_KERNELS[fused])
 
 

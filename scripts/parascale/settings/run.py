@@ -27,7 +27,7 @@ class Run:
     workload: Annotated[Workload, chosen(Workload)] = required("name of a workload")
     layout: Layout = section("how the run is spread", default_factory=Layout)
     precision: Precision = option(
-        "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss",
+        "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss; float8 is bf16 with products of blocks in 8 bits, on GPUs of compute capability 8.9 or later",
         default="fp32",
     )
     accumulate: int | None = option(

@@ -34,7 +34,8 @@ Mark = tuple[File, int | None, int | None]  # file, line, column
 UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
 # Other names for our words, where the nearest spelling would mean something else (fp16 is not fp64).
 SYNONYMS = {
-    "bf16": ("fp8", "fp16", "float8", "bfloat16", "amp", "mixed"),
+    "bf16": ("fp16", "bfloat16", "amp", "mixed"),
+    "float8": ("fp8", "e4m3"),
     "fp16": ("float16", "half"),
     "fp32": ("float32", "float", "full"),
     "fp64": ("float64", "double"),

@@ -129,7 +129,7 @@ def attention_operations(model, batch, tokens, places, fused):
         tile = min(512, places) if batch.device == "cpu" else 0
         seen = 1.0 if has_dense_mask(model, batch) else 0.5 + tile / (2 * places)
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
-    products = tuple(Product(rows, inner, width + places - inner, weighs=False) for inner in (width, places))
+    products = Product(rows, width, places, weighs=False), Product(rows, places, width, weighs=False)
     # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3. Not dropped 4 and 3.
     moved = rows * places * (2 if fused or not model.dropout else 6) * batch.compute
     if not model.dropout:
