@@ -54,7 +54,10 @@ def test_points_grow_one_degree_and_keep_the_batch_or_the_share_of_a_gpu(load):
     assert found[:3] == [("strong", 4, 4, 64), ("strong", 8, 8, 64), ("strong", 16, 16, 64)]
     assert found[3:] == [("weak", 4, 4, 64), ("weak", 8, 8, 128), ("weak", 16, 16, 256)]
     for run in (run for point in ladders.points for run in point.runs):
-        assert (run.workload.training.steps, run.init_from, run.workload.training.evaluate_every) == (60, None, None)
+        training = run.workload.training
+        assert (training.steps, training.evaluate, run.init_from) == (60, True, None)
+        on_the_way = "evaluate_every", "checkpoint_every", "checkpoint_minutes"
+        assert [getattr(training, name) for name in on_the_way] == [None] * 3, "or their seconds were a point's"
 
 
 def test_points_that_studies_or_kinds_share_are_trained_once(load):
