@@ -16,17 +16,7 @@ from parascale.plan.budget import make_plan
 from parascale.plan.hours import Job
 from parascale.plan.memory import saved_bytes
 from parascale.plan.planner import Planner
-from parascale.report.production import (
-    alternatives,
-    files_of,
-    hours_of,
-    input_text,
-    memory,
-    milestones,
-    parts_of,
-    stored,
-    sums,
-)
+from parascale.report.production import files_of, input_shares, parts_of, priced, tables
 from parascale.report.scaling_tables import costs
 from parascale.report.scaling_text import write_study
 from parascale.settings import identity, load_project_file
@@ -192,7 +182,7 @@ def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_ord
             assert float(row["efficiency"]) == pytest.approx(speedup / nodes, rel=1e-6)
             assert float(row["step_seconds_mean"]) == pytest.approx(seconds_of(run), rel=1e-6), "without the warm-up"
     assert at["strong", 8]["basis"] == "predicted" and ("weak", 8) not in at
-    big, far, every = milestones(found).frame.to_dict("records")
+    big, far, every = tables(found)[0].frame.to_dict("records")
     step = seconds_of(next(run for run in project.points.values() if run.layout.nodes == 4 and run.global_batch == 64))
     startup = float(at["strong", 4]["startup_seconds"])
     assert big["node_hours"] == pytest.approx(3 * 4 * (1000 * step + startup + 0.5) / 3600), "and an evaluation"
@@ -309,10 +299,10 @@ def test_the_page_shows_studies_while_no_run_of_the_table_is_finished(load, tmp_
 
 
 def production(project, *given, **options):
-    """What `sums` says of each production run: name → what → (number, seconds of one, hours)."""
+    """Of each production run how its time adds up: name → what → (number, seconds of one, together)."""
     found = {}
-    for row in sums(measured(project, *given, **options)).frame.to_dict("records"):
-        found.setdefault(row["name"], {})[row["part"]] = row["number"], row["each"], row["hours"]
+    for row in tables(measured(project, *given, **options))[1].frame.to_dict("records"):
+        found.setdefault(row["name"], {})[row["part"]] = row["number"], row["each"], row["seconds"]
     return found
 
 
@@ -326,14 +316,14 @@ def test_the_hours_of_a_production_run_add_up_and_a_long_one_starts_again(load):
         assert parts["steps"][:2] == (each["steps"], pytest.approx(step))
         assert parts["evaluations"][:2] == (1, 0.5) and parts["start"][0] == 1
         whole = sum(number * seconds for number, seconds, _ in parts.values() if number)
-        assert parts["a run"][2] == pytest.approx(whole / 3600)
+        assert parts["a run"][2] == pytest.approx(whole)
     assert "restarts" not in found["short"] and found["short"]["saves"][0] == 1
-    minutes = found["long"]["steps"][2] * 60
-    assert found["long"]["saves"][0] == 1 + minutes // 30
-    assert found["long"]["restarts"][0] == found["long"]["a run"][2] // 24, "hours of the partition's longest job"
-    table = milestones(study_of(project, "mine")).frame.to_dict("records")
+    assert found["long"]["saves"][0] == 1 + found["long"]["steps"][2] // 1800
+    day = found["long"]["a run"][2] / 86400  # the partition's longest job
+    assert found["long"]["restarts"][0] == int(day)
+    table = tables(study_of(project, "mine"))[0].frame.to_dict("records")
     for row in table[:2]:
-        assert row["hours"] == pytest.approx(found[row["name"]]["a run"][2])
+        assert row["hours"] == pytest.approx(found[row["name"]]["a run"][2] / 3600)
         low, high = row["core_hours_low"], row["core_hours_high"]
         assert 0 < low <= row["core_hours"] <= high and row["core_hours_text"].endswith(")")
     assert table[2]["core_hours_high"] == pytest.approx(table[0]["core_hours_high"] + table[1]["core_hours_high"])
@@ -351,7 +341,7 @@ def test_a_restart_costs_what_it_took_where_a_point_started_again(load):
     edited(path.with_name("summary.json"), wall_seconds=wall + 90)
     report = study_of(project, "mine")
     starts = report.records[name].timing.startup
-    (again,) = (row["each"] for row in sums(report).frame.to_dict("records") if row["part"] == "restarts")
+    (again,) = (each for part, _, each in priced(report)[0]["parts"] if part == "restarts")
     assert again == pytest.approx(starts / 2) and again > 45
     (row,) = (row for row in files_of(report).frame.to_dict("records") if row["run"] == name)
     assert row["starts"] == 2
@@ -363,19 +353,21 @@ def test_a_production_run_that_more_gpus_slow_down_is_priced_at_smaller_sizes(lo
     for kinds in (["strong"], ["weak"]):
         project = load(mine=study(kinds=kinds, production=[big]))
         report = measured(project, lambda run: seconds[run.layout.nodes] * run.global_batch / 64)
-        said = alternatives(report)
-        prices = [float(each) for each in re.findall(r"([\d.,]+) core-h", "".join(said))]
-        row = next(row for row in report.rows if row["gpus"] == 8)
-        steps = 1000 * (2 if kinds == ["weak"] else 1)  # each trains half as much
-        hours = hours_of(parts_of(report, steps, row), row)[0]
-        assert prices == [pytest.approx(2 * 2 * 128 * hours, rel=0.01)], "only the faster one"
-    assert not alternatives(measured(load(mine=study(production=[big]))))
+        row, sooner = priced(report)
+        assert sooner["gpus"] == 8 and row["gpus"] == 16 and sooner["runs"] == 2, "only the faster one"
+        assert sooner["steps"] == 1000 * (2 if kinds == ["weak"] else 1), "each trains half as much"
+        assert sooner["eflop"] == pytest.approx(row["eflop"]) and sooner["hours"] < row["hours"]
+        assert sooner["core_hours"] == pytest.approx(2 * 2 * 128 * sooner["hours"])
+    twice = load(mine=study(kinds=["strong"], production=[big, big | {"name": "more"}]))
+    *rows, every = priced(measured(twice, lambda run: seconds[run.layout.nodes]))
+    assert every["core_hours"] == pytest.approx(sum(row["core_hours"] for row in rows if row["gpus"] == 16))
+    assert len(priced(measured(load(mine=study(production=[big]))))) == 1
 
 
 def test_what_production_runs_write_and_leave_is_told_from_the_checkpoint_of_a_point(load):
     asked = [{"name": "big", "nodes": 4, "steps": 1000, "runs": 3}]
     project = load(mine=study(nodes=(1, 2), kinds=["strong"], production=asked))
-    (row,) = stored(study_of(project, "mine")).frame.to_dict("records")
+    (row,) = priced(study_of(project, "mine"))
     run = project.studies["mine"].production[0][1].runs[0]
     assert row["bytes"] == row["left"] == saved_bytes(run, 5000), "by formula, as long as no point is done"
     records(project)
@@ -383,21 +375,19 @@ def test_what_production_runs_write_and_leave_is_told_from_the_checkpoint_of_a_p
         for kind, size in (("checkpoint", 30 * number), ("best", 10 * number)):
             files = {f"{rank}.distcp": {"bytes": size} for rank in range(4 * number)}
             write_json(project.paths.run(name) / kind / "checkpoint.json", {"files": files})
-    report = study_of(project, "mine")
-    (row,) = stored(report).frame.to_dict("records")
+    (row,) = priced(study_of(project, "mine"))
     kept, best = 8 * 60, 8 * 20
-    assert (row["files"], row["bytes"], row["best"]) == (16, kept, best), "a file of each process"
+    assert (row["files"], row["bytes"]) == (16, kept), "a file of each process"
     assert (row["written"], row["held"]) == (kept + best, 3 * kept + best), "`keep` is 2, and one more while it saves"
     assert (row["left"], row["left_all"]) == (kept + best, 3 * (kept + best))
 
 
 def test_memory_is_told_of_a_node_and_of_sizes_that_are_predicted(load):
     project = load(mine=study(nodes=(1, 2), kinds=["strong"], production=[{"name": "big", "nodes": 4, "steps": 9}]))
-    found = memory(measured(project)).frame.to_dict("records")
-    assert [row["basis"] for row in found] == ["measured", "measured", "predicted"]
-    for row in found:
-        assert row["node"] == 4 * row["process"] and row["share"] == pytest.approx(row["process"] / 42.9e9)
-    assert found[0]["process"] == 300 << 20 and found[2]["process"] > 0
+    report = measured(project)
+    assert files_of(report).frame["node"].tolist() == [4 * (300 << 20)] * 2
+    (row,) = tables(report)[2].frame.to_dict("records")
+    assert row["basis"] == "predicted" and row["node"] == 4 * row["peak_memory_bytes"] > 0
 
 
 def test_a_production_run_forecast_from_a_finished_one_has_evaluations_and_saves(load):
@@ -425,9 +415,9 @@ def test_what_no_record_holds_stands_among_the_facts(site, load, tmp_path):
     project = load(mine=study(nodes=(1, 2), kinds=["strong"]))
     report = measured(project)
     facts, last = report.facts, list(project.points)[-1]
-    assert facts["Filesystem"].startswith(filesystem(tmp_path)) and "dim" not in facts["Model"]
+    assert facts["Filesystem"].startswith(filesystem(tmp_path)) and "dim " not in facts["Model"]
     assert all(word in facts["Model"] for word in ("width 64", "heads 4", "layers 4", "vocabulary 5,000"))
-    (start,) = (text for title, text in facts.items() if "largest point" in title)
+    start = facts["Largest point"]
     assert f"parascale launch --run {last}" in start and ("sbatch --" in start) == (not site)
     assert (report.longest == 24) == (not site) and ("Limits of a job" in facts) == (not site)
     assert facts["Network"].startswith("none") == bool(site)
@@ -469,4 +459,4 @@ def test_the_share_of_reading_and_saving_is_of_the_whole_job(load):
     records(project, lambda run: 1.0, change=reading)
     for name in project.points:
         edited(project.paths.run(name) / "summary.json", wall_seconds=100.0, phases={"data": 25.0, "forward": 75.0})
-    assert "saving took 25 % of" in input_text(study_of(project, "mine"))
+    assert input_shares(study_of(project, "mine")) == [0.25, 0.25]

@@ -69,46 +69,37 @@ def study_of(project: Project, name: str) -> StudyReport:
 
 def _facts(planner: Planner, ladders: Ladders) -> dict[str, str]:
     """Title → what no record holds of the model, the data, the machine, and how a point is started."""
-    project, row = planner.project, ladders.row
-    site, config, data = project.site, project.config, project.paths.data_of(row)
-    most, facts = max(ladders.points, key=lambda point: point.gpus), {}
+    project, row, most = planner.project, ladders.row, max(ladders.points, key=lambda point: point.gpus)
+    site, config, data, facts = project.site, project.config, project.paths.data_of(row), dict[str, str]()
     if not row.workload.is_script:
-        known, model = planner.facts(row), row.workload.model
-        sizes = model_sizes(model, known.vocabulary, *row.workload.sizes)
+        entries, model = planner.facts(row).vocabulary, row.workload.model
+        sizes = model_sizes(model, entries, *row.workload.sizes)
         said = {WORDS.get(name, name): value for name, value in asdict(model).items() if type(value) in (int, list)}
-        said |= {"classes" if row.workload.of_images else "vocabulary": known.vocabulary}
-        said |= {"parameters": sizes and sizes.count}
-        words = (
-            f"{name} {numbers.whole(value) if type(value) is int else value}" for name, value in said.items() if value
-        )
-        facts["Model"] = f"{Path(model.kind).name}: {', '.join(words)}"
-    where = Path(row.workload.command).parent if row.workload.is_script else None
-    facts["Repository"] = repository(where) or "unknown, as its checkout has no remote"
-    link = f"{site.network_link.gigabytes_per_second:g} GB/s a GPU between nodes"
-    wire = f"{link}, interface {site.network.interface or 'unknown'}, by the site file"
-    facts["Network"] = "the site file names none" if site.network_link == Link() else wire
-    facts["Network"] = "none, nodes are processes of one machine" if site.plays_nodes else facts["Network"]
+        said["classes" if row.workload.of_images else "vocabulary"] = numbers.whole(entries)
+        said["parameters"] = numbers.whole(sizes and sizes.count)
+        facts["Model"] = f"{Path(model.kind).name}, {', '.join(f'{name} {said[name]}' for name in said if said[name])}"
+    remote = repository(Path(row.workload.command).parent if row.workload.is_script else None)
+    facts["Repository"] = remote or "unknown, as its checkout has no remote"
+    link = f"{site.network_link.gigabytes_per_second:g} GB/s a GPU between nodes, interface {site.network.interface}"
+    link = "the site file does not say" if site.network_link == Link() else link
+    facts["Network"] = "none, nodes are processes of one machine" if site.plays_nodes else link
     facts["Filesystem"] = f"{filesystem(project.root)} (results)"
     if data and data.is_dir():
-        sizes = [path.stat().st_size for path in data.rglob("*") if path.is_file()]
-        samples = numbers.whole(planner.facts(row).train_samples)
+        files = [path.stat().st_size for path in data.rglob("*") if path.is_file()]
+        samples = f"as prepared; {numbers.whole(planner.facts(row).train_samples)} samples to train on"
         facts["Filesystem"] += f", {filesystem(data)} (data)"
-        facts["Data"] = (
-            f"{numbers.memory(sum(sizes))} in {len(sizes):,} files, as prepared; {samples} samples to train on"
-        )
-    start = f"parascale launch --run {most.runs[0].run}"
-    if not site.partitions:
-        facts["Command of the largest point"] = (
-            f"`{start}`, with {numbers.plural(most.gpus, 'process')} of torch.distributed"
-        )
-        return facts
-    minutes = planner.runtime_minutes(most.runs[0].run, partition=config.partition)
-    resource = resources(most.layout, site, minutes, config.partition, config.account)
-    words = (f"--{OPTIONS[name]}={value}" for name, value in resource.items() if name in OPTIONS)
-    facts["Batch script of the largest point"] = f"sbatch {' '.join(words)}; it calls `{start}`"
-    queue = limits.find_partition(site, config.partition)
-    nodes = f" and {queue.max_nodes:,} nodes" if queue.max_nodes else ""
-    facts["Limits of a job"] = f"{queue.max_hours:g} h{nodes} in partition {queue.name}"
+        facts["Data"] = f"{numbers.memory(sum(files))} in {len(files):,} files, {samples}"
+    facts["Largest point"] = start = (
+        f"`parascale launch --run {most.runs[0].run}`, {numbers.plural(most.gpus, 'process')}"
+    )
+    if site.partitions:
+        minutes = planner.runtime_minutes(most.runs[0].run, partition=config.partition)
+        resource = resources(most.layout, site, minutes, config.partition, config.account)
+        words = (f"--{OPTIONS[name]}={value}" for name, value in resource.items() if name in OPTIONS)
+        facts["Largest point"] = f"`sbatch {' '.join(words)}`, of a script that calls {start}"
+        queue = limits.find_partition(site, config.partition)
+        nodes = f" and {queue.max_nodes:,} nodes" if queue.max_nodes else ""
+        facts["Limits of a job"] = f"{queue.max_hours:g} h{nodes} in partition {queue.name}"
     return facts
 
 
@@ -121,9 +112,7 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     row = {"step_seconds_mean": said.step_seconds, "step_seconds_low": low, "step_seconds_high": high}
     row["work"] = model_sizes(run.workload.model, planner.facts(run).vocabulary, *run.workload.sizes).targets
     beside = said.beside
-    once = (
-        beside["evaluation"] / 2
-    )  # of the validation split; that of the test split is counted with the start, as where it is measured
+    once = beside["evaluation"] / 2  # of the test split it counts with the start, as where it is measured
     row |= {"startup_seconds": beside["start-up"] + once, "evaluation_seconds": once}
     row |= {"saving_seconds": beside["saving"], "state_bytes": saved_bytes(run, planner.facts(run).vocabulary)}
     row["flops_per_token"] = said.flops_per_token

@@ -51,7 +51,7 @@ def write_study(study: StudyReport, folder: Path) -> None:
 def part(studies: list[StudyReport]) -> Section:
     """The folded section of the page."""
     made = (
-        table for study in studies for table in (*ladders(study).values(), costs(study), production.milestones(study))
+        table for study in studies for table in (*ladders(study).values(), costs(study), production.tables(study)[0])
     )
     tables = [table for table in made if len(table)]
     notes = [note for study in studies for note in study.notes]
