@@ -440,6 +440,8 @@ def test_software_is_what_was_loaded_with_its_licence(load, tmp_path):
     write_study(study_of(project, "mine"), tmp_path)
     (line,) = (line for line in (tmp_path / "study.md").read_text().splitlines() if line.startswith("- Software"))
     assert line == "- Software: python 3.11.2, torch 2.13.0 (BSD-3-Clause_{new})"
+    (line,) = (line for line in (tmp_path / "study.md").read_text().splitlines() if line.startswith("- Code"))
+    assert f"{'ab' * 20}, with changes" in line and f"{'feedc0de' * 5}, a clean" in line, "of each point"
     tex = (tmp_path / "study.tex").read_text()
     assert "BSD-3-Clause\\_\\{new\\}" in tex
     assert not re.search(r"(?<!\\)[#%_^~](?!\{)", re.sub(r"(?m)^%.*$|%$", "", re.sub(r"\$[^$]*\$", "", tex)))

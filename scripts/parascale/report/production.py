@@ -52,7 +52,9 @@ def priced(study: StudyReport) -> list[Row]:
             less = other["kind"] == row["kind"] and other["gpus"] < row["gpus"] and STEP[0] in other
             share = (other["samples_per_step"] or 1) / (row["samples_per_step"] or 1) if less else 0.0
             if less and other[STEP[0]] < share * row[STEP[0]]:
-                sooner = replace(asked, name=f"{asked.name}, sooner", steps=math.ceil(asked.steps / share))
+                sooner = replace(
+                    asked, name=f"{asked.name}, on {other['gpus']:,}", steps=math.ceil(asked.steps / share)
+                )
                 found.append(_priced(study, sooner, other) | {"instead": True})
     if len(study.ladders.production) > 1:
         summed = (*(f"{name}{end}" for name in [*HOURS][1:] for end in ENDS), "eflop", "left_all")
