@@ -14,7 +14,9 @@ import importlib.metadata
 import operator
 import os
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,12 +204,33 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _git(*arguments: str) -> str | None:
-    """What git answers in the package's folder, or None where it cannot."""
+def licences() -> dict[str, str | None]:
+    """Name → licence, by their own metadata, of the libraries of `versions` that this process has loaded; None where it names none."""
+    found: dict[str, str | None] = {}
+    for name, version in versions().items():
+        if version and name.partition("-cuda")[0].replace("-", ".") in sys.modules:
+            told = importlib.metadata.metadata(name).get_all
+            words = [
+                *told("License-Expression", []),
+                *(each for each in told("Classifier", []) if "License ::" in each),
+            ]
+            lines = (each.rpartition(" :: ")[2].partition("\n")[0] for each in (*words, *told("License", [])))
+            found[name] = next(filter(None, lines), None)
+    return found
+
+
+def repository(folder: Path | None = None) -> str | None:
+    """The address from which a folder's checkout came, without a password; None without one, or of a folder of this machine."""
+    address = _git("config", "--get", "remote.origin.url", folder=folder) or ""
+    return re.sub(r"(?<=://)[^/@]*@", "", address) if re.match(r"\w+(://|@)(?<!file://)", address) else None
+
+
+def _git(*arguments: str, folder: Path | None = None) -> str | None:
+    """What git answers in a folder, the package's by default, or None where it cannot."""
     try:
         answer = subprocess.run(
             ["git", *arguments],
-            cwd=PACKAGE,
+            cwd=folder or PACKAGE,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # looking must not disturb another git at work
             capture_output=True,
             text=True,

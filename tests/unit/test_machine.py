@@ -43,6 +43,16 @@ def test_the_gpu_and_its_driver_are_read(driver, monkeypatch):
     assert machine == read_machine(CPU) | read
 
 
+@pytest.mark.parametrize(
+    ("told", "clock"), [((2100.4, 800, 3387.6), 3400), ((2100.0, 0, 0), 2100), ((2249.9, 0, 0), 2200), (None, None)]
+)
+def test_the_clock_is_the_highest_else_the_one_that_a_guest_is_told(told, clock, monkeypatch):
+    """In steps of 100 MHz: ranks that look at different moments are on equal nodes."""
+    answer = told and SimpleNamespace(current=told[0], min=told[1], max=told[2])
+    monkeypatch.setattr(psutil, "cpu_freq", lambda: answer)
+    assert read_machine(CPU)["clock_mhz"] == clock
+
+
 def test_nodes_whose_memory_differs_by_some_kilobytes_are_one_kind(monkeypatch):
     """As the kernel of each keeps a little more or less for itself."""
     machines = []

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import statistics
 
 import pytest
 
@@ -10,6 +11,7 @@ from parascale.families import model_sizes
 from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation
+from parascale.plan.hours import RANGE
 from parascale.plan.memory import peak_memory, saved_bytes, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
@@ -55,6 +57,34 @@ def test_a_calibration_is_kept_and_used(tmp_path):
         run, workload=dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10, global_batch=128))
     )
     assert 0.7 < loaded.predict(other, LAPTOP, FACTS).step_seconds < 1.1
+
+
+def seen_of(run, extras):
+    """Observations of a run that was finished several times, with the same steps."""
+    return tuple(
+        Observation("run", "seen", dataclasses.asdict(run), 5000, 0.5, {}, extra_seconds=extra) for extra in extras
+    )
+
+
+def test_what_was_seen_beside_the_steps_keeps_its_parts():
+    """A production run of other length is priced by its evaluations and saves: together they are what was seen."""
+    run = Run("seen", WORKLOAD)
+    again = Calibration("laptop", seen_of(run, [70.0])).predict(run, LAPTOP, FACTS)
+    formula = predict(run, LAPTOP, FACTS).beside
+    assert again.basis == "history" and again.beside.keys() == formula.keys()
+    assert sum(again.beside.values()) == pytest.approx(70.0, rel=0.01)
+    for name, seconds in again.beside.items():
+        assert seconds / again.beside["start-up"] == pytest.approx(formula[name] / formula["start-up"])
+
+
+@pytest.mark.parametrize("extras", [[7.0], [7.0, 7.0], [7.0, 300.0], [7.0, 100.0, 700.0]])
+def test_the_range_of_what_was_seen_is_at_least_as_wide_as_what_was_seen_differs(extras):
+    run = Run("seen", WORKLOAD)
+    again = Calibration("laptop", seen_of(run, extras)).predict(run, LAPTOP, FACTS)
+    steps = 0.5 * again.steps
+    walls = [math.log(steps + extra) for extra in extras]
+    own = max(HISTORY_ERROR, statistics.stdev(walls) if len(walls) > 1 else 0.0)
+    assert math.log(again.wall_high / again.wall_low) == pytest.approx(2 * RANGE * own)
 
 
 def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():

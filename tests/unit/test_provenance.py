@@ -276,6 +276,42 @@ def test_the_commit_is_told_with_a_mark_where_files_differ(tmp_path, monkeypatch
     assert provenance.git_commit() is None, "without git"
 
 
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://git.example.org/group/code.git", "https://git.example.org/group/code.git"),
+        ("https://me:secret@git.example.org/group/code.git", "https://git.example.org/group/code.git"),
+        ("git@git.example.org:group/code.git", "git@git.example.org:group/code.git"),
+        ("/home/me/code", None),
+        (None, None),
+    ],
+)
+def test_the_address_of_a_repository_is_told_without_secrets_and_paths(remote, address, tmp_path):
+    git(tmp_path, "init", "--quiet")
+    if remote:
+        git(tmp_path, "remote", "add", "origin", remote)
+    assert provenance.repository(tmp_path) == address
+
+
+METADATA = {
+    "License-Expression: BSD-3-Clause\nLicense: other": "BSD-3-Clause",
+    "License: Apache 2.0": "Apache 2.0",
+    "License: the whole text\n        of it\nClassifier: License :: OSI Approved :: MIT License": "MIT License",
+    "Classifier: Topic :: Science": None,
+}
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_licences_are_those_of_what_is_loaded(metadata, tmp_path, monkeypatch):
+    for name in ("used-here", "unused"):
+        (folder := tmp_path / f"{name.replace('-', '_')}-1.0.dist-info").mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{metadata}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(provenance, "DISTRIBUTIONS", ("used-here", "unused", "no-such-library"))
+    monkeypatch.setitem(sys.modules, "used.here", sys)
+    assert provenance.licences() == {"used-here": METADATA[metadata]}
+
+
 def test_versions_are_those_installed_and_none_of_what_is_missing(monkeypatch):
     monkeypatch.setattr(provenance, "DISTRIBUTIONS", ("torch", "no-such-library"))
     expected = {"python": sys.version.split()[0], "torch": importlib.metadata.version("torch"), "no-such-library": None}

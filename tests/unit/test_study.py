@@ -3,17 +3,21 @@
 import csv
 import dataclasses
 import json
+import re
 
 import pytest
 
 from parascale.commands.comparison import write_comparison
 from parascale.commands.scaling import study_of
+from parascale.data.formats.storage import filesystem
 from parascale.errors import ConfigError
-from parascale.files import read_json_lines, write_text
+from parascale.files import read_json, read_json_lines, write_json, write_text
 from parascale.plan.budget import make_plan
 from parascale.plan.hours import Job
+from parascale.plan.memory import saved_bytes
 from parascale.plan.planner import Planner
-from parascale.report.scaling_tables import costs, milestones
+from parascale.report.production import files_of, input_shares, parts_of, priced, tables
+from parascale.report.scaling_tables import costs
 from parascale.report.scaling_text import write_study
 from parascale.settings import identity, load_project_file
 from tests.unit.fake_devices import gpu_lines, write_devices
@@ -54,7 +58,10 @@ def test_points_grow_one_degree_and_keep_the_batch_or_the_share_of_a_gpu(load):
     assert found[:3] == [("strong", 4, 4, 64), ("strong", 8, 8, 64), ("strong", 16, 16, 64)]
     assert found[3:] == [("weak", 4, 4, 64), ("weak", 8, 8, 128), ("weak", 16, 16, 256)]
     for run in (run for point in ladders.points for run in point.runs):
-        assert (run.workload.training.steps, run.init_from, run.workload.training.evaluate_every) == (60, None, None)
+        training = run.workload.training
+        assert (training.steps, training.evaluate, run.init_from) == (60, True, None)
+        on_the_way = "evaluate_every", "checkpoint_every", "checkpoint_minutes"
+        assert [getattr(training, name) for name in on_the_way] == [None] * 3, "or their seconds were a point's"
 
 
 def test_points_that_studies_or_kinds_share_are_trained_once(load):
@@ -141,7 +148,8 @@ def records(project, seconds=seconds_of, leave_out=(), change=None):
         for change_lines in [change] * (change is not None):
             change_lines(run, lines)
         write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
-        edited(path.with_name("summary.json"), seconds=sum(line["seconds"]["total"] for line in lines))
+        trained = sum(line["seconds"]["total"] for line in lines)
+        edited(path.with_name("summary.json"), seconds=trained, wall_seconds=trained + 4.5)
 
 
 def measured(project, *given, **options):
@@ -174,7 +182,7 @@ def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_ord
             assert float(row["efficiency"]) == pytest.approx(speedup / nodes, rel=1e-6)
             assert float(row["step_seconds_mean"]) == pytest.approx(seconds_of(run), rel=1e-6), "without the warm-up"
     assert at["strong", 8]["basis"] == "predicted" and ("weak", 8) not in at
-    big, far, every = milestones(found).frame.to_dict("records")
+    big, far, every = tables(found)[0].frame.to_dict("records")
     step = seconds_of(next(run for run in project.points.values() if run.layout.nodes == 4 and run.global_batch == 64))
     startup = float(at["strong", 4]["startup_seconds"])
     assert big["node_hours"] == pytest.approx(3 * 4 * (1000 * step + startup + 0.5) / 3600), "and an evaluation"
@@ -288,3 +296,169 @@ def test_the_page_shows_studies_while_no_run_of_the_table_is_finished(load, tmp_
     page = (tmp_path / "page/index.html").read_text()
     shown = page[page.index('id="scaling-studies"') :]
     assert all(f'<caption id="scaling-studies-table{end}-caption">' in shown for end in ("", "-2"))
+
+
+def production(project, *given, **options):
+    """Of each production run how its time adds up: name → what → (number, seconds of one, together)."""
+    found = {}
+    for row in tables(measured(project, *given, **options))[1].frame.to_dict("records"):
+        found.setdefault(row["name"], {})[row["part"]] = row["number"], row["each"], row["seconds"]
+    return found
+
+
+def test_the_hours_of_a_production_run_add_up_and_a_long_one_starts_again(load):
+    asked = [{"name": "short", "nodes": 2, "steps": 1000}, {"name": "long", "nodes": 2, "steps": 10**6}]
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"], production=asked))
+    found = production(project)
+    step = seconds_of(list(project.points.values())[1])
+    for each in asked:
+        parts = found[each["name"]]
+        assert parts["steps"][:2] == (each["steps"], pytest.approx(step))
+        assert parts["evaluations"][:2] == (1, 0.5) and parts["start"][0] == 1
+        whole = sum(number * seconds for number, seconds, _ in parts.values() if number)
+        assert parts["a run"][2] == pytest.approx(whole)
+    assert "restarts" not in found["short"] and found["short"]["saves"][0] == 1
+    assert found["long"]["saves"][0] == 1 + found["long"]["steps"][2] // 1800
+    day = found["long"]["a run"][2] / 86400  # the partition's longest job
+    assert found["long"]["restarts"][0] == int(day)
+    table = tables(study_of(project, "mine"))[0].frame.to_dict("records")
+    for row in table[:2]:
+        assert row["hours"] == pytest.approx(found[row["name"]]["a run"][2] / 3600)
+        low, high = row["core_hours_low"], row["core_hours_high"]
+        assert 0 < low <= row["core_hours"] <= high and row["core_hours_text"].endswith(")")
+    assert table[2]["core_hours_high"] == pytest.approx(table[0]["core_hours_high"] + table[1]["core_hours_high"])
+
+
+def test_a_restart_costs_what_it_took_where_a_point_started_again(load):
+    project = load(mine=study(nodes=(1, 2), production=[{"name": "long", "nodes": 2, "steps": 10**6}]))
+    parts = production(project)["long"]
+    assert parts["restarts"][1] == parts["start"][1], "nothing started again: as a start"
+    name = next(iter(project.points))
+    path = project.paths.run(name) / "run.json"
+    attempts = read_json(path)["attempts"]
+    edited(path, attempts=[attempts[0], attempts[0] | {"first_step": 31}])
+    wall = read_json(path.with_name("summary.json"))["wall_seconds"]
+    edited(path.with_name("summary.json"), wall_seconds=wall + 90)
+    report = study_of(project, "mine")
+    starts = report.records[name].timing.startup
+    (again,) = (each for part, _, each in priced(report)[0]["parts"] if part == "restarts")
+    assert again == pytest.approx(starts / 2) and again > 45
+    (row,) = (row for row in files_of(report).frame.to_dict("records") if row["run"] == name)
+    assert row["starts"] == 2
+
+
+def test_a_production_run_that_more_gpus_slow_down_is_priced_at_smaller_sizes(load):
+    big = {"name": "big", "nodes": 4, "steps": 1000, "runs": 2}
+    seconds = {1: 1.0, 2: 0.5, 4: 0.8}
+    for kinds in (["strong"], ["weak"]):
+        project = load(mine=study(kinds=kinds, production=[big]))
+        report = measured(project, lambda run: seconds[run.layout.nodes] * run.global_batch / 64)
+        row, sooner = priced(report)
+        assert sooner["gpus"] == 8 and row["gpus"] == 16 and sooner["runs"] == 2, "only the faster one"
+        assert sooner["steps"] == 1000 * (2 if kinds == ["weak"] else 1), "each trains half as much"
+        assert sooner["eflop"] == pytest.approx(row["eflop"]) and sooner["hours"] < row["hours"]
+        assert sooner["core_hours"] == pytest.approx(2 * 2 * 128 * sooner["hours"])
+    twice = load(mine=study(kinds=["strong"], production=[big, big | {"name": "more"}]))
+    *rows, every = priced(measured(twice, lambda run: seconds[run.layout.nodes]))
+    assert every["core_hours"] == pytest.approx(sum(row["core_hours"] for row in rows if row["gpus"] == 16))
+    assert len(priced(measured(load(mine=study(production=[big]))))) == 1
+
+
+def test_what_production_runs_write_and_leave_is_told_from_the_checkpoint_of_a_point(load):
+    asked = [{"name": "big", "nodes": 4, "steps": 1000, "runs": 3}]
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"], production=asked))
+    (row,) = priced(study_of(project, "mine"))
+    run = project.studies["mine"].production[0][1].runs[0]
+    assert row["bytes"] == row["left"] == saved_bytes(run, 5000), "by formula, as long as no point is done"
+    records(project)
+    for number, name in enumerate(project.points, start=1):
+        for kind, size in (("checkpoint", 30 * number), ("best", 10 * number)):
+            files = {f"{rank}.distcp": {"bytes": size} for rank in range(4 * number)}
+            write_json(project.paths.run(name) / kind / "checkpoint.json", {"files": files})
+    (row,) = priced(study_of(project, "mine"))
+    kept, best = 8 * 60, 8 * 20
+    assert (row["files"], row["bytes"]) == (16, kept), "a file of each process"
+    assert (row["written"], row["held"]) == (kept + best, 3 * kept + best), "`keep` is 2, and one more while it saves"
+    assert (row["left"], row["left_all"]) == (kept + best, 3 * (kept + best))
+
+
+def test_memory_is_told_of_a_node_and_of_sizes_that_are_predicted(load):
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"], production=[{"name": "big", "nodes": 4, "steps": 9}]))
+    report = measured(project)
+    assert files_of(report).frame["node"].tolist() == [4 * (300 << 20)] * 2
+    (row,) = tables(report)[2].frame.to_dict("records")
+    assert row["basis"] == "predicted" and row["node"] == 4 * row["peak_memory_bytes"] > 0
+
+
+def test_a_production_run_forecast_from_a_finished_one_has_evaluations_and_saves(load):
+    project = load(mine=study(kinds=["strong"], nodes=(1, 2), production=[{"name": "big", "nodes": 4, "steps": 1000}]))
+    ((_, point),) = project.studies["mine"].production
+    seen = dataclasses.replace(point.runs[0], run="seen", baseline="seen")
+    records(project)
+    write_results(project.root, [Fake(seen, 1.0, verdict="", site=project.site, steps=60)])
+    report = study_of(project, "mine")
+    (row,) = (row for row in report.rows if row["gpus"] == 16)
+    assert "history" in row["rests_on"] or "like it" in row["rests_on"]
+    found = {name: each for name, _, each in parts_of(report, 1000, row)}
+    assert found["steps"] == pytest.approx(1.0, rel=0.05) and found["evaluations"] > 0 and found["saves"] > 0
+    beside = found["start"] + found["evaluations"] + found["saves"]
+    assert beside == pytest.approx(4.5, rel=0.01), "what was seen beside the steps"
+
+
+@pytest.mark.parametrize("site", ["", "partitions: []\nplays_nodes: true\nhost_memory_gb: 8\ndevice: cpu\n"])
+def test_what_no_record_holds_stands_among_the_facts(site, load, tmp_path):
+    if site:
+        lines = (tmp_path / "config/sites/here.yaml").read_text().splitlines()
+        names = ("partitions", "device", "gpu_memory_gb", "peak_tflops", "memory_gigabytes")
+        kept = [line for line in lines if not line.startswith(names)]
+        (tmp_path / "config/sites/here.yaml").write_text("\n".join(kept) + f"\n{site}")
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"]))
+    report = measured(project)
+    facts, last = report.facts, list(project.points)[-1]
+    assert facts["Filesystem"].startswith(filesystem(tmp_path)) and "dim " not in facts["Model"]
+    assert all(word in facts["Model"] for word in ("width 64", "heads 4", "layers 4", "vocabulary 5,000"))
+    start = facts["Largest point"]
+    assert f"parascale launch --run {last}" in start and ("sbatch --" in start) == (not site)
+    assert (report.longest == 24) == (not site) and ("Limits of a job" in facts) == (not site)
+    assert facts["Network"].startswith("none") == bool(site)
+    write_study(report, tmp_path / "out")
+    text = (tmp_path / "out/study.md").read_text()
+    assert ("GPU: none" in text) == bool(site) and "feedc0de" * 5 in text
+
+
+def test_software_is_what_was_loaded_with_its_licence(load, tmp_path):
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"]))
+    records(project)
+    path = project.paths.run(next(iter(project.points))) / "run.json"
+    versions = {"python": "3.11.2", "torch": "2.13.0", "h5py": "3.1", "cuda": None}
+    edited(
+        path,
+        versions=versions,
+        licences={"torch": "BSD-3-Clause_{new}", "numpy": None},
+        git_commit="ab" * 20 + "+dirty",
+    )
+    write_study(study_of(project, "mine"), tmp_path)
+    (line,) = (line for line in (tmp_path / "study.md").read_text().splitlines() if line.startswith("- Software"))
+    assert line == "- Software: python 3.11.2, torch 2.13.0 (BSD-3-Clause_{new})"
+    (line,) = (line for line in (tmp_path / "study.md").read_text().splitlines() if line.startswith("- Code"))
+    assert f"{'ab' * 20}, with changes" in line and f"{'feedc0de' * 5}, a clean" in line, "of each point"
+    tex = (tmp_path / "study.tex").read_text()
+    assert "BSD-3-Clause\\_\\{new\\}" in tex
+    assert not re.search(r"(?<!\\)[#%_^~](?!\{)", re.sub(r"(?m)^%.*$|%$", "", re.sub(r"\$[^$]*\$", "", tex)))
+    assert all(ord(each) < 256 for each in tex), "what LaTeX writes without further packages"
+    for tabular in tex.split("\\begin{tabular}")[1:]:
+        head, *rows = tabular.split("\\end{tabular}")[0].strip().splitlines()
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {head.count("l")}
+
+
+def test_the_share_of_reading_and_saving_is_of_the_whole_job(load):
+    project = load(mine=study(nodes=(1, 2), kinds=["strong"]))
+
+    def reading(run, lines):
+        for line in lines:
+            line["seconds"] |= {"data": 0.25 * line["seconds"]["total"], "forward": 0.75 * line["seconds"]["total"]}
+
+    records(project, lambda run: 1.0, change=reading)
+    for name in project.points:
+        edited(project.paths.run(name) / "summary.json", wall_seconds=100.0, phases={"data": 25.0, "forward": 75.0})
+    assert input_shares(study_of(project, "mine")) == [0.25, 0.25]

@@ -7,6 +7,7 @@ refines them.
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from contextlib import suppress
@@ -38,7 +39,7 @@ SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
 OWN, OTHERS = 0.05, 0.2  # deviation of the logarithm of an observed step: of the same workload, of another one
 MOST = 64  # different runs that a fit weighs: it says then what it says of thousands
-HISTORY_ERROR = 0.05  # of what was seen to take as long: in its logarithm
+HISTORY_ERROR = 0.05  # of what was seen to take as long, at least: in its logarithm
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,11 @@ class Calibration:
         if not (seen := self._like(run)):
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
+
+    def _scatter(self, run: Run, steps: int | None) -> float:
+        """Deviation of the logarithm of the seconds that finished runs like `run`, of so many steps, took."""
+        walls = [math.log((steps or 1) * each.step_seconds + each.extra_seconds) for each in self._like(run)]
+        return max(HISTORY_ERROR, statistics.stdev(walls)) if len(walls) > 1 else HISTORY_ERROR
 
     def peak(self, run: Run) -> int | None:
         """The most bytes that a rank of finished runs like `run` needed, or None."""
@@ -208,10 +214,10 @@ class Calibration:
                 workload: Any = run.workload
                 workload = dataclasses.replace(workload, steps=None)
                 seen, basis = self.same(dataclasses.replace(run, workload=workload)), "probe"
-            return Known(basis, own=HISTORY_ERROR, seen=seen)
+            return Known(basis, own=self._scatter(run, run.workload.steps), seen=seen)
         rates, fitted = self.rates(site, run, facts.sample_bytes)
         if seen:
-            return Known(basis, rates, HISTORY_ERROR, seen=seen)
+            return Known(basis, rates, self._scatter(run, run_steps(run, facts)), seen=seen)
         beside = 1.0 if rates is None else self._beside(run, site, facts)
         if fitted is None:
             return Known(basis, rates, shared=formula_error(site.device, run.layout.world_size), beside=beside)

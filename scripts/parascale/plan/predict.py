@@ -182,8 +182,9 @@ def _price(run: Run, site: Site, facts: DataFacts, known: Known, work: Work) -> 
     seconds = steps * step * _mean(known)
     shared = known.fitted.deviation(work, site) if known.fitted else known.shared
     evaluation = forward_seconds(work, known.rates, site)
-    beside = {} if known.seen else beside_seconds(run, site, facts, steps, seconds, evaluation)
-    return found | _in_all(run, site, known, seconds, shared, {name: known.beside * beside[name] for name in beside})
+    beside = beside_seconds(run, site, facts, steps, seconds, evaluation)
+    factor = known.seen[1] * _mean(known) / sum(beside.values()) if known.seen else known.beside
+    return found | _in_all(run, site, known, seconds, shared, {name: factor * beside[name] for name in beside})
 
 
 def _of_script(run: Run, site: Site, known: Known) -> Prediction:
@@ -193,8 +194,9 @@ def _of_script(run: Run, site: Site, known: Known) -> Prediction:
         remedy = "run" if steps else "give its workload `steps`, for `{steps}`, and run"
         remedy += " the target `calibrate`, if the script records its steps, or finish it once"
         return Prediction("formula", steps=steps, unknown=f"no formula for a script: {remedy}")
-    step, _ = known.seen
-    times = _in_all(run, site, known, (steps or 1) * step * _mean(known), 0.0, {})
+    step, extra = known.seen
+    beside = {"beside the steps": extra * _mean(known)}
+    times = _in_all(run, site, known, (steps or 1) * step * _mean(known), 0.0, beside)
     return Prediction(known.basis, steps=steps, step_seconds=step if steps else None, **times)
 
 
@@ -207,8 +209,6 @@ def _in_all(
     run: Run, site: Site, known: Known, seconds: float, shared: float, beside: dict[str, float]
 ) -> dict[str, Any]:
     """What a Prediction says of the seconds of all steps and those `beside` them."""
-    if known.seen:
-        beside = {"beside the steps": known.seen[1] * _mean(known)}
     extra = sum(beside.values())
     wall = seconds + extra
     parts: tuple[Part, ...] = Part(seconds, known.own, shared), Part(extra, shared=BESIDE_ERROR)

@@ -12,7 +12,8 @@ def machines_text(record):
     said = []
     for machine in record.provenance.get("machines") or ():
         cores, memory = machine.get("cores") or machine["hardware_threads"], numbers.memory(machine.get("memory_bytes"))
-        words = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node, Linux {machine['system']}"
+        clock = f" at {machine['clock_mhz'] / 1000:g} GHz" if machine.get("clock_mhz") else ""
+        words = f"{machine['cpu']}{clock}, {numbers.plural(cores, 'core')}, {memory} a node, Linux {machine['system']}"
         if gpu := machine.get("gpu"):
             size, driver = numbers.memory(machine["gpu_memory_bytes"]), machine["driver"] or "unknown"
             words = f"{gpu} ({size}), driver {driver}, {words}"

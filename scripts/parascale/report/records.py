@@ -246,7 +246,7 @@ def _described(path):
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
             raise DamagedError(f"{path}: `{key}` is missing")
-    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "machines", "excluded")
+    kept = ("global_batch", "code_digest", "git_commit", "versions", "licences", "hosts", "machines", "excluded")
     return {
         "run": run_from_dict(values["settings"]),
         "site": load(Site, values["site"], str(path), "site."),

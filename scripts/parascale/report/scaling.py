@@ -56,7 +56,7 @@ class Cost:
 class StudyReport:
     """rows: of each ladder, the smallest first; `points.csv` has some of their columns. notes: what a reader must know. records: by the names
     of runs, as they were left. costs: of each point that is trained. facts: title → text that no record holds. results: folder of the
-    finished runs."""
+    finished runs. longest: hours of a job; None: as long as it takes."""
 
     ladders: Ladders
     site: Site
@@ -66,6 +66,7 @@ class StudyReport:
     costs: list[Cost]
     facts: dict[str, str]
     results: Path
+    longest: float | None = None
 
     @property
     def done(self) -> list[RunRecord]:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from parascale import files
-from parascale.report import numbers
+from parascale.provenance import DISTRIBUTIONS
+from parascale.report import numbers, production
 from parascale.report.chart import PALETTE, Chart, empty
 from parascale.report.comparing import grouped
 from parascale.report.layouts import degrees_text
@@ -13,7 +14,7 @@ from parascale.report.machines import machines_text
 from parascale.report.page import render
 from parascale.report.parts import Section
 from parascale.report.scaling import Row, StudyReport
-from parascale.report.scaling_tables import TIMES, costs, files_of, ladders, milestones, use
+from parascale.report.scaling_tables import TIMES, costs, ladders, use
 from parascale.report.tables import Column, Table, make_table
 
 POINTS = ("study", "kind", "nodes", "gpus", "basis", "samples_per_step", *TIMES, "rate", "speedup", "efficiency")
@@ -22,6 +23,7 @@ NARROW = 6  # columns that a page of paper has room for; tables of more are made
 ENOUGH = 0.75  # the efficiency that forms ask for
 LATEX = {
     **{each: f"\\{each}" for each in "&%$#_{}"},
+    **{"\\": "\\textbackslash{}", "~": "\\~{}", "^": "\\^{}"},
     "×": "$\\times$",
     "·": "$\\cdot$",
     "₂": "$_2$",
@@ -38,9 +40,9 @@ def write_study(study: StudyReport, folder: Path) -> None:
     with files.atomic_path(folder / "scaling.pdf") as path, drawn.drawn() as figure:
         figure.savefig(path, format="pdf", metadata={"CreationDate": None})
     values = {"study": study, "asked": study.ladders.study, "row": study.ladders.row, "record": record, "drawn": drawn}
-    values |= {"ladders": ladders(study), "costs": costs(study), "production": milestones(study), "numbers": numbers}
+    values |= {"ladders": ladders(study), "costs": costs(study), "production": production, "numbers": numbers}
     values |= {"layout": degrees_text(study.ladders.row), "machines": record and machines_text(record)}
-    values |= {"use": use(study), "files": files_of(study)}
+    values |= {"use": use(study), "software": record and _software(record.provenance)}
     text = re.sub(r"\n{3,}", "\n\n", render("study.md", table=_markdown, **values))
     files.write_text(folder / "study.md", text)
     files.write_text(folder / "study.tex", _latex(text))
@@ -48,10 +50,21 @@ def write_study(study: StudyReport, folder: Path) -> None:
 
 def part(studies: list[StudyReport]) -> Section:
     """The folded section of the page."""
-    made = (table for study in studies for table in (*ladders(study).values(), costs(study), milestones(study)))
+    made = (
+        table for study in studies for table in (*ladders(study).values(), costs(study), production.tables(study)[0])
+    )
     tables = [table for table in made if len(table)]
     notes = [note for study in studies for note in study.notes]
     return Section("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(notes))
+
+
+def _software(origin: dict[str, Any]) -> str:
+    """What a training was computed with, each with its version and, where that is recorded, its licence."""
+    licences = origin.get("licences") or {}
+    found = {name: version for name, version in (origin["versions"] or {}).items() if version}
+    used = {name: found[name] for name in found if not licences or name in licences or name not in DISTRIBUTIONS}
+    under = {name: f" ({licence})" for name, licence in licences.items() if licence}
+    return ", ".join(f"{name} {version}{under.get(name, '')}" for name, version in used.items())
 
 
 def _markdown(table: Table) -> str:

@@ -163,7 +163,7 @@ def _workload(study: Study, row: Run, kind: str, layout: Layout) -> tuple[Worklo
     if batch % parts:
         cut = "dp × fsdp × micro_batches × accumulate"
         raise ConfigError(f"global_batch = {batch:g} does not divide into {cut} = {parts} equal parts")
-    few = {"steps": study.steps, "epochs": None, "evaluate_every": None, "checkpoint_every": None}
-    training = replace(workload.training, global_batch=int(batch), accumulate=accumulate, **few)
+    few, evaluate = workload.training.short(study.steps), workload.training.evaluate
+    training = replace(few, global_batch=int(batch), accumulate=accumulate, evaluate=evaluate)
     optim = replace(workload.optim, warmup_steps=min(workload.optim.warmup_steps, study.steps - 1))
     return replace(workload, optim=optim, training=training), "strong", f"b{int(batch)}-s{study.steps}"

@@ -39,9 +39,11 @@ def host():
     processor = platform.machine()
     with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
         processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    clock = psutil.cpu_freq()
     return {
         "host": slurm.node_name(),
         "cpu": processor,
+        "clock_mhz": clock and 100 * round((clock.max or clock.current) / 100),  # guests know no highest one
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
         "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB

@@ -222,6 +222,7 @@ def description(job, steps):
         "key": job.key,
         "git_commit": provenance.git_commit(),
         "versions": job.known_data[0] if run.workload.in_own_environment else provenance.versions(),
+        "licences": None if run.workload.is_script else provenance.licences(),  # a script is a process of its own
         "prediction": job.prediction,
     }
 
