@@ -10,7 +10,7 @@ from parascale.plan.planner import Planner
 from parascale.plan.predict import RANGE, quantile
 from parascale.report import numbers
 from parascale.report.records import load_records
-from parascale.report.scaling import Row, StudyReport, costs_of, rows_of
+from parascale.report.scaling import RESTS, Row, StudyReport, costs_of, rows_of
 from parascale.report.scaling_text import write_study
 from parascale.settings.project import Project
 from parascale.settings.study import Point
@@ -49,8 +49,7 @@ def study_of(project: Project, name: str) -> StudyReport:
     ladders, planner, config = project.studies[name], Planner(project), project.config
     names = dict.fromkeys(run.run for point in ladders.points for run in point.runs)
     found = load_records(project.paths.results, project.paths.under_way, [*names])
-    asked = [*ladders.points, *(point for _, point in ladders.production)]
-    forecasts = {point.runs[0].run: said for point in asked if (said := forecast(planner, point))}
+    forecasts = {point.runs[0].run: said for point in ladders.asked if (said := forecast(planner, point))}
     facts, records, results = {}, {record.name: record for record in found}, project.paths.run("")
     if (folder := project.paths.data_of(ladders.row)) and folder.is_dir():
         sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
@@ -90,4 +89,4 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     row["evaluation_seconds"] = beside.get("evaluation", 0.0) / 2  # of the validation and of the test split
     row["flops_per_token"] = said.flops_per_token
     row |= {"peak_memory_bytes": said.memory_bytes, "core_hours": said.core_hours and said.core_hours * len(point.runs)}
-    return row | {"rests_on": f"predicted ({said.basis}); memory: {said.fits}"}
+    return row | {"rests_on": f"predicted ({RESTS[said.basis]}); memory: {said.fits}"}
