@@ -318,7 +318,7 @@ def test_a_disturbed_point_is_marked_in_its_row_and_where_it_is_counted_on(other
     assert [row["disturbed"] for row in found.rows] == [False, others is not None, True]
     rows = table_of(found)
     assert [rows[size]["Basis"].endswith("; disturbed") for size in rows] == [False, others is not None, True]
-    assert [(row["Threads a process"], row["Cores a process"]) for row in rows.values()] == [
+    assert [(row["Threads each"], row["Cores each"]) for row in rows.values()] == [
         ("2", "4"),
         ("2", "2"),
         ("2", "1"),
@@ -412,4 +412,4 @@ def test_shares_add_up_to_a_step_and_no_column_is_empty(load, tmp_path):
     assert "flops_rate" in names and not names & {"mfu", "gpu_utilisation", "energy_joules"}
     write_study(study_of(project, "mine"), tmp_path / "out")
     text = (tmp_path / "out/study.md").read_text()
-    assert "energy" not in text.lower() and "one run a point" in text and "without a GPU" in text
+    assert "energy" not in text.lower() and "one run a point" in text and "no GPU" in text

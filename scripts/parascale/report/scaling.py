@@ -281,15 +281,13 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
     phases = sum((Counter(phases_of(record)) for record in member.records), Counter())
     for name, parts in SHARES.items() if phases else ():
         row[name] = sum(phases[part] for part in parts) / phases.total() or None
-    jobs = [records[each.name] for each in member.records]
-    whole, curves = [figures_of(each) for each in jobs], [each.curve for each in jobs if each.curve]
+    whole, curve = [figures_of(records[each.name]) for each in member.records], records[first.name].curve
     for name in OF_JOBS:
         known = [figures[name] for figures in whole if figures[name] is not None]
         row[name] = statistics.mean(known) if known else None
     row["start_share"] = row["startup_seconds"] and row["startup_seconds"] / row["wall_seconds"]
-    if curves and not run.workload.is_script:  # a script evaluates and saves within its steps
-        row["evaluations"] = statistics.mean(len(each.evaluations) for each in curves)
-        row["saves"] = statistics.mean(each.saves for each in curves)
+    if curve and not run.workload.is_script:  # a script evaluates and saves within its steps
+        row |= {"evaluations": len(curve.evaluations), "saves": curve.saves}
     row["mfu"] = figures_of(first)["mfu"]
     row["core_hours"] = sum(figures["core_hours"] or 0.0 for figures in whole)
     return row

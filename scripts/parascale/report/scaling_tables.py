@@ -17,11 +17,7 @@ HOURS = {"node_hours": "Node-h", "gpu_hours": "GPU-h", "core_hours": "Core-h"}
 PROCESSES = {"gpus": "Processes", "gpu_hours": "Process-h", "flops_rate": "FLOP/s a process"}
 SIZE = (*columns(numbers.whole, gpus="GPUs", nodes="Nodes"),)
 RANGES = {STEP[0]: numbers.duration, "speedup": numbers.significant, "efficiency": numbers.percent}
-LADDER = (
-    *SIZE,
-    Column("layout", "Layout"),
-    *columns("{:.3g}".format, threads="Threads a process", cores="Cores a process"),
-)
+LADDER = (*SIZE, *columns(layout="Layout"), *columns("{:.3g}".format, threads="Threads each", cores="Cores each"))
 LADDER += (*columns(numbers.significant, samples_per_step="Samples a step"), *columns(numbers.duration, **TIMES))
 LADDER += (*columns(numbers.duration, job_seconds="Whole job"), *columns(work_rate="Work a second"))
 LADDER += (*columns(numbers.significant, speedup="Speed-up"), *columns(numbers.percent, efficiency="Efficiency"))
@@ -33,11 +29,8 @@ USE += (Column("flops_rate", "FLOP/s a GPU", numbers.short),)
 JOBS = (Column("kind", "Ladder"), *SIZE, Column("peak_memory_bytes", "Memory", numbers.memory))
 JOBS += (Column("energy_joules", "Energy", numbers.energy), *columns(numbers.duration, wall_seconds="Whole job"))
 JOBS += (Column("startup_seconds", "Start-up", numbers.duration), Column("start_share", "Its share", numbers.percent))
-JOBS += (
-    Column("evaluation_seconds", "Evaluation", numbers.duration),
-    Column("evaluations", "Evaluations", numbers.whole),
-)
-JOBS += (Column("saving_seconds", "Saving", numbers.duration), Column("saves", "Saves", numbers.whole))
+JOBS += (*columns(numbers.duration, evaluation_seconds="Evaluation", saving_seconds="Saving"),)
+JOBS += (*columns(numbers.whole, evaluations="Evaluations", saves="Saves"),)
 COST = (*SIZE, *columns(kind="Ladder"), *columns(numbers.significant, planned="Core-h planned"))
 COST += (*columns(range="Range of the plan", basis="Plan rests on"),)
 COST += (*columns(numbers.significant, charged="Core-h charged", node_hours="Node-h", gpu_hours="GPU-h"),)
