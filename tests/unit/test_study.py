@@ -364,15 +364,26 @@ def test_ranges_stand_beside_what_they_are_of(load):
     assert all(row["efficiency_low"] < row["efficiency"] < row["efficiency_high"] for row in predicted.rows[1:])
 
 
-def test_ladders_and_production_runs_that_contradict_one_another_are_named_once(load):
-    """Weak scaling that is worse than strong, and more nodes that are slower than fewer."""
+@pytest.mark.parametrize(
+    ("strong", "weak", "said"),
+    [
+        (0.5, 1.0, "71 % and 50 % at 8 GPUs, 50 % and 25 % at 16 GPUs"),  # neither has 75 %
+        (0.6, 0.0, "disagree, 57 % and 100 % at 16 GPUs"),  # of the other size both have 75 %
+        (0.5, 0.0, "71 % and 100 % at 8 GPUs, 50 % and 100 % at 16 GPUs"),
+    ],
+)
+def test_strong_and_weak_scaling_that_contradict_one_another_are_named_once(strong, weak, said, load):
+    """strong, weak: powers of the nodes by which a step is faster, and slower."""
 
     def seconds(run):
-        return run.layout.nodes if run.global_batch > 64 else 1 / run.layout.nodes
+        return run.layout.nodes**weak if run.global_batch > 64 else run.layout.nodes**-strong
 
+    (note,) = (each for each in notes(measured(load(mine=study()), seconds)) if "disagree" in each)
+    assert said in note
+
+
+def test_a_production_run_that_is_slower_than_a_smaller_size_is_named(load):
     big = {"name": "big", "nodes": 4, "steps": 9}
-    said = [note for note in notes(measured(load(mine=study(production=[big])), seconds)) if "disagree" in note]
-    assert len(said) == 1 and "100 % and 50 % at 8 GPUs" in said[0] and "16 GPUs" in said[0]
     alike = notes(measured(load(mine=study(production=[big])), lambda run: run.global_batch / run.layout.world_size))
     assert not [note for note in alike if "disagree" in note or "`big`" in note]
     slower = notes(measured(load(mine=study(production=[big])), lambda run: run.layout.nodes * run.global_batch))
