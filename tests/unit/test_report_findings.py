@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from parascale.report.findings import findings
 from parascale.report.job import load_job
 from parascale.report.machines import contradictions
 from parascale.report.page import warnings
@@ -46,6 +47,16 @@ def test_what_was_planted_stands_out_and_nothing_else(case, tmp_path, golden):
     short = {finding.short for finding in job.findings if finding.short}
     assert short == {words for words in found if not words.startswith("not ranked")}
     assert bool(found) == any(finding.kind != "good" for finding in job.findings)
+
+
+@pytest.mark.parametrize(("others", "taken"), [(0.7, False), (0.9, True), (4.0, True)])
+def test_cores_that_others_took_are_those_of_the_machine(others, taken, tmp_path):
+    """Sixteen processes want twice the cores that there are: a tenth of what there is, is no trifle, and no more can be taken."""
+    told = {"cores_busy": 8.0 - others, "other_cores_busy": others}
+    (record,) = report_of(tmp_path, ddp("wide", 16), summaries={"wide": told}).records
+    said = [finding for finding in findings(record) if finding.disturbs]
+    assert [finding.source.partition(" ")[0] for finding in said] == ["the", "busy"][: 1 + taken]
+    assert not taken or "8 cores" in said[1].text
 
 
 ELSEWHERE = {

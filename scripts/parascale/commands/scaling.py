@@ -16,7 +16,7 @@ from parascale.plan.predict import RANGE, quantile
 from parascale.provenance import repository
 from parascale.report import numbers
 from parascale.report.records import load_records
-from parascale.report.scaling import Row, StudyReport, costs_of, rows_of
+from parascale.report.scaling import RESTS, Row, StudyReport, costs_of, rows_of
 from parascale.report.scaling_text import write_study
 from parascale.settings.project import Project
 from parascale.settings.site import Link
@@ -57,8 +57,7 @@ def study_of(project: Project, name: str) -> StudyReport:
     ladders, planner, config = project.studies[name], Planner(project), project.config
     names = dict.fromkeys(run.run for point in ladders.points for run in point.runs)
     found = load_records(project.paths.results, project.paths.under_way, [*names])
-    asked = [*ladders.points, *(point for _, point in ladders.production)]
-    forecasts = {point.runs[0].run: said for point in asked if (said := forecast(planner, point))}
+    forecasts = {point.runs[0].run: said for point in ladders.asked if (said := forecast(planner, point))}
     records, results = {record.name: record for record in found}, project.paths.run("")
     plans = {name: records[name].prediction or vars(planner.prediction(name)) for name in names}
     charges = {row["run"]: row for row in ledger.compare(project.paths, project.site, [*names])}
@@ -117,4 +116,4 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     row |= {"saving_seconds": beside["saving"], "state_bytes": saved_bytes(run, planner.facts(run).vocabulary)}
     row["flops_per_token"] = said.flops_per_token
     row |= {"peak_memory_bytes": said.memory_bytes, "core_hours": said.core_hours and said.core_hours * len(point.runs)}
-    return row | {"rests_on": f"predicted ({said.basis}); memory: {said.fits}"}
+    return row | {"rests_on": f"predicted ({RESTS[said.basis]}); memory: {said.fits}"}

@@ -1,7 +1,7 @@
 """What stands out about a run, in plain words: what was paid for and not used, what it waited for, why it stopped.
 
-A rule is (whether it holds, kind, sentence, what it rests on, the same beside a row of a table). The thresholds are choices, made so
-that what they name is worth a look. What is not known makes no rule hold.
+A rule is (whether it holds, the fields of a Finding). The thresholds are choices, made so that what they name is worth a look.
+What is not known makes no rule hold.
 
 All ranks wait for the slowest of a step. Its GPU runs at a lower clock, or idles while the others' wait in a kernel, which counts as
 use; on CPUs, where ranks that wait sleep, it keeps its cores busy for longer.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from parascale.report.comparing import Comparison, is_less
 from parascale.report.machines import contradictions
 from parascale.report.numbers import duration, percent, plural, significant
-from parascale.report.timing import cores_taken, cores_there, phases_of, wanted_cores
+from parascale.report.timing import cores_taken, held_cores, phases_of, unranked, wants_too_much
 from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
@@ -49,12 +49,13 @@ KINDS = ("failed", "bad", "note", "good")
 @dataclass(frozen=True)
 class Finding:
     """One sentence and what it rests on. kind: failed, bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if
-    it stands there."""
+    it stands there. disturbs: the run was slower for something else than its layout."""
 
     kind: str
     text: str
     source: str
     short: str = ""
+    disturbs: bool = False
 
 
 def findings(record, devices=(), comparison=None):
@@ -144,14 +145,16 @@ def _beside_others(record, compared):
 
 
 def _cores(record, devices):
-    """On CPUs: cores that others took, or that its processes did not use."""
+    """On CPUs: cores that it lacks, that others took, or that its processes did not use."""
     if record.site.device != "cpu":
         return
-    taken, wanted = cores_taken(record), wanted_cores(record)
+    taken, held = cores_taken(record), held_cores(record)
     busy = record.summary.cores_busy if record.summary else None
-    busy, held = figures(devices)["cores_busy"] if busy is None else busy, min(wanted, cores_there(record))
-    text = f"Other programs took {significant(taken, 2)} of the {wanted} cores that it computes with: its time says little, and it is not ranked."
-    yield taken, "bad", text, "busy cores of the node and of the processes in device.csv"
+    busy = figures(devices)["cores_busy"] if busy is None else busy
+    text = f"It computes with {unranked(record)}, which share them: its time says little."
+    yield wants_too_much(record), "bad", text, "the layout in run.json", "", True
+    text = f"Other programs took {significant(taken, 2)} of the {plural(held, 'core')} that it computes with: its time says little."
+    yield taken, "bad", text, "busy cores of the node and of the processes in device.csv", "", True
     said = f"{significant(busy, 2)} of {plural(held, 'core')}"
     text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
     few = busy is not None and busy < BUSY * held
@@ -164,7 +167,7 @@ def _surroundings(record):
     for text, each in found.items():
         slows, source = each["costs"] == "speed", f"surroundings of the attempts in run.json; {each['source']}"
         said = f"{text}; it may cost {each['costs']}."
-        yield True, "bad" if slows else "note", said, source, text.partition(":")[0] if slows else ""
+        yield True, "bad" if slows else "note", said, source, text.partition(":")[0] if slows else "", slows
 
 
 def _idle(record, gpus):
@@ -191,7 +194,7 @@ def _use(gpus):
         shares = [part for each, part in parts if each == reason and part > THROTTLED]
         often = f"{len(shares)} of {plural(len(gpus), 'GPU')} slowed down ({reason.replace('_', ' ')})"
         text = f"{often}, in up to {percent(max(shares, default=0))} of the samples."
-        yield shares, "note", text, "throttled in device.csv"
+        yield shares, "note", text, "throttled in device.csv", "", True
     columns = [(gpu.known("memory_bytes"), gpu.known("memory_total_bytes")) for gpu in gpus if gpu.rank is not None]
     full = max((max(used) / max(total) for used, total in columns if used and total), default=LITTLE_MEMORY)
     source = "memory_bytes in device.csv"
@@ -233,7 +236,7 @@ def stragglers(record, devices):
             named = f"Node {slow[0].host}" if node and cut > 1 else ranks
             why = "; ".join(_why(record, slow, others, devices)) or "the samples do not show why"
             text = f"{named} is slower than the others: {worst}, the others {lowest} to {highest}; {why}."
-            yield True, "bad", text, f"{column} in device.csv"
+            yield True, "bad", text, f"{column} in device.csv", "", True
 
 
 def _works(device):

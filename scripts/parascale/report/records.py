@@ -63,7 +63,7 @@ class Curve:
     """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
 
     evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on; beside:
-    seconds between them.
+    seconds between them; saves: how often it saved.
     """
 
     steps: array
@@ -72,6 +72,7 @@ class Curve:
     evaluations: tuple
     phases: dict = field(default_factory=dict)
     beside: dict = field(default_factory=dict)
+    saves: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,12 +260,13 @@ def _described(path):
 def load_curve(path):
     """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
-    elapsed, phases, beside = 0.0, Counter(), Counter()
+    elapsed, phases, beside, saves = 0.0, Counter(), Counter(), 0
     try:
         for line in read_record(path, read_json_lines):
             elapsed += line["seconds"]["total"]
             phases.update(line["seconds"])
             beside.update({name: line[name] for name in BESIDE if name in line})
+            saves += "checkpoint_seconds" in line
             loss, validation = line.get("loss"), line.get("validation_loss")
             if loss is None or not math.isfinite(loss):
                 continue
@@ -276,4 +278,4 @@ def load_curve(path):
     except (KeyError, TypeError) as error:
         raise DamagedError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
-    return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside)
+    return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside, saves)

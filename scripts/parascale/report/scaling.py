@@ -13,18 +13,24 @@ import numpy as np
 from parascale.files import read_json_lines
 from parascale.paths import RunFolder
 from parascale.report.comparing import Experiment, Member, compare, grouped
-from parascale.report.findings import findings
+from parascale.report.findings import Finding, findings
 from parascale.report.layouts import degrees_text
 from parascale.report.measured import read_record
 from parascale.report.numbers import plural
 from parascale.report.records import Curve, RunRecord
 from parascale.report.summary import figures_of
-from parascale.report.timing import phases_of, step_seconds, wants_too_much
+from parascale.report.timing import held_cores, phases_of, step_seconds
 from parascale.settings import Site
 from parascale.settings.study import Ladders, Point
 from parascale.telemetry import read_samples, sample_files
 
-WAITS = ("communication", "data", "bubble")
+ENOUGH = 0.75  # the efficiency that forms ask for
+# Parts of a step's time → phases of the record: all of them.
+SHARES = {"compute": ("forward", "backward")}
+SHARES |= {name: (name,) for name in ("communication", "data", "bubble", "optimizer", "other")}
+# What a plan rests on, and what says a charge, in plain words.
+RESTS = {"formula": "formulas alone", "fit": "other runs on this machine", "probe": "runs of this workload"}
+RESTS |= {"history": "finished runs like it", "record": "the run's record", "sacct": "Slurm's accounting"}
 OF_JOBS = (
     "wall_seconds",
     "startup_seconds",
@@ -41,7 +47,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Cost:
     """Core-hours of a point, of all its repeats; None is unknown. planned: before it started; 80 of 100 such points cost between low and
-    high. basis: of the plan. charged: to all jobs of it that source, sacct or the record, knows."""
+    high. basis: of the plan. charged: to all jobs of it that source knows."""
 
     point: Point
     planned: float | None
@@ -72,6 +78,11 @@ class StudyReport:
     def done(self) -> list[RunRecord]:
         return [record for record in self.records.values() if record.done]
 
+    def of(self, word: str) -> str:
+        """Whose the figures of a table are. word: what repeats are combined to."""
+        repeats = self.ladders.study.repeats
+        return f"{word} of {repeats} repeats" if repeats > 1 else "one run a point"
+
 
 def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, Row]) -> list[Cost]:
     """The costs of a StudyReport. plans, charges: by the names of runs, predictions and what `plan.ledger` compares."""
@@ -82,9 +93,8 @@ def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, R
         prices = (total(_price(plan, end) for plan in said) for end in ("wall_seconds", "wall_low", "wall_high"))
         charged = total(each.get("core_hours_charged") for each in known)
         words = [each.get("basis") for each in said], [each.get("source") for each in known]
-        found.append(
-            Cost(points[0], *prices, charged, *(", ".join(dict.fromkeys(filter(None, each))) for each in words))
-        )
+        plain = (", ".join(dict.fromkeys(RESTS[word] for word in each if word)) for each in words)
+        found.append(Cost(points[0], *prices, charged, *plain))
     return found
 
 
@@ -111,9 +121,11 @@ def rows_of(
 ) -> tuple[list[Row], list[str]]:
     """(rows, notes) of a StudyReport. records: by the names of runs. forecasts: by the same names, what is predicted: STEP, `work` of a sample,
     `flops_per_token`, and what stands in other columns."""
-    rows, asked = [], [*ladders.points, *(point for _, point in ladders.production)]
-    notes = [note for name, record in records.items() for note in _notes(name, record, results)]
-    for kind, points in grouped(asked, lambda point: point.kind).items():
+    rows: list[Row] = []
+    found_of = {name: _findings(record, results) for name, record in records.items()}
+    disturbed = {name for name, said in found_of.items() if any(each.disturbs for each in said)}
+    notes = [f"`{name}`: {each.text}" for name, said in found_of.items() for each in said]
+    for kind, points in grouped(ladders.asked, lambda point: point.kind).items():
         named, measured = {point.runs[0].run: point for point in points}, {}
         for name, point in named.items():
             if done := [records[run.run] for run in point.runs if run.run in records and records[run.run].done]:
@@ -123,6 +135,9 @@ def rows_of(
             kind, said = _kind_of_script([member.first for _, member in measured.values()])
             notes.append(said)
         found = _ladder(kind, [*measured.values()], records, notes) if measured else []
+        for row, (_, member) in zip(found, measured.values(), strict=True):
+            row["disturbed"] = not disturbed.isdisjoint(record.name for record in member.records)
+            row["rests_on"] += "; disturbed" * row["disturbed"]
         for name in sorted(named.keys() - measured.keys(), key=lambda name: named[name].gpus):
             if name in forecasts:
                 found.append(_predicted(named[name], forecasts[name], found[0] if found else {}))
@@ -131,12 +146,12 @@ def rows_of(
     return rows, list(dict.fromkeys(notes))
 
 
-def _notes(name: str, record: RunRecord, results: Path) -> list[str]:
-    """What stands out about a run: that it did not finish; shared, throttled or straggling nodes."""
+def _findings(record: RunRecord, results: Path) -> list[Finding]:
+    """What stands out about a run: that it did not finish; what cost it time."""
     if not record.done:
-        return [f"`{name}`: {'; '.join((record.status, *record.notes))}."]
-    found = findings(record, read_samples(sample_files(results / name)))
-    return [f"`{name}`: {each.text}" for each in found if each.kind == "bad" or each.source.startswith("throttled")]
+        return [Finding("failed", f"{'; '.join((record.status, *record.notes))}.", "")]
+    found = findings(record, read_samples(sample_files(results / record.name)))
+    return [each for each in found if each.kind == "bad" or each.disturbs]
 
 
 def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
@@ -160,7 +175,7 @@ def _placed(point: Point) -> Row:
     """Where a point was trained, and in which layout."""
     run = point.runs[0]
     words = degrees_text(replace(run, scaling="strong"))  # the table says the kind
-    return {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "layout": words}
+    return {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "layout": words, "spread": point.layout}
 
 
 def _predicted(point: Point, said: Row, base: Row) -> Row:
@@ -168,7 +183,7 @@ def _predicted(point: Point, said: Row, base: Row) -> Row:
     batch, work = point.runs[0].global_batch, said["work"]
     if "step_seconds_median" in base:  # measured: what a sample counted
         work = base["rate"] * base["step_seconds_mean"] / base["samples_per_step"]
-    rate, slow, fast = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
+    rate, *ends = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
     first, growth = base.get("rate", rate), point.gpus / base.get("gpus", point.gpus)
     return (
         _placed(point)
@@ -178,14 +193,17 @@ def _predicted(point: Point, said: Row, base: Row) -> Row:
             "samples_per_step": batch,
             "flops_per_step": said["flops_per_token"] and said["flops_per_token"] * work * batch,
             "work_unit": point.runs[0].workload.unit,
-            "growth": growth,
-            "speedup": rate / first,
-            "speedup_low": slow / first,
-            "speedup_high": fast / first,
-            "efficiency": rate / first / growth,
         }
+        | _gains([each / first for each in (rate, *ends)], growth)
         | said
     )
+
+
+def _gains(gains: list[float], growth: float) -> Row:
+    """Speed-up and efficiency with their ranges. gains: the speed-up, its lowest and its highest."""
+    named = dict(zip(("", "_low", "_high"), gains, strict=True))
+    found = {f"speedup{end}": gain for end, gain in named.items()}
+    return found | {f"efficiency{end}": gain / growth for end, gain in named.items()} | {"growth": growth}
 
 
 def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
@@ -227,17 +245,19 @@ def _ladder(
     experiment, head = Experiment(kind, tuple(members)), members[0].first
     for (point, _), member in zip(placed, members, strict=True):
         row, reason = _row(point, member, records), compare(member.first, head).reason
-        crowded = member.unranked if wants_too_much(member.first) else ""  # findings say what others took
-        notes += [f"`{row['run']}`: {why}." for why in (reason, crowded) if why]
+        notes += [f"`{row['run']}`: {reason}."] * bool(reason)
         if kind and not reason:
             growth = point.gpus / placed[0][0].gpus
             gains = [gain * (growth if kind == "weak" else 1.0) for gain in experiment.gain(member)]
-            row |= dict(zip(("speedup", "speedup_low", "speedup_high"), gains, strict=True))
-            row |= {"efficiency": gains[0] / growth, "growth": growth}
+            row |= _gains(gains, growth)
             if rows and row["speedup_low"] <= rows[-1].get("speedup_high", 0.0):
                 sizes = f"{rows[-1]['gpus']} and {plural(point.gpus, head.gpu_word)}"
                 notes.append(f"{kind}, {sizes}: the ranges of the speed-up overlap, so no gain is measured.")
         rows.append(row)
+    sizes, cores = [member.first.gpus for member in members], [held_cores(member.first) for member in members]
+    if head.site.device == "cpu" and any(c * sizes[0] < n * cores[0] for n, c in zip(sizes, cores, strict=True)):
+        said = (", ".join(map(str, each)) for each in (sizes, cores))
+        notes.append("{} processes compute with {} cores: efficiency counts processes.".format(*said))
     return rows
 
 
@@ -258,12 +278,17 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
         steps = [each for record in member.records for each in step_seconds(record.curve, record.attempts)[0]]
         row |= {"step_seconds_median": statistics.median(steps), "step_seconds_95": float(np.percentile(steps, 95))}
         row |= {name: each / summary.steps for name, each in zip(STEP, (time.mean, time.low, time.high), strict=True)}
-    phases = phases_of(first)
-    row |= {name: phases[name] / sum(phases.values()) for name in WAITS if phases.get(name)}
-    whole = [figures_of(records[each.name]) for each in member.records]
+        row["flops_rate"] = row["flops_per_step"] and row["flops_per_step"] / row[STEP[0]] / run.layout.world_size
+    phases = sum((Counter(phases_of(record)) for record in member.records), Counter())
+    for name, parts in SHARES.items() if phases else ():
+        row[name] = sum(phases[part] for part in parts) / phases.total() or None
+    whole, curve = [figures_of(records[each.name]) for each in member.records], records[first.name].curve
     for name in OF_JOBS:
         known = [figures[name] for figures in whole if figures[name] is not None]
         row[name] = statistics.mean(known) if known else None
+    row["start_share"] = row["startup_seconds"] and row["startup_seconds"] / row["wall_seconds"]
+    if curve and not run.workload.is_script:  # a script evaluates and saves within its steps
+        row |= {"evaluations": len(curve.evaluations), "saves": curve.saves}
     row["mfu"] = figures_of(first)["mfu"]
     row["core_hours"] = sum(figures["core_hours"] or 0.0 for figures in whole)
     return row

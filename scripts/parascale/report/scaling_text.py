@@ -13,14 +13,13 @@ from parascale.report.layouts import degrees_text
 from parascale.report.machines import machines_text
 from parascale.report.page import render
 from parascale.report.parts import Section
-from parascale.report.scaling import Row, StudyReport
+from parascale.report.scaling import ENOUGH, Row, StudyReport
 from parascale.report.scaling_tables import TIMES, costs, ladders, use
 from parascale.report.tables import Column, Table, make_table
 
 POINTS = ("study", "kind", "nodes", "gpus", "basis", "samples_per_step", *TIMES, "rate", "speedup", "efficiency")
 POINTS += ("startup_seconds", "peak_memory_bytes", "core_hours")
 NARROW = 6  # columns that a page of paper has room for; tables of more are made smaller in LaTeX
-ENOUGH = 0.75  # the efficiency that forms ask for
 LATEX = {
     **{each: f"\\{each}" for each in "&%$#_{}"},
     **{"\\": "\\textbackslash{}", "~": "\\~{}", "^": "\\^{}"},
@@ -42,7 +41,7 @@ def write_study(study: StudyReport, folder: Path) -> None:
     values = {"study": study, "asked": study.ladders.study, "row": study.ladders.row, "record": record, "drawn": drawn}
     values |= {"ladders": ladders(study), "costs": costs(study), "production": production, "numbers": numbers}
     values |= {"layout": degrees_text(study.ladders.row), "machines": record and machines_text(record)}
-    values |= {"use": use(study), "software": record and _software(record.provenance)}
+    values |= {"use": use(study), "software": record and _software(record.provenance), "notes": notes(study)}
     text = re.sub(r"\n{3,}", "\n\n", render("study.md", table=_markdown, **values))
     files.write_text(folder / "study.md", text)
     files.write_text(folder / "study.tex", _latex(text))
@@ -54,8 +53,25 @@ def part(studies: list[StudyReport]) -> Section:
         table for study in studies for table in (*ladders(study).values(), costs(study), production.tables(study)[0])
     )
     tables = [table for table in made if len(table)]
-    notes = [note for study in studies for note in study.notes]
-    return Section("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(notes))
+    said = [note for study in studies for note in notes(study)]
+    return Section("scaling-studies", "Scaling studies", (), tuple(map(chart, studies)), tuple(tables), tuple(said))
+
+
+def notes(study: StudyReport) -> list[str]:
+    """Those of a study. First sizes where strong and weak scaling contradict one another."""
+    found, apart, word = [], [], "GPU" if study.site.device == "cuda" else "process"
+    grown = [row for row in study.rows if row["basis"] == "measured" and row.get("growth", 1.0) > 1]
+    for rows in grouped(grown, lambda row: row["gpus"]).values():
+        strong, weak = ([row for row in rows if row["kind"] == kind] for kind in ("strong", "weak"))
+        for one, other in zip(strong, weak, strict=False):
+            better = one["efficiency_low"] > other["efficiency_high"]
+            if better or (one["efficiency"] >= ENOUGH) != (other["efficiency"] >= ENOUGH):
+                both = (numbers.percent(row["efficiency"]) for row in (one, other))
+                apart.append(f"{' and '.join(both)} at {numbers.plural(one['gpus'], word)}")
+    if apart:
+        why = "one of them alone has 75 %, or strong scaling is the better, which is rare"
+        found.append(f"Efficiency of strong and of weak scaling disagree, {', '.join(apart)}: {why}.")
+    return [*found, *study.notes]
 
 
 def _software(origin: dict[str, Any]) -> str:
@@ -116,7 +132,8 @@ def chart(study: StudyReport) -> Chart:
         for row in drawn
     )
     caption = (
-        "Against the smallest size that was measured. Dotted: ideal; dashed: 75 %. Hollow: predicted. Whiskers: range."
+        "Against the smallest size that was measured. Dotted: ideal; dashed: 75 %. Hollow: predicted. Cross: disturbed. "
+        "Whiskers: range, of a prediction that of 80 of 100 such runs."
     )
     name = study.ladders.name
     return (
@@ -133,7 +150,7 @@ def _plot(axes: Any, kind: str, rows: list[Row], marks: dict[int, str]) -> None:
     for row in rows:
         face = "C0" if row["basis"] == "measured" else PALETTE["paper"]
         axes.vlines(row["gpus"], row["speedup_low"], row["speedup_high"], color="C0")
-        axes.plot(row["gpus"], row["speedup"], "o", color="C0", markerfacecolor=face)
+        axes.plot(row["gpus"], row["speedup"], "X" if row.get("disturbed") else "o", color="C0", markerfacecolor=face)
     for size, name in marks.items():
         axes.axvline(size, color=PALETTE["line"], zorder=0)
         axes.annotate(

@@ -110,8 +110,13 @@ def cores_there(record):
     return machines * (record.site.cores_per_node or 1)
 
 
+def held_cores(record):
+    """Cores that a run can compute with on CPUs: those that it wants, as far as its machines have them."""
+    return min(wanted_cores(record), cores_there(record))
+
+
 def wanted_cores(record):
-    """Cores that a run computes with on CPUs, over all nodes."""
+    """Cores that a run's threads want on CPUs, over all nodes."""
     layout = record.run.layout
     return layout.world_size * record.site.threads_of(layout)
 
@@ -121,7 +126,6 @@ def cores_taken(record):
     busy, site = record.summary and record.summary.other_cores_busy, record.site
     if busy is None or site.device != "cpu":
         return None
-    wanted = wanted_cores(record)
-    free = cores_there(record) - wanted
-    taken = min(busy, busy - free)
-    return taken if taken > SHARED * wanted else None
+    held = held_cores(record)
+    taken = busy - (cores_there(record) - held)
+    return taken if taken > SHARED * held else None

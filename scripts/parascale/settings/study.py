@@ -68,13 +68,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Ladders:
-    """A Study of a row with its Points, those of a kind together and the smallest first. production: Points that are priced and not trained."""
+    """A Study of a row with its Points, those of a kind together and the smallest first. production: Points that are priced and not trained.
+    asked: all that tables show, those of the sizes of production in each kind among them."""
 
     name: str
     study: Study
     row: Run
     points: tuple[Point, ...]
     production: tuple[tuple[Production, Point], ...]
+    asked: tuple[Point, ...]
 
     @property
     def smallest(self) -> set[str]:
@@ -107,10 +109,12 @@ def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladder
         sizes = [(size, row.layout.gpus_per_node) for size in sorted({*study.nodes})]
         sizes = sizes or [(1, size) for size in sorted({*study.gpus})]
         points = [_point(study, row, kind, size, site) for kind in kinds for size in sizes]
-        asked = [(run, _point(study, row, kinds[0], (run.nodes, sizes[-1][1]), site)) for run in study.production]
+        ends = [(run.nodes, sizes[-1][1]) for run in study.production]
+        beyond = [_point(study, row, kind, size, site) for kind in kinds for size in ends]
     except ConfigError as error:
         raise ConfigError(f"study {name}: {error}") from None
-    return Ladders(name, study, row, tuple(points), tuple(asked))
+    production = tuple(zip(study.production, beyond, strict=False))  # of the first kind
+    return Ladders(name, study, row, tuple(points), production, (*points, *beyond))
 
 
 def _point(study: Study, row: Run, kind: str, size: tuple[int, int], site: Site) -> Point:
