@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
@@ -38,8 +39,8 @@ ARRAY_REFUSED = "Part of failed array"
 class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
-    paths = None  # parascale.paths.Paths
-    job_of = None  # function from what `training_of` gives to its parascale.train.job.Job
+    paths: Any = None  # parascale.paths.Paths
+    job_of: Any = None  # function from what `training_of` gives to its parascale.train.job.Job
     silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
 
     def __post_init__(self, test_mode=False):

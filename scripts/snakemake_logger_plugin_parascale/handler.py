@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -34,8 +35,10 @@ class LogHandler(LogHandlerBase):
     has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
 
     def __post_init__(self):
-        self.workflow = self.planner = self.ledger = self.shown = None
-        self.failed = False
+        self.workflow: Any = None
+        self.planner: Any = None
+        self.ledger: Any = None
+        self.shown, self.failed = None, False
         settings = self.common_settings
         asked = settings.verbose or settings.debug_dag or (settings.dryrun and settings.printshellcmds)
         self.view = None if asked else View(settings)

@@ -48,7 +48,7 @@ class View:
 
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
-        self.bar = self.screen = self.workflow = None
+        self.bar = self.workflow = None
         self.told, self.told_at = None, -math.inf  # what is left
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
@@ -73,8 +73,9 @@ class View:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
             self.bar = bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("jobs", total=total, left="")
-            shown = {"get_renderable": lambda: Group(self.now(), bar), "console": self.console, "refresh_per_second": 2}
-            self.screen = Live(**shown)
+            self.screen = Live(
+                get_renderable=lambda: Group(self.now(), bar), console=self.console, refresh_per_second=2
+            )
             self.screen.start()
 
     def now(self):

@@ -17,7 +17,7 @@ def inspect(folder):
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such checkpoint folder")
-    found = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
+    found: dict = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
     try:
         for form in forms_in(folder) or [None]:  # which says why there is none
             source = open_source(folder, form)

@@ -13,6 +13,7 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -187,7 +188,8 @@ def _load_places(path, start, length):
     """
     try:
         with open(path, "rb") as file:
-            return torch.load(_create_file_view(file, start, length), map_location="meta", weights_only=True)
+            view: Any = _create_file_view(file, start, length)
+            return torch.load(view, map_location="meta", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: refused, because it holds more than tensors ({reason})") from None

@@ -183,7 +183,7 @@ def host_places(state):
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     needed = {name: -(-value.nbytes // ALIGNED) * ALIGNED for name, value in local.items()}
     rooms, filled, places = [], [], {}
-    for name in sorted(needed, key=needed.get, reverse=True):
+    for name in sorted(needed, key=lambda name: needed[name], reverse=True):
         size = needed[name]
         number = next((number for number, room in enumerate(rooms) if filled[number] + size <= room), len(rooms))
         if number == len(rooms):
@@ -213,7 +213,7 @@ def _part_state(part, optimizer):
     entries = {f"model.{name}": value for name, value in get_model_state_dict(part, options=OPTIONS).items()}
     if optimizer is not None:
         moments = get_optimizer_state_dict(part, optimizer, options=OPTIONS)
-        entries |= {f"optimizer.{name}": value for name, value in moments.items()}
+        entries |= {f"optimizer.{name}": value for name, value in moments.items()}  # type: ignore[misc] # flat: no lists
     return entries
 
 

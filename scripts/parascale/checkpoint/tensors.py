@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -120,7 +120,7 @@ class Streaming:
 
     memory_bytes: int
     threads: int
-    progress: object
+    progress: Any
     largest_block: int = LARGEST_BLOCK
 
     def blocks(self, tensors):

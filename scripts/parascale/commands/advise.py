@@ -112,9 +112,9 @@ def advise(
         return
     print_table(first, f"{workload.name}-{gpus}", own, bought)
     proof = first.run.parity(project.config.parity.steps, project.config.parity.precision)
-    proof = known.predict(proof, site, facts)
-    if proof.fits in ("risky", "does not fit"):
-        print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
+    predicted = known.predict(proof, site, facts)
+    if predicted.fits in ("risky", "does not fit"):
+        print(f"{of_memory('parity, its proof of same results', predicted)}; targets such as `ddp` leave it out")
 
 
 def print_table(advice, name, own, paid):

@@ -108,7 +108,7 @@ def prepare(project, workload, shard):
         raise ConfigError(f"{raw.folder}: holds tokens, and nothing is left to encode: leave out `data.shards`")
     make = prepare_pairs if workload.of_pairs else prepare_tokens if raw.holds_tokens() else prepare_text
     folders = [project.paths.data(found.dataset, "encoded") / found.shard(number) for number in range(found.shards)]
-    made = [functools.partial(shards.join, folders)] if found.shards > 1 else []
+    made: list = [functools.partial(shards.join, folders)] if found.shards > 1 else []
     if shard is not None:
         raw, output, made = raw.shards(found.shards)[shard], folders[shard], [shards.shard]
     manifest = make(raw, found.text, found.expected, output, *made)

@@ -24,7 +24,9 @@ def planned_page(plan, planner):
         workloads=[(_planned(planner, name, some), ()) for name, some in workloads.items()],
         steps=(),
         cost=None,
-        parts=[Section("jobs", "Every job, and why", tables=(jobs,), notes=tables.remarks(plan))] if plan.jobs else (),
+        parts=[Section("jobs", "Every job, and why", tables=(jobs,), notes=(*tables.remarks(plan),))]
+        if plan.jobs
+        else (),
         tables=(),
     )
 

@@ -15,7 +15,7 @@ from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
 from parascale.plan.planner import data_facts
 from parascale.pretrained import Pretrained, folders
-from parascale.settings import Layout, Run, Workload, load_workload, strict
+from parascale.settings import Run, Workload, load_workload, strict
 from parascale.settings.reference import fill, schemas
 
 PAGE = Path(__file__).resolve().parents[3] / "config/README.md"
@@ -84,12 +84,12 @@ def model(find, target, window, vocabulary):
             raise click.UsageError("leave out --window: the file of a workload says it")
         workload = load_workload(Path(target).parent, Path(target).stem)
         workload.refuse_script("its layouts are its own")
-        known = data_facts(Run("checked", workload), find().paths).vocabulary
+        known = data_facts(Run(run="checked", workload=workload), find().paths).vocabulary
     else:
         named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
         values = {"name": "checked", "model": named, "training": {"window": window or 64, "steps": 1}}
         workload = strict.load(Workload, values, f"model {target}")
-    Run("checked", workload, Layout()).check()
+    Run(run="checked", workload=workload).check()
     folder = workload.model.folder
     known = vocabulary or known or (folder and Pretrained(folder, "TARGET").config.get("vocab_size"))
     try:
@@ -105,7 +105,7 @@ def model(find, target, window, vocabulary):
         if not known:
             print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
             return
-        print(f"counted for plans: {keep_count(workload, known)}")
+        print(f"counted for plans: {keep_count(workload, known)}")  # type: ignore[arg-type] # no script
 
 
 @click.command()

@@ -17,7 +17,7 @@ def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
     memory = memory_bytes or psutil.virtual_memory().total
     best = _best([row for row in rows if not row["decoder"] and row["access"] == "random"])
     speeds = {name: best[name]["samples_per_second"] for name in PREFERENCE if name in best}
-    fastest = max(speeds, key=speeds.get)
+    fastest = max(speeds, key=lambda name: speeds[name])
     chosen = next(name for name, speed in speeds.items() if speed >= GOOD_ENOUGH * speeds[fastest])
     row = best[chosen]
     said = f"Take {chosen}: {speeds[chosen]:,.0f} {unit}/s at random"

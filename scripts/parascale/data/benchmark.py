@@ -56,12 +56,12 @@ def cases_of(folder, settings, training):
     case = Case(str(folder), name, "random", "warm", "mmap", **limits)
     caches = ("warm", "cold") if settings.cold else ("warm",)
     if _is_text(training):
-        case, calls, decoders = dataclasses.replace(case, window=training.window), ["mmap"], ()
+        case, calls, decoders = dataclasses.replace(case, window=training.window), ("mmap",), []
         if not tokens_are_mapped(name):  # decoded as they are opened, and in memory from then on
-            caches, calls = ("warm",), ["memory"]
+            caches, calls = ("warm",), ("memory",)
     else:
         reader = image_format(name).Reader
-        calls, decoders = reader.CALLS, usable_decoders() if reader.THREADS else ()
+        calls, decoders = reader.CALLS, usable_decoders() if reader.THREADS else []
         usual = calls[0] if len(calls) == 1 else default_io(folder, read_manifest(folder)["bytes"])
         seen = {"io": usual, "size": training.image_size, "smallest": training.smallest_crop}
     for cache in caches:

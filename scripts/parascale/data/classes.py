@@ -6,6 +6,7 @@ the same images.
 
 import itertools
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -71,6 +72,7 @@ class ClassImages:
         """Yield (numbers, their encoded images) of each array of numbers."""
         here, there = itertools.tee(chosen)
         samples = (np.asarray(numbers, np.int64) % len(self.reader) for numbers in there)
+        data: Iterable
         if not self.reader.THREADS:
             data = map(self.reader.read_batch, samples)
         elif self.reader.io == "mmap":  # in memory, or there as the kernel reads ahead: read where it is decoded
@@ -139,7 +141,7 @@ class AugmentedImages(ClassImages):
     def _seen(self, number):
         random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
         widest = 4 / 3 if self.crops == "fastai" else 1.0
-        return lambda *size: (random_crop(*size, self.smallest, random, widest), random.random() < 0.5)
+        return lambda width, height: (random_crop(width, height, self.smallest, random, widest), random.random() < 0.5)
 
 
 def _ahead(decoded, encoded, workers):

@@ -64,7 +64,11 @@ class EncodedView(NamedTuple):
 def jpeg_part(data, seen, size):
     """The VisiblePart of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in EncodedView. size: as in `moved`."""
     frame = jpeg_frame(data)
-    return frame and frame_part(frame, *moved(*seen(frame.width, frame.height), frame.width, frame.height, size), size)
+    if frame is None:
+        return None
+    box, mirrored = seen(frame.width, frame.height)
+    box, mirrored, eighths = moved(box, mirrored, frame.width, frame.height, size)
+    return frame_part(frame, box, mirrored, eighths, size)
 
 
 def frame_part(frame, box, mirrored, eighths, size):
@@ -199,7 +203,8 @@ class Scratch:
                 self._make(pixels_HWC.size)
             self.pixels[: pixels_HWC.size] = pixels_HWC.ravel()
             height, width, _ = pixels_HWC.shape
-            box, mirrored, _ = moved(*view.seen(width, height), width, height, self.size)
+            box, mirrored = view.seen(width, height)
+            box, mirrored, _ = moved(box, mirrored, width, height, self.size)
             return _part(box, mirrored, (height, width), 1.0, self.size)
         import simplejpeg
 

@@ -7,6 +7,7 @@ import itertools
 import zipfile
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import h5py
@@ -28,7 +29,8 @@ DAMAGED = (*imagenet.DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedErro
 class Samples(SourceTable):
     """The images and labels of a file, `part` of it where it has several. Opened anew for each pass."""
 
-    suffix = ""
+    suffix = form = ""
+    _samples: Callable
     schema_arrow = pa.schema([("image", pa.binary()), ("label", pa.string())])
 
     def __init__(self, path, part=""):

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from parascale.data.image_forms import HDF5_ENDINGS, TarSamples, parts_of
 from parascale.data.imagenet import TRAIN, VALIDATION
@@ -23,7 +24,7 @@ def find_splits(root):
             if (saved := saved_files(folder)) is None:
                 folders[split] = folder
             else:
-                tables[split] = list(map(Path, saved))
+                tables[split] = list[Any](map(Path, saved))
         matched = ((path, TABLE.fullmatch(path.name) or PACKED.fullmatch(path.name)) for path in entries)
         listed = {path: {match[1]} for path, match in matched if match and match[1].lower() in names and path.is_file()}
         if listed:

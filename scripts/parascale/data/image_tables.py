@@ -32,7 +32,7 @@ def pack_tables(tables, numbers_in, columns, folder):
                         said = f"rows without a label, or with one that is not a class: {shorten_list(unknown)}"
                         remedy = f"The classes are {shorten_list(numbers)}: give each row one of them, or remove it."
                         raise DataError(f"{path}: {said}. {remedy}")
-                    data = [each.get("bytes") if isinstance(each, dict) else each for _, (each, _) in some]
+                    data: list = [each.get("bytes") if isinstance(each, dict) else each for _, (each, _) in some]
                     for (row, _), each in zip(some, data, strict=True):
                         if not isinstance(each, bytes):
                             said = "the image's bytes are not in the file, only a path or text"

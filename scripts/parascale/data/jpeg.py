@@ -102,7 +102,7 @@ def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
 
     def is_whole(length):
         try:
-            decoder(data[:length] + END, strict=True)
+            decoder(data[:length] + END, strict=True)  # type: ignore[misc] # called where there is one
         except ValueError as error:
             return STRAY.search(str(error)) is not None
         return True

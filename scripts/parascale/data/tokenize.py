@@ -118,13 +118,13 @@ class _LibraryTokenizer:
 
     def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID, marks=False):
         self._tokenizer, self.vocabulary, self.unknown, self.end = tokenizer, vocabulary, unknown, end
-        self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, ()
+        self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, []
         if not marks:
             seen = None if unknown is None else vocabulary[unknown]
             self._encoder, hidden = blind_to_marks(tokenizer, seen, vocabulary[end])
         # Far faster than hundreds of choices at each `<`.
-        starts = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
-        starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in starts]
+        grouped = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
+        starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in grouped]
         self._hidden = hidden and re.compile("|".join(f"{re.escape(start)}(?:{rest})" for start, rest in starts))
 
     def save(self, folder):

@@ -56,8 +56,8 @@ def read_tokenizer(folder: Path, marks: bool) -> Tokenizer:
     tokenizer.no_padding()
     if marks:
         added = {token["content"] for token in state["added_tokens"]}
-        named = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
-        named = {content_of(token) for token in named} & tokenizer.get_vocab().keys() - added
+        tokens = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
+        named = {content_of(token) for token in tokens} & tokenizer.get_vocab().keys() - added
         tokenizer.add_special_tokens(sorted(named))
     return tokenizer
 

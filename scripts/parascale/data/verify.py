@@ -47,8 +47,8 @@ def verify_images(folder, index, dataset, settings):
         reader.close()
     if found:
         raise _difference(folder, found)
-    counts = {"samples": compared, "bad": len(manifest["bad"])}
-    return {"format": manifest["format"], "dataset": dataset, **counts, "identical": True}
+    facts = {"format": manifest["format"], "dataset": dataset, "samples": compared}
+    return facts | {"bad": len(manifest["bad"]), "identical": True}
 
 
 def verify_tokens(folder, tokens, dataset):

@@ -85,7 +85,7 @@ def _open_language_model(workload, folder, seed):
 
 def _open_summarisation(workload, folder, seed):
     tokens, training = Tokens(folder), workload.training
-    pairs = {name: Pairs(tokens, name, *workload.sizes, training.over_long) for name in SPLITS}
+    pairs = {name: Pairs(tokens, name, training.window, training.summary_window, training.over_long) for name in SPLITS}
     return Task(pairs, tokens.vocabulary_size, excluded={name: split.excluded for name, split in pairs.items()})
 
 

@@ -8,8 +8,8 @@ from parascale.report.tables import Column, make_table
 MUCH_BUBBLE = 0.2  # part of a step
 GAIN = 0.95  # of the best measured time, that a layout must be planned to stay below to be worth a try
 MOST = 3
-ADVICE = ("workload", "site", "gpus", "layout", "strategy", "seconds", "core_hours", "step_seconds", "memory_bytes")
-ADVICE += ("fits", "reason")
+ADVICE: tuple = ("workload", "site", "gpus", "layout", "strategy", "seconds", "core_hours", "step_seconds")
+ADVICE += ("memory_bytes", "fits", "reason")
 
 
 def planned_and_charged(report):

@@ -146,12 +146,12 @@ class AttentionSeen(ChosenSteps):
 
 def profiler(job, lead):
     """Profiler of the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
-    steps = job.run.profile_steps
-    if steps is None:
+    if job.run.profile_steps is None:
         return None
+    first, last = job.run.profile_steps
     if job.run.profiler == "nsight":
         if job.site.device != "cuda":
             raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
         # Nsight Systems, which the launcher has put around this process, collects nothing else.
-        return ChosenSteps(*steps, torch.cuda.profiler.start, torch.cuda.profiler.stop)
-    return StepProfiler(job.work / "profile", *steps) if lead else None
+        return ChosenSteps(first, last, torch.cuda.profiler.start, torch.cuda.profiler.stop)
+    return StepProfiler(job.work / "profile", first, last) if lead else None

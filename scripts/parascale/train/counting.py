@@ -145,8 +145,9 @@ class Pass:
         """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
         plan = getattr(self.model, "tensor_plan", {})
         self.held = {p for block in self.blocks for p in block.parameters()}
-        self.first, self.last, self.split = set(), set(), set()  # of parameters
-        self.called = None  # how often blocks are, once a pass has shown it
+        self.first, self.last = set(), set()  # of parameters, as `split`
+        self.split: set = set()
+        self.called = -1  # how often blocks are, once a pass has shown it
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in ROLES and matches(name, pattern)):

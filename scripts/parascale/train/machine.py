@@ -50,7 +50,7 @@ class Memory:
             free, whole = torch.cuda.mem_get_info(self.device)
             process, inside = whole - free - torch.cuda.memory_reserved(self.device), 0
         else:
-            process = inside = self.process
+            process = inside = self.process or 0
         return held | {"activations": max(0, peak - sum(held.values()) - inside), "process": max(0, process)}
 
 

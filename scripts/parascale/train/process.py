@@ -79,7 +79,7 @@ class Watchdog:
         while self.now < due and not self.left.wait(self.tick):
             self.now = self.awake()
             with suppress(OSError):  # it was killed
-                self.guard.stdin.write(b".")
+                self.guard.stdin.write(b".")  # type: ignore[union-attr] # a pipe
         return self.left.is_set()
 
     def _follow(self):

@@ -45,7 +45,7 @@ class RunState:
         self.files, self.record = RunFolder(job.work), Recorder(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
         names = ("validation_loss", "best_validation_loss", "best_step", "test_loss")
-        self.facts = dict.fromkeys(names) | {self.counted: {}}
+        self.facts: dict = dict.fromkeys(names) | {self.counted: {}}
         self.saver = store.Saver(self.mesh, job.run.workload.training.checkpoint_async)
         self.memory = Memory(model.parts, self.mesh.device)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks

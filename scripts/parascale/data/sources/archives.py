@@ -81,7 +81,7 @@ def _unpack_zip(archive, name, folder):
         for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
             if entry.header_offset < end:  # one of them is not what was packed, or all unpack to more than there is
                 raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
-            end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename
+            end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename  # type: ignore[attr-defined] # not in the stubs
         for entry in bundle.infolist():
             entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
             path = PurePosixPath(entry.filename)

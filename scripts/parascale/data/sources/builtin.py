@@ -121,7 +121,8 @@ def _all_modules():
     modules = list(_modules(Path(sysconfig.get_path("stdlib")), "python"))
     for package, folders in PACKAGES.items():
         # It finds a top-level package without importing it.
-        if (spec := importlib.util.find_spec(package)) is None:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:  # a folder of its name has no origin
             need = "the builtin corpus draws from it"
             raise DataError(f"the package {package} is not installed, but {need}: `make install` installs it")
         for folder in folders:

@@ -88,7 +88,7 @@ def _articles(archive, wanted):
             for member in tar:
                 name = PurePosixPath(member.name)
                 if member.isfile() and name.suffix == ".summary" and name.stem in wanted:
-                    yield name.stem, tar.extractfile(member).read().decode("utf-8")
+                    yield name.stem, tar.extractfile(member).read().decode("utf-8")  # type: ignore[union-attr] # a file
     except (tarfile.ReadError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's own, such as a full one

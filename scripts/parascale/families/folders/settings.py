@@ -100,7 +100,8 @@ def _declared(folder: str, kind: str | None) -> dict:
     """What a model offers, as `offer_of` has it, by the library's own class of its `model_type`, as far as that says it: importing it would
     load torch. What else its modules refuse is known when they are counted."""
     found, name = find_spec("transformers"), str(kind).replace("-", "_")
-    places = [Path(found.origin).parent / "models" / each for each in (name, name.rpartition("_")[0])] if found else []
+    origins = [found.origin] if found and found.origin else []  # a mere folder of that name has none
+    places = [Path(at).parent / "models" / each for at in origins for each in (name, name.rpartition("_")[0])]
     files = (file.read_text(encoding="utf-8") for place in places for file in place.glob("configuration_*.py"))
     classes = (each for text in files for each in re.split(r"^class ", text, flags=re.MULTILINE))
     text = next((each for each in classes if f'    model_type = "{kind}"\n' in each), "")
