@@ -158,9 +158,7 @@ def open_project(
         files = files if own in [file.resolve() for file in files] else [CONFIGURATION, *files]
         bases = [CONFIGURATION.parent]
     elif not files:
-        raise ConfigError(
-            f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --configfile"
-        )
+        raise ConfigError(f"{Path.cwd()}: no project here; change to its folder, or name its --configfile")
     return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
 
 

@@ -50,11 +50,11 @@ class Pauses:
         self._logger, self._waits = logger, {}
 
     def longer(self, who, reason, what, most=LONGEST_PAUSE):
-        """Seconds until Slurm is asked again, twice as many each time. The reason, and what follows, is told once while anyone waits for it."""
-        told = {each for _, each in list(self._waits.values())}  # another thread may add to it
+        """Seconds until Slurm is asked again, twice as many each time. The reason, and what follows, is said once while anyone waits for it."""
+        known = {each for _, each in list(self._waits.values())}  # another thread may add to it
         seconds = min(2 * self._waits[who][0] if who in self._waits else FIRST_PAUSE, most)
         self._waits[who] = seconds, reason
-        if reason not in told:
+        if reason not in known:
             self._logger.warning(f"{reason}: {what}; next try in {seconds:.0f} s, later every {most:.0f} s.")
         return seconds
 

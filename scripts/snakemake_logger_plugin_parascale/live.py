@@ -12,7 +12,7 @@ from parascale.plan.tables import duration
 from parascale.report.live import Live
 from parascale.report.numbers import plural
 
-DEARER = 1.5  # times what a training was planned to cost, beyond which a user is told
+DEARER = 1.5  # times what a training was planned to cost, beyond which a user is warned
 
 
 class Ledger:
@@ -32,7 +32,7 @@ class Ledger:
         self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
         self.used = 0.0
         self.done = 0
-        self.told = set()  # jobs that were told to become dearer
+        self.announced = set()  # jobs announced as costing more than planned
 
     def started(self, ids, now):
         """Jobs were started or submitted."""
@@ -88,14 +88,14 @@ class Ledger:
     def dearer(self):
         """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
         for job, began, _ in [*self.running.values()]:
-            if not job.kind or job.id in self.told:
+            if not job.kind or job.id in self.announced:
                 continue
             training = Live(job.run, self.planner.project.paths.places(job.kind)[1](job.run))
             training.update()
             if not training.attempts or training.attempts[-1]["started"] < began:
                 continue  # it waits in a queue, and what is there is an older training's
             if (times := training.times_planned() or 0.0) > DEARER:
-                self.told.add(job.id)
+                self.announced.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]
                 pace = f"{times:.1f} × the planned time, at the pace of its last steps"
                 yield f"{job.title} will cost about {hours:,.2f} core-h, {pace}"

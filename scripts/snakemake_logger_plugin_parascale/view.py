@@ -49,7 +49,7 @@ class View:
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
         self.bar = self.workflow = None
-        self.told, self.told_at = None, -math.inf  # what is left
+        self.left_line, self.left_at = None, -math.inf  # what is left
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
         own = DefaultFilter(settings.quiet, settings.debug_dag, False, settings.dryrun, settings.printshellcmds)
@@ -94,8 +94,8 @@ class View:
         if self.bar:
             # Without what a line of a log says of queues: there is room for one line.
             self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
-        elif text != self.told and (last or time.time() - self.told_at >= LEFT_SECONDS):
-            self.told, self.told_at = text, time.time()
+        elif text != self.left_line and (last or time.time() - self.left_at >= LEFT_SECONDS):
+            self.left_line, self.left_at = text, time.time()
             self.say(text)
 
     def finished(self, number, verdict=""):

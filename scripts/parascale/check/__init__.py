@@ -42,8 +42,8 @@ def main(words):
     if options.task:
         return _work(options.task, options.started)
     # In a process of its own, so that this one holds nothing of a GPU.
-    told = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
-    torch, cuda, gpus = json.loads(told)
+    output = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
+    torch, cuda, gpus = json.loads(output)
     gpus = [(name, size, power_limit(uuid)) for name, size, uuid in gpus]
     here = Here(options.output.absolute(), gpus, missing, started + options.seconds)
     machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": not gpus}

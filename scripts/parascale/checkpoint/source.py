@@ -105,9 +105,7 @@ def _sharded(folder):
         def position():
             tensor = _load_places(path, place.offset, place.length)
             if tensor.shape != chunk.sizes or tensor.dtype != dtype:
-                raise CheckpointError(
-                    f"{path}: holds another shape or dtype at byte {place.offset:,} than the index says"
-                )
+                raise CheckpointError(f"{path}: shape or dtype at byte {place.offset:,} differs from the index")
             return _position(path, place.offset, tensor)
 
         return Piece(path, position, tuple(chunk.offsets), tuple(chunk.sizes))

@@ -66,9 +66,7 @@ def require_identical(result):
     for form, found in result["forms"].items():
         if not found["identical"]:
             differs = ", ".join(found["differs"][:5])
-            raise CheckpointError(
-                f"run {result['run']}: {form} is not the checkpoint it was made from: {differs} differ"
-            )
+            raise CheckpointError(f"run {result['run']}: {form} differs from its source in {differs}")
 
 
 def load_form(folder, form):

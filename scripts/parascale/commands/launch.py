@@ -84,10 +84,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         run = functools.partial(run_script, project, job, os.getcwd()) if planned.files else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
-        raise click.UsageError(
-            f"run {name} has {planned.nodes} × {planned.processes} processes (nodes × each), not {chosen.nodes} × {chosen.processes}: "
-            "its row of the run table says so"
-        )
+        raise click.UsageError(f"run {name} needs {planned.nodes} nodes × {planned.processes} processes, by its row")
     if (node or 0) >= chosen.nodes:
         raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
     if command and not command[0].startswith("-") and not Path(command[0]).is_file():
@@ -146,10 +143,10 @@ def planned_launch(find, name, kind, site, words, first, in_step, command):
     if planned.interpreter is not OURS and first:
         backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
         environment = process_environment(planned, os.environ)
-        told = logs / "path/versions.json"  # by the launcher that has started this one
-        if not in_step or not told.exists():
-            write_json(told, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
-        job = dataclasses.replace(job, known=[read_json(told)])
+        versions = logs / "path/versions.json"  # by the launcher that has started this one
+        if not in_step or not versions.exists():
+            write_json(versions, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
+        job = dataclasses.replace(job, known=[read_json(versions)])
     return planned, run.layout.gpus_per_node, job, project
 
 
@@ -170,10 +167,7 @@ def refuse_other_settings(store, run, kind, site):
     ours = slurm.job_id(), kind, run.run
     keys = [line["key"] for line in submissions.noted(store) if (line["job_id"], line["kind"], line["run"]) == ours]
     if keys and keys[-1] not in (None, key_of_run(run, site)):  # of a job that was started by hand, nobody noted one
-        raise ConfigError(
-            f"run {run.run}: its configuration, or the code of its model, was changed after Slurm job {slurm.job_id()} was submitted; start the "
-            "workflow again, which submits it with the current settings"
-        )
+        raise ConfigError(f"run {run.run} changed after Slurm job {slurm.job_id()} was submitted; restart the workflow")
 
 
 def chosen_site(site, find):

@@ -96,9 +96,7 @@ def explain(context, find, name, steps, every):
     run, folder = Planner(project).run(name, "parity"), project.paths.parity(name)
     baseline = project.baseline(name)
     if name == baseline.run or baseline.layout.world_size > 1:
-        raise ConfigError(
-            f"run {name} has the baseline {baseline.run}: name a run whose baseline is another one, a single process"
-        )
+        raise ConfigError(f"run {name} has the baseline {baseline.run}: name a run with a single-process baseline")
     if reason := project.incomparable.get(name):
         raise ConfigError(f"run {name} is not comparable with {baseline.run}: {reason}")
     require_fit(run, project.paths.data_of(run))

@@ -66,10 +66,10 @@ def describe(name, planner):
         lines.append(f"it would fit with {predicted.remedy}")
     if predicted.wall_seconds is not None:
         phases = [f"{phase} {1000 * seconds:.1f}" for phase, seconds in (predicted.phases or {}).items() if seconds]
-        told = f" ({', '.join(phases)})" if phases else ""  # not of a script
+        shares = f" ({', '.join(phases)})" if phases else ""  # not of a script
         each = f": {duration(predicted.seconds)} in all"
         if predicted.steps:
-            each = f" of {1000 * predicted.step_seconds:.1f} ms{told}"
+            each = f" of {1000 * predicted.step_seconds:.1f} ms{shares}"
         lines.append(f"{_steps(predicted)}{each}")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(

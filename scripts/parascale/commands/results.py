@@ -127,8 +127,8 @@ def summarise(project, name, device):
         with ProcessPoolExecutor(len(devices), get_context("spawn"), die_with_parent) as pool:
             batches = [batch for part in _all_or_none(pool, work, len(devices)) for batch in part]
     result = judge(open_task(run.workload, folder).splits["test"], batches, settings)
-    told = {"schema_version": 1, "run": run.run, "split": "test", **result}
-    write_json(project.paths.summaries(name), told)
+    facts = {"schema_version": 1, "run": run.run, "split": "test", **result}
+    write_json(project.paths.summaries(name), facts)
     for way in ("beam", "greedy", "lead"):
         figures = ", ".join(f"{key} {value:.4f}" for key, value in result[way].items())
         print(f"{run.run}: {way}: {figures} over {result['documents']:,} documents")

@@ -57,9 +57,7 @@ def init(find, called, partition, printed, gpus, gpu):
         found = survey(*(recorded(printed) if printed else asked()), partition)
     name, accounts = called or found.cluster, [] if gpus or printed else slurm.accounts()
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"`{name}` cannot name files: use letters, digits, `-`, `_` and `.`, the first a letter or a digit"
-        )
+        raise ConfigError(f"`{name}`: a name starts with a letter or digit, then letters, digits, `-`, `_` or `.`")
     # The run table of the full reproduction takes two nodes of four GPUs.
     table = "runs-jureca.tsv" if found.shape.gpus >= 4 and found.partitions else f"runs-{name}.tsv"
     texts = {

@@ -39,8 +39,7 @@ class ClassImages:
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
         if len(wrong):
             raise DataError(
-                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, but there are {classes} classes, 0 to {classes - 1}"
-                f" ({len(wrong):,} such samples): correct the source and run the target `formats` again"
+                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, not 0 to {classes - 1} ({len(wrong):,} such samples): correct the source"
             )
 
     def __len__(self):
@@ -134,8 +133,7 @@ class AugmentedImages(ClassImages):
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
             raise DataError(
-                f"{reader.folder}: class `{reader.classes[empty[0]]}` has no image to train on ({len(empty)} such classes); "
-                "add images, or take the class out of the source"
+                f"{reader.folder}: {len(empty)} classes without images, as `{reader.classes[empty[0]]}`: remove them"
             )
 
     def _seen(self, number):

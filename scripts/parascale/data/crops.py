@@ -233,6 +233,4 @@ def readable(data, where, decode):
     try:
         return decode(data)
     except jpeg.BadImage as error:
-        raise DataError(
-            f"{where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
-        ) from None
+        raise DataError(f"{where()}: {error}. To skip: `formats.check: decode`, `formats.bad_samples: skip`") from None

@@ -125,14 +125,14 @@ def parts_of(path):
                 found = [name for name, group in file.items() if isinstance(group, h5py.Group) and "images" in group]
             return {name: Hdf5Samples(path, name) for name in found}
         with opened_zip(path, path) as bundle:
-            placed = {name: _place(name) for name in bundle.namelist()}
+            place_of = {name: _place(name) for name in bundle.namelist()}
         beside = defaultdict(dict)  # folder → those in it, where no folder is called as a split is
-        for name in (name for name, (split, label) in placed.items() if label and not split):
+        for name in (name for name, (split, label) in place_of.items() if label and not split):
             for folder in [*PurePosixPath(name).parents][:-1]:
                 beside[folder.parent][folder.name] = None
         for names in beside.values():
             require_no_names_of_splits(path, [*names])
-        places = dict.fromkeys(placed.values())
+        places = dict.fromkeys(place_of.values())
         return {split: ZipSamples(path, split) for split, label in places if label}
     except DAMAGED as error:
         raise DataError(f"{path}: not a whole file of its kind ({error}); fetch it again") from None

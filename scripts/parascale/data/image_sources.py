@@ -65,8 +65,7 @@ def index_images(root, settings, output, columns=None):
         classes, splits = scan_folders(folders or {"train": root}, root, notes)
     if len(classes) < 2:
         raise DataError(
-            f"{root}: only one class, `{shorten_list(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
-            f"`data.source.location` to the folder that holds them. {FORMS}"
+            f"{root}: only one class, `{shorten_list(classes)}`: set `data.source.location` to the folder that holds the classes. {FORMS}"
         )
     if pack is None:
         return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)

@@ -49,8 +49,7 @@ def read_tokenizer(folder: Path, marks: bool) -> Tokenizer:
     for token in state["added_tokens"]:
         if tokenizer.token_to_id(token["content"]) != token["id"]:
             raise DataError(
-                f"{folder}: `{token['content']}` is said to be {token['id']}, but the `tokenizers` library makes it "
-                f"{tokenizer.token_to_id(token['content'])}: another entry has this number, or numbers below it have none"
+                f"{folder}: `{token['content']}` is listed as {token['id']}, but is {tokenizer.token_to_id(token['content'])} to the `tokenizers` library"
             )
     tokenizer.no_truncation()  # both may be left over from how the folder was made
     tokenizer.no_padding()

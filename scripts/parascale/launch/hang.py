@@ -136,21 +136,21 @@ def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int,
 def _told(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
     """What those named missed, and did. missed: (rank that waited, one of them), of which the one that waited first tells."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
-    told = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
-    if told is not None:
-        axis: str | None = _axis(notes[told])
-        what = f"the {calls[told]['operation']}"
+    waiter = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
+    if waiter is not None:
+        axis: str | None = _axis(notes[waiter])
+        what = f"the {calls[waiter]['operation']}"
     else:  # it was aborted before it could say in what: in the call of which the one named made another
-        told = next((rank for rank in waiting if rank not in named), waiting[0])
+        waiter = next((rank for rank in waiting if rank not in named), waiting[0])
         axis = next((_axis(notes[rank]) for rank in named if rank in calls), None)
-        what = f"the {operation}" if (operation := notes[told].get("operation")) else "a collective"
-    since = _clock(" since %FT%TZ", calls.get(told, {}).get("time") or notes[told].get("since"))
+        what = f"the {operation}" if (operation := notes[waiter].get("operation")) else "a collective"
+    since = _clock(" since %FT%TZ", calls.get(waiter, {}).get("time") or notes[waiter].get("since"))
     over = f" over {axis}" if axis else ""
     ranks = " and ".join(_named(rank, notes[rank]) for rank in named)
     did = " and ".join(_did(notes[rank]) for rank in named)
     if not named:
-        return f"all ranks wait in {what}{_line(notes[told])}{since}"
-    waited = f"{what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}"
+        return f"all ranks wait in {what}{_line(notes[waiter])}{since}"
+    waited = f"{what}{over}, where rank {waiter} on {notes[waiter]['host']} waited{_line(notes[waiter])}{since}"
     return f"{ranks} did not join {waited}: {did}"
 
 

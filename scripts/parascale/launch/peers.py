@@ -49,7 +49,7 @@ ROOM = 4096  # bytes of a file: on a full disk, a report has the room that the f
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """How a node ended; node 0's is how all end."""
 
     code: int
@@ -70,7 +70,7 @@ class Node:
     stopping: bool = False
     look: int = 0  # that node 0 asks for (`silence`)
     port: int = 0  # where torch meets, once all are there
-    report: Report | None = None
+    report: NodeReport | None = None
     time: float = 0.0  # seconds since 1970, when this was written
 
     def line(self) -> str:
@@ -132,7 +132,7 @@ class Peers:
         self._others = {number: Other(Path(folder or "", f"node-{number}.json")) for number in numbers}
         self._turns, self._next_look = itertools.cycle(numbers), 0.0
         self._interval = max(LOOK_SECONDS, me.nodes / LOOKS_A_SECOND)  # between two looks at a file
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, NodeReport] = {}
         self._ending = self._lost = self.stopping = False
         self._awake, self._left = SuspendAwareClock(), threading.Event()
 
@@ -150,11 +150,11 @@ class Peers:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         self._left.set()
         if error is not None and self._me.report is None:
-            told, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
-            reason = "it was told to stop before all nodes had met" if told else str(error) or type(error).__name__
+            stopped, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
+            reason = "it was told to stop before all nodes had met" if stopped else str(error) or type(error).__name__
             failure = Failure(None, self._me.host, reason, None, time.time(), True, permanent)
-            code = TERMINATED if told else PERMANENT_FAILURE if permanent else FAILED
-            self.send(state="ended", report=Report(code, [failure]))
+            code = TERMINATED if stopped else PERMANENT_FAILURE if permanent else FAILED
+            self.send(state="ended", report=NodeReport(code, [failure]))
 
     @property
     def nodes(self) -> list[Node]:
@@ -228,8 +228,7 @@ class Peers:
             # Node 0 gives up first, and says who is missing.
             if awake() > (2 * seconds + LATE_SECONDS if me.node and self.nodes[1:] else seconds):
                 raise RequirementError(
-                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path and self._path.parent}. "
-                    "Look for their own error above; all nodes must see this folder (see --logs)"
+                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path and self._path.parent}: see their own errors; all need this folder (--logs)"
                 )
             wait()
         if me.node == 0:
@@ -247,7 +246,7 @@ class Peers:
             raise RequirementError(f"--nodes and --processes are {ours}, but {theirs}")
         return said is not None and (self._me.node == 0 or said.port > 0)
 
-    def verdict(self, own: Report, timeout: float) -> Report:
+    def verdict(self, own: NodeReport, timeout: float) -> NodeReport:
         """Report how this node ended, and wait for what holds for all.
 
         timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits until each
@@ -277,16 +276,16 @@ class Peers:
         """Take it that a node that has reported nothing has failed."""
         self._lost = self._lost or number not in self._reports
         host = said.host if (said := self._others[number].said) else "unknown host"
-        self._reports.setdefault(number, Report(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
+        self._reports.setdefault(number, NodeReport(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
 
-    def _joint(self) -> Report:
-        """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
+    def _joint(self) -> NodeReport:
+        """One NodeReport for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
         if {FAILED, PERMANENT_FAILURE}.isdisjoint(codes):
-            return Report(next((code for code in (TERMINATED, STOPPED) if code in codes), 0), failures)
+            return NodeReport(next((code for code in (TERMINATED, STOPPED) if code in codes), 0), failures)
         permanent = failures and root_cause(failures).permanent
-        return Report(PERMANENT_FAILURE if permanent else FAILED, failures)
+        return NodeReport(PERMANENT_FAILURE if permanent else FAILED, failures)
 
     def _renew(self, path: Path) -> None:
         # At first so often that every reader soon sees it change.

@@ -79,8 +79,8 @@ def load_job(results, work, name, table=()):
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
-        told = f"run `{name}` left nothing in {finished} or {folder}"
-        raise ParascaleError(f"{told}; `parascale launch --run {name}` trains it")
+        problem = f"run `{name}` left nothing in {finished} or {folder}"
+        raise ParascaleError(f"{problem}; `parascale launch --run {name}` trains it")
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
     samples, alone = tuple(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
     devices, compared = read_samples(samples), compare(record, baseline) if record.run else None

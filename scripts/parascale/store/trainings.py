@@ -63,7 +63,7 @@ class StoredTraining:
 
     def remove(self) -> None:
         """Free it; results that show it stay."""
-        with _aside(self.folder.parent, self.key) as gone:  # so that no start finds half of it
+        with _temporary(self.folder.parent, self.key) as gone:  # so that no start finds half of it
             self.folder.rename(gone)
 
 
@@ -77,8 +77,8 @@ class Store:
         """The StoredTraining of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
             values = read_json(manifest := self.folder / key / MANIFEST)
-            told = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
-            return StoredTraining(manifest.parent, key, used=manifest.stat().st_mtime, **told)
+            facts = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
+            return StoredTraining(manifest.parent, key, used=manifest.stat().st_mtime, **facts)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -90,7 +90,7 @@ class Store:
     @contextmanager
     def keeping(self, key: str, place: str) -> Iterator[Path]:
         """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
-        with full_disk_is_an_error(self.folder / key), _aside(self.folder, key) as partial:
+        with full_disk_is_an_error(self.folder / key), _temporary(self.folder, key) as partial:
             partial.mkdir()
             yield partial
             write_json(partial / MANIFEST, described(partial, key, place))
@@ -147,12 +147,12 @@ class Store:
 
     def set_aside(self, key: str, reason: str) -> None:
         """Take a damaged training out of its key's place, and say so."""
-        aside = self.folder / f"{key}{DAMAGED}"
-        shutil.rmtree(aside, ignore_errors=True)
+        damaged = self.folder / f"{key}{DAMAGED}"
+        shutil.rmtree(damaged, ignore_errors=True)
         with suppress(FileNotFoundError):  # another did
-            (self.folder / key).rename(aside)
-            os.utime(aside)
-        print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
+            (self.folder / key).rename(damaged)
+            os.utime(damaged)
+        print(f"store: {reason}. This finished training is set aside as {damaged}", flush=True)
 
     def show(self, key: str, output: Path, run: Run) -> None:
         """Make a training the result of `run` in the folder `output`: every file, summary.json last.
@@ -189,12 +189,12 @@ class Store:
             if abs(time.time() - since) >= ages[folder.suffix]:  # a clock may be wrong, and the time lie in the future
                 name, _, why = folder.name.lstrip(".").partition(".")
                 place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
-                told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-                yield StoredTraining(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
+                since_when = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+                yield StoredTraining(folder, "-", place, f"since {since_when}", None, tree_bytes(folder), since)
 
 
 @contextmanager
-def _aside(store: Path, key: str) -> Iterator[Path]:
+def _temporary(store: Path, key: str) -> Iterator[Path]:
     """Yield a path in the folder of a store that nobody else uses. What lies there at the end is removed."""
     make_folder(store)
     holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=store))

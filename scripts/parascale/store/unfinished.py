@@ -9,7 +9,7 @@ from parascale.lease import Lease
 from parascale.paths import RunFolder
 from parascale.store.trainings import StoredTraining
 
-ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
+PARKED = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
 
 class Unfinished(StoredTraining):
@@ -19,7 +19,7 @@ class Unfinished(StoredTraining):
     @property
     def parked(self) -> bool:
         """Whether it stepped aside, and comes back only with the settings that it was begun with."""
-        return ASIDE in self.place
+        return PARKED in self.place
 
     def remove(self) -> None:
         """Free it; TrainingError where a job writes it."""

@@ -29,7 +29,7 @@ from parascale.train.dispatch import (
     AMOUNTS,
     SEQUENCE,
     WHOLE,
-    Attention,
+    AttentionMode,
     Computed,
     LiveBytes,
     key_of,
@@ -93,7 +93,7 @@ class Pass:
         tied, patterns = tying.tied_names(model), getattr(model, "shard_units", ())
         blocks = [each for name, each in model.named_modules() if any(matches(name, pattern) for pattern in patterns)]
         self.blocks, self.samples, self.width = blocks or [model], samples, width
-        self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), Attention(on_gpus)
+        self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), AttentionMode(on_gpus)
         self.entered, self.kept, self.forward, self.peaks = [], [], nothing(), []
         self.boundary, self.dear = nothing(), nothing()  # of all blocks
         rest = SEQUENCE if "split_sequence_after" in getattr(model, "tensor_plan", {}).values() else WHOLE

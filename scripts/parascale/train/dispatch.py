@@ -41,7 +41,7 @@ class Computed:
         self.amounts = {name: nothing() for name in AMOUNTS}
 
 
-class Attention(TorchFunctionMode):
+class AttentionMode(TorchFunctionMode):
     """Sees whether torch's attention is called, and drops. on_gpus: it computes as there: it drops within its kernels, and has none in
     fp64."""
 

@@ -13,8 +13,12 @@ def read_machine(device):
     """This node as the process on `device` sees it; None for what it does not tell. Memory in bytes."""
     found = host()
     if device.type == "cuda":
-        told = torch.cuda.get_device_properties(device)
-        found |= {"gpu": told.name, "gpus": torch.cuda.device_count(), "gpu_memory_bytes": told.total_memory}
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "gpus": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+        }
         import pynvml  # only where there are GPUs: it costs time to load
 
         found["driver"] = None

@@ -31,8 +31,7 @@ def unpack(archive, name, folder):
         if is_full_disk(error):
             raise
         raise DataError(
-            f"{name}: not a whole archive, or not one that can be unpacked here ({error}). If it opens elsewhere, unpack it yourself, and "
-            "set `data.source.location`"
+            f"{name}: damaged, or of an unsupported kind ({error}). If it opens elsewhere, unpack it and set `data.source.location`"
         ) from None
 
 
@@ -70,8 +69,7 @@ def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
         return zipfile.ZipFile(path, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}: the names in it are in an encoding that it does not say, such as Shift-JIS ({error.object!r}). Unpack it yourself "
-            "(`unzip -O cp932`), and set `data.source.location`"
+            f"{name}: unknown encoding of names ({error.object!r}): unpack it (`unzip -O cp932`) and set `data.source.location`"
         ) from None
 
 

@@ -54,9 +54,7 @@ def flat(path):
     if found.dtype.kind not in "iu":
         raise DataError(f"{path}: holds {found.dtype}, which are no tokens. Read are {READ}")
     if (needed := found.offset + found.tokens * found.dtype.itemsize) != size:
-        raise DataError(
-            f"{path}: has {size:,} bytes, but {needed:,} after its header or index; fetch or write it again"
-        )
+        raise DataError(f"{path}: has {size:,} bytes, not {needed:,}: fetch or write it again")
     return found
 
 
@@ -83,10 +81,7 @@ def _of_binary(path, size):
     if other:
         raise DataError(f"{path}: a file of {other}. Read are {READ}")
     if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
-        raise DataError(
-            f"{path}: looks like {why}, not nanoGPT's uint16 alone. Read are {READ}. Write its tokens as `.npy`: "
-            "`numpy.save(NEW, numpy.memmap(OLD, TYPE, 'r', BYTES_OF_HEADER))`"
-        )
+        raise DataError(f"{path}: looks like {why}, not nanoGPT's uint16. Convert to .npy (numpy.memmap, numpy.save)")
     return Flat(path, np.dtype("<u2"), 0, size // 2)
 
 
@@ -107,8 +102,8 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
     counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
     zeros, *elsewhere = np.count_nonzero(words[: len(words) // HEAD * HEAD].reshape(-1, HEAD) == 0, axis=1).tolist()
     share, zeros = np.mean(np.append(rest, 0) == 0), zeros - (words[0] == 0)  # the first token may be a mark
-    told = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
-    chance = math.comb(HEAD, zeros) * share**zeros if told else 1
+    rare = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
+    chance = math.comb(HEAD, zeros) * share**zeros if rare else 1
     chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)
     chance *= 1e-3 if head[:2].tobytes().replace(b"_", b"a").isalnum() else 1
     return "numbers behind another tool's header" if chance < 1e-5 else None
