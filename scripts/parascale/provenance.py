@@ -85,7 +85,6 @@ CODE = {
         "checkpoint/load.py",
         "checkpoint/manifest.py",
         "checkpoint/metadata.py",
-        "checkpoint/read.py",
         "checkpoint/source.py",
         "checkpoint/tensors.py",
         "checkpoint/verify.py",
@@ -93,7 +92,6 @@ CODE = {
         "families/*/export.py",
     ),
     "loaders": (
-        "data/advice.py",
         "data/ahead.py",
         "data/benchmark.py",
         "data/classes.py",

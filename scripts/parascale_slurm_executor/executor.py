@@ -20,11 +20,9 @@ from parascale.files import make_folder, write_text
 from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
-from parascale_slurm_executor.endings import NOTHING, ending, lacking
+from parascale_slurm_executor.endings import NOTHING, Signs, ending, lacking
 from parascale_slurm_executor.jobs import comment_of, noted_as, training_of
-from parascale_slurm_executor.queued import Queued
-from parascale_slurm_executor.silent import Signs
-from parascale_slurm_executor.waiting import Pauses, why, why_later
+from parascale_slurm_executor.queued import Pauses, Queued, why, why_later
 
 # Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
 OFTEN = 5

@@ -239,7 +239,7 @@ def write(plan, planner):
     page = folder / "plan.html"
     write_json(folder / "plan.json", plan.as_dict())
     if plan.jobs or not page.is_file():
-        from parascale.commands.planned import planned_page  # loads slowly
+        from parascale.commands.report import planned_page  # loads slowly
 
         write_text(page, planned_page(plan, planner))
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from parascale.data.sources import builtin, download, prose
+from parascale.data.sources import builtin, download
 from parascale.errors import DataError
 from parascale.settings import Source
 
@@ -37,7 +37,7 @@ A      Table of words here is not kept.
 
 
 def test_prose_is_what_reads_like_sentences():
-    assert prose.paragraphs(DOCSTRING.strip()) == [
+    assert builtin.paragraphs(DOCSTRING.strip()) == [
         "Return the sorted values in a new array , just as numpy . sort would do ( see argsort ) .",
         "The values that are to be sorted , of any shape and type .",
         "A point of a list that has enough words .",

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from parascale.checkpoint import export
-from parascale.data.convert_tokens import convert_tokens
+from parascale.data.convert import convert_tokens
 from parascale.data.formats import open_tokens
 from parascale.data.own_tokens import prepare_tokens
 from parascale.data.text import Tokens, Windows

@@ -14,8 +14,7 @@ from parascale.lease import Lease
 from parascale.settings import Run, Workload, make
 from parascale.settings.config import Keeping
 from parascale.store.keys import data_known, key_of_run
-from parascale.store.trainings import Store, shown_places
-from parascale.store.unfinished import unfinished
+from parascale.store.trainings import Store, shown_places, unfinished
 
 from .test_plan_budget import project
 from .test_store import fill

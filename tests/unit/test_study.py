@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from parascale.commands.comparison import write_comparison
+from parascale.commands.report import write_comparison
 from parascale.commands.scaling import study_of
 from parascale.errors import ConfigError
 from parascale.files import read_json_lines, write_text

@@ -88,3 +88,21 @@ def save_tensors(state, writer, group):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ALONE)
         dcp.save(state, storage_writer=writer, process_group=group)
+
+
+def tensors(folder):
+    """Name → (shape, dtype) of every tensor in a checkpoint folder."""
+    entries = read_index(folder).state_dict_metadata
+    return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
+
+
+def read(folder, names=None):
+    """Name → whole tensor on the CPU, for some or all of a checkpoint's tensors."""
+    known = tensors(folder)
+    names = list(known) if names is None else names
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise CheckpointError(f"{folder} holds no tensor {', '.join(missing)}")
+    state = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
+    load_tensors(state, folder, no_dist=True)
+    return state

@@ -180,7 +180,7 @@ def convert(project, workload, form, shard, gather, threads):
     Example: parascale data convert --dataset shapes --format arrow
     """
     from parascale.data import convert as conversion
-    from parascale.data.convert_tokens import convert_tokens
+    from parascale.data.convert import convert_tokens
     from parascale.data.images import ImageIndex
     from parascale.data.text import Tokens
 
@@ -244,7 +244,7 @@ def benchmark(project, workload, forms):
     Example: parascale data benchmark --dataset shapes
     """
     from parascale.data import benchmark as readers
-    from parascale.data.advice import advise
+    from parascale.data.benchmark import advise
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")

@@ -10,8 +10,7 @@ from parascale.paths import RunFolder
 from parascale.plan.planner import Planner
 from parascale.report.numbers import aligned
 from parascale.store.keys import data_known, key_of_run
-from parascale.store.trainings import SHORT, Store, shown_places
-from parascale.store.unfinished import unfinished
+from parascale.store.trainings import SHORT, Store, shown_places, unfinished
 
 GB = 1e9
 FEWEST = 4  # that name one on the command line

@@ -7,17 +7,29 @@ where they lie, or else folders of classes directly below the root are one set, 
 """
 
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from parascale.data import image_tables, imagenet, named_files
-from parascale.data.image_splits import TABLE, find_splits
+from parascale.data.image_forms import HDF5_ENDINGS, TarSamples, parts_of
 from parascale.data.image_tables import holds_images, path_label, require_distinct
+from parascale.data.imagenet import TRAIN, VALIDATION
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, as_spelled, is_copy, is_foreign, note_foreign
+from parascale.data.named_files import (
+    ONE_SET,
+    SPLIT_NAMES,
+    as_spelled,
+    is_copy,
+    is_foreign,
+    note_foreign,
+    require_one_set,
+    saved_files,
+)
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, shorten_list
 
@@ -28,6 +40,9 @@ FORMS = (
 )
 IMAGE_DATA = "image_data"  # as the courses of Jülich call the column of images in Arrow
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
+TABLE = re.compile(r"([a-z]+)(?:\.csv|(?:-.*)?\.parquet)", re.IGNORECASE)  # of a split
+WORDS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
+PACKED = re.compile(rf"(?:.*[^a-z])?({WORDS})(?:[^a-z].*)?\.(?:arrow|tar)", re.IGNORECASE)  # `imagenet_train-0001.tar`
 
 
 def index_images(root, settings, output, columns=None):
@@ -236,3 +251,44 @@ def _picked(rows, names, which):
 
 def _shown(name):
     return name.decode("utf-8", "backslashreplace")
+
+
+def find_splits(root):
+    """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
+    folders, tables, entries = {}, {}, [path for path in sorted(root.iterdir()) if path.name not in (TRAIN, VALIDATION)]
+    for split, names in SPLIT_NAMES.items():
+        if found := {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}:
+            require_one_set(split, found)
+            (folder,) = found
+            if (saved := saved_files(folder)) is None:
+                folders[split] = folder
+            else:
+                tables[split] = list[Any](map(Path, saved))
+        matched = ((path, TABLE.fullmatch(path.name) or PACKED.fullmatch(path.name)) for path in entries)
+        listed = {path: {match[1]} for path, match in matched if match and match[1].lower() in names and path.is_file()}
+        if listed:
+            require_one_set(split, listed)
+            if split in tables:
+                raise DataError(f"{folder} and {next(iter(listed))} may both be the {split} split: {ONE_SET}")
+            tables[split] = [TarSamples(path) if path.suffix.lower() == ".tar" else path for path in sorted(listed)]
+    if folders and tables.keys() - folders.keys():
+        there = f"a folder for {', '.join(folders)}, but a table for {', '.join(tables)}"
+        raise DataError(f"{root}: {there}: remove or rename those that are not meant")
+    return folders, tables if folders or tables else _find_in_files(root, entries)
+
+
+def _find_in_files(root, entries):
+    """Split → its tables, where `root` is a set that `save_to_disk` wrote without splits, or holds zips or HDF5 and no folders."""
+    if (saved := saved_files(root)) is not None:
+        return {"train": list(map(Path, saved))}
+    tables = {}
+    if any(path.is_dir() and not is_foreign(f"{path.name}/") for path in entries):
+        return tables
+    for path in (path for path in entries if path.suffix.lower() in (".zip", *HDF5_ENDINGS)):
+        for name, samples in parts_of(path).items():
+            words = {*re.split("[^a-z]+", (name or path.stem).lower())}
+            split = next((split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)), "train")
+            if split in tables:
+                raise DataError(f"{tables[split][0]} and {samples} may both be the {split} split: {ONE_SET}")
+            tables[split] = [samples]
+    return tables

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 
 from parascale.data import tokenize
-from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.sources.flat import Flat
 from parascale.data.text import prepared
+from parascale.data.tokenize import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.files import link_or_copy
 

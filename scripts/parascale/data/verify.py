@@ -10,8 +10,7 @@ import itertools
 import numpy as np
 import xxhash
 
-from parascale.data.convert import read_samples
-from parascale.data.convert_tokens import token_digests
+from parascale.data.convert import read_samples, token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.samples import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from parascale import loopback, slurm
-from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.binding import cores_of_ranks, visible_devices
@@ -22,6 +21,7 @@ from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS,
 from parascale.launch.rendezvous import interface_addresses, local_store, reserve_port
 from parascale.launch.silence import Silence
 from parascale.launch.workers import STACK_SIGNAL, Failure, Worker, Workers, root_cause
+from parascale.lease import SuspendAwareClock
 from parascale.recording import FOLDER
 from parascale.settings import Site
 

@@ -31,13 +31,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, PERMANENT_FAILURE, RequirementError, shorten_list
 from parascale.files import make_folder, write_text
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.rendezvous import reached
 from parascale.launch.workers import Failure, root_cause
-from parascale.lease import RENEW_SECONDS, STALE_SECONDS
+from parascale.lease import RENEW_SECONDS, STALE_SECONDS, SuspendAwareClock
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so

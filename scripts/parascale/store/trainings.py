@@ -26,12 +26,14 @@ from parascale.files import (
     full_disk_is_an_error,
     make_folder,
     read_json,
+    read_json_lines,
     sha256,
     sync_path,
     sync_tree,
     tree_bytes,
     write_json,
 )
+from parascale.lease import Lease
 from parascale.paths import RECORD, SUMMARY, RunFolder
 from parascale.settings import Run, identity, run_from_dict
 from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole
@@ -39,6 +41,7 @@ from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, des
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
 ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
 SHORT = 12  # digits of a key that people are shown
+PARKED = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
 
 class StoreError(ParascaleError):
@@ -211,3 +214,36 @@ def shown_places(results: Path) -> dict[str | None, list[str]]:
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
         found[RunFolder(path.parent).read_record().get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)
+
+
+class Unfinished(StoredTraining):
+    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
+    people. core_hours: of its attempts that ended, None where its record does not say."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it stepped aside, and comes back only with the settings that it was begun with."""
+        return PARKED in self.place
+
+    def remove(self) -> None:
+        """Free it; TrainingError where a job writes it."""
+        lease = Lease(self.folder, "Wait for it, or cancel that job.")
+        lease.acquire()
+        lease.give_up()
+
+
+def unfinished(under_way: Path) -> list[Unfinished]:
+    folders = [path for kind in ("runs", "parity", "probes") for path in sorted(under_way.glob(f"{kind}/*"))]
+    return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
+
+
+def _read(folder: Path) -> Unfinished:
+    began, hours = "?", None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
+        files = RunFolder(folder)
+        attempts, record = read_json_lines(files.attempts), read_json(files.record)
+        began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
+        cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
+        hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600
+    place = f"{folder.parent.name}/{folder.name}"
+    return Unfinished(folder, "-", place, f"began {began}", hours, tree_bytes(folder))

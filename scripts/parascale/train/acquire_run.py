@@ -10,7 +10,7 @@ from parascale.files import make_folder, read_json
 from parascale.lease import Lease
 from parascale.paths import RunFolder
 from parascale.settings import identity
-from parascale.store.unfinished import PARKED
+from parascale.store.trainings import PARKED
 from parascale.train.job import show_kept
 
 

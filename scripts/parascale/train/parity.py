@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.errors import ParascaleError, shorten_list
 from parascale.files import read_json
 from parascale.paths import RunFolder
@@ -181,10 +181,10 @@ def _largest_weight_difference(folder, baseline_folder, smallest, way):
             f"{folder} and {baseline_folder} do not hold the same tensors: {', '.join(sorted(odd)[:3])}; run both again"
         )
     worst, largest, unjudged = "", -1.0, 0
-    held = read.tensors(baseline_folder).keys()
+    held = metadata.tensors(baseline_folder).keys()
     for group in _groups(names):
-        ours = read.read(folder, group)
-        theirs = read.read(baseline_folder, [*group, *(other for name in group for other in _moments(name) & held)])
+        ours = metadata.read(folder, group)
+        theirs = metadata.read(baseline_folder, [*group, *(other for name in group for other in _moments(name) & held)])
         for name in group:
             judged = _judged(name, theirs, smallest)
             unjudged += (~judged).sum().item()
@@ -214,7 +214,7 @@ def _judged(weight, tensors, smallest):
 
 def _weights(folder):
     """Name → (shape, torch dtype) of a checkpoint's weights."""
-    return {name: facts for name, facts in read.tensors(folder).items() if name.startswith("model.")}
+    return {name: facts for name, facts in metadata.tensors(folder).items() if name.startswith("model.")}
 
 
 def _groups(weights):

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from parascale.awake import SuspendAwareClock
 from parascale.errors import Interrupted
+from parascale.lease import SuspendAwareClock
 from parascale.train.flight_state import FlightState
 
 # Seconds for torch's collectives. Its clock goes on while this process stands still, so the watchdog is to decide long before.
