@@ -47,15 +47,11 @@ SECONDS = Number(min=0, min_open=True)
 @click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
 @click.option("--site", metavar="SITE", help="Of a program: a site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
-@click.option(
-    "--timeout", type=SECONDS, help="Seconds within which all ranks must end after the first.  [default: 300]"
-)
+@click.option("--timeout", type=SECONDS, help="Seconds for all ranks to end after the first.  [default: 300]")
 @click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
 @click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
 @click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
-@click.option(
-    "--node", type=click.IntRange(min=0), help="To start by hand, once on each machine: number of this node, from 0."
-)
+@click.option("--node", type=click.IntRange(min=0), help="By hand, once on each machine: its number, from 0.")
 @click.option("--meet", type=Location(), metavar="DIR", help="With --node: a new folder, which every machine sees.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @project_options

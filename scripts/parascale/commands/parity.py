@@ -75,9 +75,7 @@ def record(project, name, steps, every, folder):
 
 @parity.command()
 @click.argument("name", metavar="RUN", type=RunName())
-@click.option(
-    "--steps", type=COUNT, help=f"Steps to record.  [default: to the first beyond the tolerance, at most {FEW}]"
-)
+@click.option("--steps", type=COUNT, help=f"Steps to record.  [default: to the first that differs, at most {FEW}]")
 @click.option("--every", type=COUNT, default=1, help="Keep every n-th column, to store less.  [default: all]")
 @project_options
 @click.pass_context

@@ -21,11 +21,7 @@ BASES = {
 
 @click.command()
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Exit with 1 unless every run fits in memory and the machine's limits, and all together stay within the budget.",
-)
+@click.option("--check", is_flag=True, help="Exit with 1 if a run does not fit, or all exceed limits or the budget.")
 @click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
 @project_options
 def plan(find, name, check, explain):

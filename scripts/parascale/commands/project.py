@@ -56,11 +56,7 @@ def check(context, find, name):
 @check.command()
 @click.argument("target")
 @click.option("--window", type=COUNT, help="Tokens of a sample; default: 64. A workload says its own.")
-@click.option(
-    "--vocabulary",
-    type=COUNT,
-    help="Entries, or classes; default: the data's, as it is expected, the folder's, or 1,000.",
-)
+@click.option("--vocabulary", type=COUNT, help="Entries or classes; default: the data's, the folder's, or 1,000.")
 @project_options
 def model(find, target, window, vocabulary):
     """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient; and count it for plans.

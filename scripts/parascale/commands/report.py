@@ -37,9 +37,7 @@ WIDTH = 200  # of a table that is written into a file or a pipe
 @run_option("The report of this run alone, finished or not: NAME.html.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Include runs with results that the run table does not name.")
-@click.option(
-    "--output", type=OutputFolder(), help="Folder to write.  [default: results/report, and its jobs/ with --run]"
-)
+@click.option("--output", type=OutputFolder(), help="Folder to write.  [default: results/report; its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
     """Build the comparison report from the records of the runs in the run table; it names runs without results.

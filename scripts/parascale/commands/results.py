@@ -19,9 +19,7 @@ from parascale.plan.planner import Planner
 from parascale.settings import run_from_dict
 
 BATCH = 32  # documents at once; the summaries do not depend on it
-DEVICE = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]"
-)
+DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device.  [default: the site's]")
 
 
 @click.command()
@@ -33,9 +31,7 @@ DEVICE = click.option(
 @click.option("--temperature", type=Number(0), default=0.8, help="0: always the likeliest token; higher: more random.")
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=WHICH, default="best", help="Checkpoint to use.")
-@click.option(
-    "--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint to use instead, of any form."
-)
+@click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of any form, instead.")
 @DEVICE
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project

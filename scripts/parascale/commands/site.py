@@ -23,10 +23,7 @@ def site():
 
 @site.command()
 @click.argument("called", metavar="[NAME]", required=False)
-@click.option(
-    "--partition",
-    help="The partition for trainings; default: Slurm's default if it has GPUs, else the one with most GPUs.",
-)
+@click.option("--partition", help="Default: Slurm's default if it has GPUs, else that with most GPUs.")
 @click.option(
     "--from",
     "printed",

@@ -49,9 +49,7 @@ def list_(project):
 
 @store.command()
 @click.argument("keys", nargs=-1, metavar="[KEY ...]")
-@click.option(
-    "--unused", is_flag=True, help="All that neither results show nor the run table asks for, and what stepped aside."
-)
+@click.option("--unused", is_flag=True, help="All that no result shows and no row asks for, and parked trainings.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
 def free(project, keys, unused, yes):
