@@ -123,7 +123,7 @@ def _end_in_time(code: int, seconds: float) -> None:
         for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile
             time.sleep(1.0)
         print(
-            f"the work is done, but this process hangs at its exit since {seconds:.0f} s: cut off",
+            f"the work is done, but this process has hung at exit for {seconds:.0f} s: cut off",
             file=sys.stderr,
             flush=True,
         )

@@ -79,7 +79,7 @@ class Lease:
         return holder["time"]
 
     def wait(self) -> float | None:
-        """Wait until nobody holds the lease, and say once who does."""
+        """Wait until the lease is free, and say once who holds it."""
         said = False
         while True:
             try:
@@ -146,7 +146,7 @@ class Lease:
 
     def _replace(self, former: Holder) -> float:
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
-        print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
+        print(f"{self.path.parent}: replaces this job's former start, {_described(former)}", flush=True)
         self._write()
         awake, held_since = SuspendAwareClock(), 0.0
         while awake() - held_since < STALE_SECONDS:

@@ -130,7 +130,7 @@ class Pretrained:
         """The folder's numbers of the entries for what is unknown and for the end."""
         unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
-            raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
+            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for what is unknown")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
             raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
@@ -145,7 +145,7 @@ class Pretrained:
             if name == WEIGHTS:
                 self.refuse_other_forms()
             raise DataError(
-                f"{path}: no such file; a tokenizer has {TOKENIZER}, a model {CONFIG} and {WEIGHTS} too: `hf download NAME --local-dir {self.folder}`"
+                f"{path}: no such file; a tokenizer has {TOKENIZER}, a model {CONFIG} and {WEIGHTS} too: fetch it on a login node, as by `hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
 

@@ -123,7 +123,7 @@ def modules_of(*results: str, families: Iterable[str] = (), files: Sequence[Any]
 
     families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
     from their own folders.
-    Raises ConfigError for a file that is missing or is no Python.
+    Raises ConfigError for a file that is missing or not Python.
     """
     patterns = [pattern for result in results for pattern in CODE[result]]
     patterns += [f"families/{family}/*modules.py" for family in families]

@@ -17,7 +17,7 @@ OURS = ("run", "workload", "layout", "baseline", "repeat", "nodes", "gpus_per_no
 
 
 def check(run: Any) -> None:
-    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns that the script would not be told."""
+    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns of which the script would not know."""
     workload = run.workload
     for key, file in (("command", workload.command), *(("inputs", file) for file in workload.inputs)):
         if not os.path.isfile(file):

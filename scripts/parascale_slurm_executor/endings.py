@@ -81,11 +81,11 @@ class Signs:
         else:
             patience, watched = BEGINNING * self._root.silence, job.log if training else job.output
             sign = [os.stat(path).st_mtime for path in watched if os.path.exists(path)]
-            what = f"has not begun to train, and written nothing for {patience:.0f} s"
+            what = f"has not begun to train and has written nothing for {patience:.0f} s"
             if not training:
                 if not 0 < len(sign) == len(watched):
                     return None
-                what = f"still runs {patience:.0f} s after all that it makes was there"
+                what = f"still runs {patience:.0f} s after all its output was there"
         now = time.monotonic()
         before, since, doubted = self._signs.get(identity, (None, now, False))
         if sign == before and now - since <= patience:

@@ -21,8 +21,7 @@ from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
 from parascale_slurm_executor.endings import NOTHING, Signs, ending, lacking
-from parascale_slurm_executor.jobs import comment_of, noted_as, training_of
-from parascale_slurm_executor.queued import Pauses, Queued, why, why_later
+from parascale_slurm_executor.jobs import Pauses, Queued, comment_of, noted_as, training_of, why, why_later
 
 # Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
 OFTEN = 5
@@ -120,7 +119,7 @@ class RootExecutor(Executor):
     def see_end(self, job, identity, key):
         """Watch a job that has published its training, of which Snakemake thus needs no more: it would be charged until its limit."""
         if key == noted_as(job)["key"] and self.is_finished(training_of(job)):
-            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: its end is waited for.")
+            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: waiting for it to end.")
             self.left.add(identity)
             aux = {"slurm_logfile": self._log_of(job, identity), "ours": False}
             with self.lock:

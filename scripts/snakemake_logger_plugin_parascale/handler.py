@@ -97,7 +97,7 @@ class LogHandler(LogHandlerBase):
         self.shown = line
 
     def look_after(self):
-        """Once a minute: which trainings will cost far more than they were planned to, each told once."""
+        """Once a minute: which trainings will cost far more than they were planned to, each reported once."""
         while not self.closed:
             for line in self.ledger.dearer():
                 self.say(f"warning: {line}")

@@ -79,11 +79,11 @@ class Ledger:
             return line
         to_go, unknown = f"{sums['core_hours_expected']:,.2f}", sums["jobs_unknown"]
         if unknown:
-            return f"{line}, at least {to_go} to go, and {plural(unknown, 'job')} of unknown price"
+            return f"{line}, at least {to_go} left, and {plural(unknown, 'job')} without a price"
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
         ends = f"({sums['core_hours_low']:,.2f} to {sums['core_hours_high']:,.2f})"
-        return f"{line}, about {to_go} {ends} to go, for {duration(hours)}: until {end}, without time in queues"
+        return f"{line}, about {to_go} {ends} left, {duration(hours)}: done around {end}, plus queues"
 
     def dearer(self):
         """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""

@@ -100,7 +100,7 @@ class View:
 
     def finished(self, number, verdict=""):
         """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not. verdict:
-        None of what is no line."""
+        None of what is not a line."""
         name, began, training = self.running.pop(number, (None, None, None))
         if verdict is not None and (training or verdict not in ("", "baseline")):
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))

@@ -205,7 +205,7 @@ def of_other_classes(images, folder):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("language_model", "trained on numbers that mean something else: its vocabulary has other entries"),
+        ("language_model", "trained on other classes or tokens: its vocabulary has other entries"),
         ("classification", "class 0 is `.+` here and `.+` there"),
     ],
 )

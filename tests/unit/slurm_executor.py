@@ -10,7 +10,7 @@ from parascale import slurm
 from parascale.paths import Paths
 from parascale_slurm_executor import RootExecutor
 from parascale_slurm_executor.endings import Signs
-from parascale_slurm_executor.queued import Pauses, Queued
+from parascale_slurm_executor.jobs import Pauses, Queued
 
 
 class Names(SimpleNamespace):

@@ -189,7 +189,7 @@ def test_a_conversion_is_replaced_without_its_manifest_too_but_no_folder_of_anot
     """Snakemake deletes the manifest, which stands for the folder, before a stale conversion is made again."""
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
     (tmp_path / "converted" / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint \(checkpoint\.json is missing\)"):
+    with pytest.raises(CheckpointError, match=r"not a complete checkpoint \(checkpoint\.json is missing\)"):
         convert(tmp_path / "converted", tmp_path / "target", SMALL, ["pt"])
     assert not inspect(tmp_path / "converted")["whole"]
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])

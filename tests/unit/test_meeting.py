@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale import awake
+from parascale import lease
 from parascale.cli import parascale
 from parascale.errors import FAILED, PERMANENT_FAILURE, ConfigError, RequirementError
 from parascale.launch import STOPPED, TERMINATED, environment, node, peers, rendezvous
@@ -120,7 +120,7 @@ class Job:
                 kept[key] = self.clock.now + late, real(path)
             return kept[key][1]
 
-        for module in (awake, node, peers):
+        for module in (lease, node, peers):
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(peers, "look", look)
         monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(gethostbyname=str, create_connection=self.connect))

@@ -86,7 +86,7 @@ def test_a_held_port_goes_to_nobody_else_but_torch_can_listen_on_it():
 def test_the_sites_interface_is_found_or_named():
     for interface, addresses in ((None, []), ("lo", ["127.0.0.1"]), ("eth99,lo", ["127.0.0.1"])):
         assert interface_addresses(Network(interface=interface), "jrc0001") == addresses
-    with pytest.raises(RequirementError, match=r"jrc0001 has no network interface `eth99` \(it has .*lo"):
+    with pytest.raises(RequirementError, match=r"jrc0001: no network interface `eth99` among .*lo"):
         interface_addresses(Network(interface="eth99"), "jrc0001")
 
 

@@ -51,7 +51,7 @@ def training(here):
     launched(here, "training", here.ranks, job=jobs["whole"])
     try:
         launched(here, "training", here.ranks, job=jobs["killed"], kill=KILLED)
-        yield row("after a rank was killed", "the others went on", right=False)
+        yield row("after a rank was killed", "the others continued", right=False)
     except TrainingError as error:
         seconds = time.time() - float((jobs["killed"].results / "killed").read_text())
         yield row("after a rank was killed", str(error), right="SIGKILL" in str(error))

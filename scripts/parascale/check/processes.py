@@ -75,7 +75,7 @@ def power_limit(uuid):
 
 
 def launched(here, function, ranks, **values):
-    """What so many processes returned that each call a function of `parascale.check.ranks` with these values.
+    """The results of `ranks` processes that each call a function of `parascale.check.ranks` with these values.
 
     TrainingError with the launcher's last words where one failed, subprocess.TimeoutExpired where the check's time was over.
     """

@@ -1,4 +1,4 @@
-"""Two checkpoints, of whatever form and layout, tensor by tensor."""
+"""Compares two checkpoints of any form and layout, tensor by tensor."""
 
 import math
 from pathlib import Path

@@ -110,5 +110,5 @@ def words_of(kind):
     words = part_of(kind, "export")
     if words is None:
         exported = ", ".join(name for name, kind in kinds().items() if kind.export)
-        raise CheckpointError(f"transformers has no equal of model.kind = {kind}. Exported: {exported}")
+        raise CheckpointError(f"transformers has no equivalent of model.kind = {kind}. Exported: {exported}")
     return words

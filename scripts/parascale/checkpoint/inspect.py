@@ -12,7 +12,7 @@ from parascale.settings.layout import DEGREES
 def inspect(folder):
     """Facts of a checkpoint folder as plain values: {folder, whole, problem, forms: {form: {...}}, run, step, layout, …}.
 
-    A folder that is no whole checkpoint is described by `problem`; only a folder that is not there raises CheckpointError.
+    `problem` says why a folder is not a complete checkpoint; only a folder that is not there raises CheckpointError.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -98,7 +98,7 @@ def _sharded(folder):
     def piece(name, chunk, dtype):
         place = places.get((name, tuple(chunk.offsets)))
         if place is None or place.transform_descriptors:
-            raise CheckpointError(f"{folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
+            raise CheckpointError(f"{folder}: the index has no location for {name} at {list(chunk.offsets)}")
         path = folder / place.relative_path
 
         @functools.cache  # each chunk is a pickle, and there may be 100,000s: it is looked into when it is read
@@ -199,7 +199,7 @@ def _position(path, start, tensor):
     """The byte of the file at which a tensor of `_load_places` begins."""
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if offset is None or not tensor.is_contiguous():
-        raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} does not lie in one block")
+        raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} is not contiguous")
     return start + offset + tensor.storage_offset() * tensor.element_size()
 
 

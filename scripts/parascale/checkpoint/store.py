@@ -233,8 +233,8 @@ def _first_name(key, tied):
 def _check_names(folder, wanted):
     """Raise CheckpointError unless the checkpoint holds what the model wants (name → shape), and no weights besides."""
     held = {name: list(entry.size) for name, entry in read_index(folder).state_dict_metadata.items()}
-    problems = [f"it lacks {name}" for name in wanted if name not in held]
-    problems += [f"the model has no {name}" for name in held if name.startswith("model.") and name not in wanted]
+    problems = [f"missing {name}" for name in wanted if name not in held]
+    problems += [f"unexpected {name}" for name in held if name.startswith("model.") and name not in wanted]
     odd = [name for name, shape in wanted.items() if held.get(name, shape) != shape]
     problems += [f"{name} has shape {held[name]} instead of {wanted[name]}" for name in odd]
     if problems:

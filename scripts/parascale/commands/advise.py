@@ -112,7 +112,7 @@ def advise(
 
 
 def print_table(advice, name, own, paid):
-    """Advice as a table of its own, and what its workload must say otherwise than its `own` training.
+    """Advice as a table of its own, and how its workload must differ from its `own` training.
 
     paid: see `advice_of.bought`. Its steps are taken where the data has enough for them, or where they are fewer than the training's own.
     """

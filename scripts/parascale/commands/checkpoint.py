@@ -156,7 +156,7 @@ def tokens_of(find, record):
     """The Tokens that the run of a record learned of, from the project that `find` opens. None, and why, where that has them no more."""
     from parascale.data.text import Tokens
 
-    run, why = run_from_dict(record["settings"]), "its data was made anew"
+    run, why = run_from_dict(record["settings"]), "its data was rebuilt"
     try:
         paths = find().paths
         known = identity.digest_of(data_known(paths.data_of(run), paths.start_of(run)))

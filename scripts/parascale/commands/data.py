@@ -81,7 +81,7 @@ def download(project, workload):
 
 
 @data.command()
-@click.option("--shard", type=click.IntRange(min=0), help="Encode only this one of `data.shards`.")
+@click.option("--shard", type=click.IntRange(min=0), help="Encode only this shard of `data.shards`.")
 @with_dataset
 def prepare(project, workload, shard):
     """Turn raw text, or pairs of document and summary, into arrays of token numbers.

@@ -45,7 +45,7 @@ SECONDS = Number(min=0, min_open=True)
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
 @click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
-@click.option("--site", metavar="SITE", help="Of a program: a site's name or its YAML file.  [default: the project's]")
+@click.option("--site", metavar="SITE", help="For a program: a site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
 @click.option("--timeout", type=SECONDS, help="Seconds for all ranks to end after the first.  [default: 300]")
 @click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
@@ -80,7 +80,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         run = functools.partial(run_script, project, job, os.getcwd()) if planned.files else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
-        raise click.UsageError(f"run {name} needs {planned.nodes} nodes × {planned.processes} processes, by its row")
+        raise click.UsageError(f"run {name} needs {planned.nodes} × {planned.processes} processes (nodes × each)")
     if (node or 0) >= chosen.nodes:
         raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
     if command and not command[0].startswith("-") and not Path(command[0]).is_file():
@@ -154,7 +154,7 @@ def _only_launcher(logs):
     lock, hold = logs / "launch.lock", click.get_current_context().with_resource
     lock.touch()
     if hold(locked(lock)) is False:
-        print(f"waits: another launcher works on this run ({lock})", flush=True)
+        print(f"waiting: another launcher is running this run ({lock})", flush=True)
         hold(locked(lock, math.inf))
 
 

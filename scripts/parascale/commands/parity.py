@@ -19,7 +19,7 @@ FEW = 3  # steps to record at most, unless more are asked for: each is large
 
 @click.group()
 def parity():
-    """Does a run train the same as its baseline; and if not, where do they part?
+    """Does a run train the same as its baseline, and if not, where do they differ?
 
     \b
     Example: parascale parity explain ddp
@@ -27,7 +27,7 @@ def parity():
 
 
 @parity.command(hidden=True)
-@run_option("A run. If it can be compared, its parity run is finished, as is that of its baseline.", required=True)
+@run_option("A run. Its parity run and that of its baseline must be finished.", required=True)
 @with_project
 def compare(project, name):
     """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
@@ -80,9 +80,9 @@ def record(project, name, steps, every, folder):
 @project_options
 @click.pass_context
 def explain(context, find, name, steps, every):
-    """In which step, pass and module does a run part first from its baseline, a single process, and what does it look like?
+    """Find the first step, pass and module in which a run differs from its baseline, a single process, and describe the difference.
 
-    Trains the first steps of both parity runs anew, recorded and not compiled, and compares each output, gradient and weight
+    Trains the first steps of both parity runs again, recorded and not compiled, and compares each output, gradient and weight
     (docs/proof.md). Writes proof.json and proof.txt into results/parity/RUN; exits with 1 if they differ. While it works, it keeps all
     these numbers of both runs below work/explained: gigabytes (3 steps of summary-small, of 1 M parameters, are 3 GB), or with `--every 16`
     about a sixteenth.

@@ -12,10 +12,10 @@ from parascale.plan.planner import Planner
 from parascale.report.numbers import duration, plural, price
 
 BASES = {
-    "formula": "no run that computes alike was observed here; constants of this kind of GPU, or of processors as measured",
+    "formula": "no similar run was observed here; constants of this GPU model, or measured processors",
     "fit": "prices fitted to other runs of this machine",
     "probe": "prices fitted to runs of this workload, precision and kind of layout",
-    "history": "finished runs that differ in name and seed alone",
+    "history": "finished runs that differ only in name and seed",
 }
 
 
@@ -141,7 +141,7 @@ def judge(names, planner):
         notes.append(f"{plural(unpriced, 'run')} without a price")
     refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site, planner)))
     cost = tables.cost(expected).removeprefix("Cost: ")
-    cost += f", beside {expected.spent:,.2f} spent before" if expected.spent else ""
+    cost += f", plus {expected.spent:,.2f} already spent" if expected.spent else ""
     cost += "; `snakemake -n` adds parity runs and other jobs"
     verdict = [f"refused: {line}" for line in refused] or [
         f"{project.config.runs} at {site.name}: all {len(names)} runs can start: {cost}"

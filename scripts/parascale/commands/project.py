@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[3] / "config/README.md"
 
 
 @click.group(invoke_without_command=True)
-@run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
+@run_option("Also check what this run needs of torch; repeat for several.", multiple=True)
 @project_options
 @click.pass_context
 def check(context, find, name):

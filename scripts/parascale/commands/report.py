@@ -107,7 +107,7 @@ def write_comparison(project, output, names, datasets, measured):
     """Write the report of these runs into a folder; returns their records.
 
     names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
-    measured: the runs whose measured communication is linked; None for all. DataError where nothing was begun or measured.
+    measured: the runs whose measured communication is linked; None for all. DataError where nothing was started or measured.
     """
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)

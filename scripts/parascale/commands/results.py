@@ -165,7 +165,7 @@ def write_summaries(finished, folder, settings, devices, part):
 @click.option("--across-precisions", is_flag=True, help="Compare them even if they computed in different precisions.")
 def prove(single, parallel, across_precisions):
     """Does a script of yours compute on several processes what it computes on one; and if not, in which step, pass and module does it
-    part first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
+    differ first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
     with 1 if they differ, and with 3 if they are not comparable, as their precisions differ.
 
     \b
@@ -193,7 +193,7 @@ def calibrate(project, probes, machine):
     Example: parascale calibrate
     """
     if machine and probes:
-        raise click.UsageError(f"--machine measures no probe: leave out {' '.join(probes)}")
+        raise click.UsageError(f"--machine takes no probes: leave out {' '.join(probes)}")
     if machine:
         from parascale.train.processors import measure
 
@@ -213,7 +213,7 @@ def calibrate(project, probes, machine):
         raise ConfigError(f"not all of these probes are of site {project.site.name}: {', '.join(sorted(sites))}")
     observations = tuple(filter(None, map(prices.observe_probe, folders)))
     if less := len(folders) - len(observations):
-        print(f"{less} of {len(folders)} probes say nothing: their script records no steps")
+        print(f"{less} of {len(folders)} probes have no measurements: their script records no steps")
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
@@ -230,6 +230,6 @@ def require_finished(project, name, task):
     if trained != task:
         fitting = [each for each, run in project.right.items() if run.workload.task == task]
         others = ", ".join(fitting) or "none"
-        raise ConfigError(f"run `{name}` is for the task {trained}, not {task}; of this task: {others}")
+        raise ConfigError(f"run `{name}` trains {trained}, not {task}; runs of {task}: {others}")
     if not described.is_file():
         raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")

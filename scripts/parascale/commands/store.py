@@ -27,7 +27,7 @@ def list_(project):
     """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
 
     Below them stand unfinished trainings, and what killed jobs, damaged files and earlier versions left. A training whose settings
-    changed has stepped aside; it goes on when they are changed back.
+    changed is parked; it continues when they are changed back.
 
     \b
     Example: parascale store list
@@ -35,7 +35,7 @@ def list_(project):
     found, shown = Store(project.paths.trainings), shown_places(project.paths.results)
     trainings, begun = found.all(), unfinished(project.paths.under_way)
     rows = [[*_words(kept), ", ".join(shown.get(kept.key, ["-"]))] for kept in trainings]
-    rows += [[*_words(each), "stepped aside" if each.parked else "unfinished"] for each in begun]
+    rows += [[*_words(each), "parked" if each.parked else "unfinished"] for each in begun]
     rows += [[*_words(left), "left over"] for left in found.leftovers()]
     if rows:
         print(*aligned([("key", "training", "finished", "core-h", "GB", "shown as"), *rows]), sep="\n")
@@ -43,7 +43,7 @@ def list_(project):
     bound = project.config.store.gigabytes
     print(
         f"{len(trainings)} finished trainings, {sum(kept.core_hours for kept in trainings):,.2f} core-h. No result shows "
-        f"{unused / GB:,.3g} GB of them" + ("" if bound is None else f"; the bound is store.gigabytes = {bound:,g}")
+        f"{unused / GB:,.3g} GB of them" + ("" if bound is None else f"; the limit is store.gigabytes = {bound:,g}")
     )
 
 
@@ -62,7 +62,7 @@ def free(project, keys, unused, yes):
     Example: parascale store free --unused --yes
     """
     if not (keys or unused):
-        raise click.UsageError("say what to free: a key, or --unused")
+        raise click.UsageError("name what to free: a key, or --unused")
     found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
     chosen = [_named(key, [*found.all(), *found.leftovers(), *begun]) for key in keys]
     if unused:

@@ -28,7 +28,7 @@ SQUISHED = 0.14
 class ClassImages:
     """The images of a split as they are evaluated: the middle, resized.
 
-    reader: of parascale.data.formats. size: pixels of a side of what the model sees. decoder, crops: as in ImageTraining.
+    reader: of parascale.data.formats. size: side of the model's input in pixels. decoder, crops: as in ImageTraining.
     """
 
     def __init__(self, reader, size, decoder="scaled", crops="square"):

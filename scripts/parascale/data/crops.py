@@ -114,7 +114,7 @@ def draw(view, scratch, pixels_CHW):
 
 
 def empty_pixels(count, size, pinned):
-    """A uint8 tensor for so many images. pinned: for copies to a GPU beside its work."""
+    """A uint8 tensor for `count` images. pinned: for copies to a GPU beside its work."""
     import torch
 
     shape = count, 3, size, size

@@ -48,7 +48,7 @@ class Samples(SourceTable):
                 arrays = {"image": pa.array(images, pa.binary()), "label": pa.array(labels, pa.string())}
                 yield pa.record_batch(arrays).select(columns)
         except DAMAGED as error:
-            raise DataError(f"{self}: not a whole {self.form} file ({error}); fetch it again") from None
+            raise DataError(f"{self}: not a complete {self.form} file ({error}); fetch it again") from None
 
 
 class TarSamples(Samples):
@@ -135,4 +135,4 @@ def parts_of(path):
         places = dict.fromkeys(place_of.values())
         return {split: ZipSamples(path, split) for split, label in places if label}
     except DAMAGED as error:
-        raise DataError(f"{path}: not a whole file of its kind ({error}); fetch it again") from None
+        raise DataError(f"{path}: not a complete file of its kind ({error}); fetch it again") from None

@@ -35,7 +35,7 @@ from parascale.errors import DataError, shorten_list
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
 FORMS = (
-    "Read are .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
+    "Supported: .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
     "tars of WebDataset and HDF5 with the images inside; convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord) first."
 )
 IMAGE_DATA = "image_data"  # as the courses of Jülich call the column of images in Arrow
@@ -54,7 +54,7 @@ def index_images(root, settings, output, columns=None):
     root = Path(root)
     columns = {"path": "path", "label": "label", "image": "image", **(columns or {})}
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder; images are looked for there")
+        raise DataError(f"{root}: no such folder for images")
     root, notes = _unwrapped(root), []
     folders, tables = find_splits(root)
     there = folders or tables
@@ -112,7 +112,7 @@ def _require_no_splits(folder, folders, files):
     there = tables.union(os.fsdecode(name).lower() for name in folders)
     found = [split for split, names in SPLIT_NAMES.items() if not there.isdisjoint(names)]
     if len(found) > 1 or not tables.isdisjoint(SPLIT_NAMES["train"]):
-        said = f"holds splits ({', '.join(found)}), so it is no class"
+        said = f"holds splits ({', '.join(found)}), so it is not a class"
         raise DataError(f"{_shown(folder)}: {said}: set `data.source.location` to it, or move it up")
 
 
@@ -222,7 +222,7 @@ def scan_tables(tables, columns, root):
         names = list(map(os.fsencode, spelled))
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
         if gone := [path for (path, _), size in zip(part, sizes, strict=True) if size is None]:
-            said = f"files that the table of the `{split}` split names are not there: {shorten_list(gone)}"
+            said = f"files named in the table of the `{split}` split are missing: {shorten_list(gone)}"
             raise DataError(f"{root}: {len(gone):,} {said}. Paths are relative to {root}.")
         writer = ImageIndexWriter()
         writer.add(names, [numbers[label] for _, label in part], sizes)

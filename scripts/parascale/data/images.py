@@ -115,7 +115,7 @@ def _narrow(images: "ImageSplit") -> str | None:
     if not (wide and max(wide) < 128):
         return None
     return (
-        f"{images.split}: {len(wide):,} of {len(looked_into):,} images looked into are PNGs of 16 bits that hold fewer. The upper 8 are "
+        f"{images.split}: {len(wide):,} of {len(looked_into):,} images checked are 16-bit PNGs that use fewer bits. Only the upper 8 are "
         f"kept, which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
     )
 

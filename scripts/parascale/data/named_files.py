@@ -278,4 +278,4 @@ def require_one_set(split, found):
     for name, there in parts.items():
         numbers, counts = zip(*sorted(there), strict=True)
         if {*counts} != {len(there)} or numbers != tuple(range(numbers[0], numbers[0] + len(there))) or numbers[0] > 1:
-            raise DataError(f"{name}: {len(there)} {split} files, not one set of {max(counts):,} parts: {ONE_SET}")
+            raise DataError(f"{name}: {len(there)} {split} files are not one set of {max(counts):,}: {ONE_SET}")

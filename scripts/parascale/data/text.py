@@ -42,7 +42,7 @@ def prepare(raw, text, expected, output, made=None):
 
     def lacks(counts):
         if counts["words"] == 0:
-            return f"no text: {counts['documents']} empty documents, {counts['without_text']} rows that have null"
+            return f"no text: {counts['documents']} empty documents, {counts['without_text']} null rows"
 
     def texts(documents):
         return (document for document in documents if document is not None)

@@ -31,7 +31,7 @@ def end_of(folder: Path, tokenizer: Tokenizer) -> str:
         found = ", ".join(names) or f"none of {', '.join(ENDS)}"
         raise DataError(f"{folder}: cannot tell which entry ends a text ({found}): {remedy}")
     if tokenizer.token_to_id(names[0]) is None:
-        raise DataError(f"{folder}: `{names[0]}`, by which its settings say that it ends a text, is no entry: {remedy}")
+        raise DataError(f"{folder}: `{names[0]}`, the end of text in its settings, is not an entry: {remedy}")
     return names[0]
 
 

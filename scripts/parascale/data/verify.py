@@ -77,7 +77,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
         label = images.labels.item(number)
         theirs = next(alone) if alone else (data, label)
         if data is None:
-            found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
+            found.append(f"{images.name(number)}: the source can no longer be read: {checksum}")
             continue
         same = {
             "read": reader[i] == data,

@@ -71,7 +71,7 @@ class EmptySamples:
         return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
 
     def batch(self, numbers):
-        """(*inputs, labels) of so many samples."""
+        """(*inputs, labels) of as many samples."""
         return empty_batch(self.run.workload, len(numbers))
 
 

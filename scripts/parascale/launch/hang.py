@@ -1,6 +1,6 @@
 """Who kept the others waiting, from the notes that the ranks and their launchers left (`parascale.notes`).
 
-Ranks that wait for others are no cause. If all ranks wait, they joined different collectives: then the one is suspected whose last
+Ranks that wait for others are not the cause. If all ranks wait, they joined different collectives: then the one is suspected whose last
 call never came after such calls before. A name is certain where nothing speaks against it; else the text says `perhaps`.
 """
 
@@ -35,14 +35,14 @@ def speak_for(logs: str | Path, rank: int, log: str | Path, reason: str | None, 
         doing, where = state_in(log)
         error = error_in(tail_of(log)) if where is None else None
         where = state_of(error[2])[1] if error else where
-        said = {"doing": reason or doing or "it left no sign of what it did", "decisive": decisive}
+        said = {"doing": reason or doing or "what it did is unknown", "decisive": decisive}
         guessed = not decisive and reason is None and (guessed or doing is None)
         said |= {"operation": operation_of(error[2]) if error else None, "guessed": guessed}
         write_json(path, {"host": slurm.node_name(), "where": where} | note | said)
 
 
 def explain(logs: str | Path, ranks: int, seconds: float = 0.0) -> str | None:
-    """Which of so many ranks kept others waiting, and why, as a line; None where no rank waited for another.
+    """Which of the `ranks` kept others waiting, and why, as a line; None where no rank waited for another.
 
     seconds: to wait for the notes of other nodes.
     """

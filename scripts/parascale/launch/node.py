@@ -86,7 +86,7 @@ class Place:
 
 
 class Stop:
-    """Whether the launcher was told to stop; the second Ctrl-C ends at once."""
+    """Whether the launcher was asked to stop; the second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.asked = self.at_once = False

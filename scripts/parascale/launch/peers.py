@@ -5,7 +5,7 @@ are started by hand are given one (`--meet`). A launcher refuses a folder that h
 Start: every launcher writes who and where it is (`waiting`). When node 0 has seen all, it adds the port where torch meets (`running`).
 The others then check that they reach it, and start their ranks. After `meeting_seconds` node 0 names the nodes that did not come, and
 gives up. A launcher that fails meanwhile, as on a node without a driver, writes why, and all give up with its reason and exit code; one
-that is told to stop ends all as stopped. Of one that fails before it has read its settings, nobody knows: the others wait in vain.
+that is asked to stop ends all as stopped. One that fails before it has read its settings is unknown to the others, which wait in vain.
 Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report
 what they have. When each has reported, or is lost, node 0's report holds for all: they end their ranks, and exit with its code. Its
 cause is a failure that cannot be a consequence, else the earliest.
@@ -150,7 +150,7 @@ class Peers:
         self._left.set()
         if error is not None and self._me.report is None:
             stopped, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
-            reason = "it was told to stop before all nodes had met" if stopped else str(error) or type(error).__name__
+            reason = "it was asked to stop before all nodes had met" if stopped else str(error) or type(error).__name__
             failure = Failure(None, self._me.host, reason, None, time.time(), True, permanent)
             code = TERMINATED if stopped else PERMANENT_FAILURE if permanent else FAILED
             self.send(state="ended", report=NodeReport(code, [failure]))
@@ -212,7 +212,7 @@ class Peers:
         """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing,
         or why another launcher has failed; SystemExit: one was told to stop.
 
-        wait: called over and over; it sleeps a moment, and raises when the launcher is told to stop.
+        wait: called over and over; it sleeps a moment, and raises when the launcher is asked to stop.
         """
         me, awake, seconds = self._me, SuspendAwareClock(), meeting_seconds(self._me.nodes)
         name = f"node {me.node} ({me.host})"

@@ -6,12 +6,10 @@ a training runs can read and change what the ranks tell each other. Keeping othe
 """
 
 import contextlib
-import functools
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from parascale.errors import RequirementError
 from parascale.launch import die_with_parent
 from parascale.launch.interpreter import Interpreter
 from parascale.launch.workers import last_line
+from parascale.loopback import ADDRESSES, listen
 from parascale.settings.site import Network
 
 REACH_SECONDS = 20.0
@@ -36,9 +35,6 @@ except NotImplementedError:  # torch 2.4's own choice takes no socket
     store = TCPStore(address, port, None, True, use_libuv=False, **options)
 signal.pause()
 """
-ADDRESSES = ("127.0.0.1", "::1")
-INTERFACE = "lo"
-ANSWER_SECONDS = 5.0
 
 
 def address_of(host: str, network: Network) -> str:
@@ -111,19 +107,3 @@ def interface_addresses(network: Network, where: str) -> list[str]:
             f"{where}: no network interface `{network.interface}` among {', '.join(sorted(known))}: see `network.interface`"
         )
     return [entry.address for name in names for entry in known[name] if entry.family == socket.AF_INET]
-
-
-@functools.cache
-def loopback() -> str:
-    """The first of ADDRESSES at which this machine answers itself. RequirementError where none does, as in a sandbox without network."""
-    for address in ADDRESSES:
-        with suppress(OSError), listen(address) as server:
-            socket.create_connection(server.getsockname()[:2], ANSWER_SECONDS).close()
-            return address
-    host = socket.gethostname()
-    raise RequirementError(f"{host} cannot reach itself at {' or '.join(ADDRESSES)}: `ip link set {INTERFACE} up`")
-
-
-def listen(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens at an address of this machine."""
-    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -95,7 +95,7 @@ def shortened(name, most=24):
 
 
 def bars_height(count):
-    """Inches of so many bars."""
+    """Height in inches of a number of bars."""
     return 0.7 + 0.3 * count
 
 

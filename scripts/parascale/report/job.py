@@ -212,13 +212,13 @@ METRICS = (
 EXTREMES = columns(metric="Metric", min="Lowest", mean="Mean", max="Highest", total="In all")
 
 
-def _known(metric, devices):
+def _measuring(metric, devices):
     return [device for device in devices if device.kind == metric.kind and device.known(metric.column)]
 
 
 def usage_table(devices):
     """Lowest, mean and highest value of every metric over all samples and devices; of a counter what it came to."""
-    rows = (_extremes(metric, known, devices) for metric in METRICS if (known := _known(metric, devices)))
+    rows = (_extremes(metric, known, devices) for metric in METRICS if (known := _measuring(metric, devices)))
     return make_table("Every metric over all samples", EXTREMES, rows)
 
 
@@ -234,7 +234,7 @@ def _extremes(metric, known, devices):
 
 def usage_chart(devices):
     """The use of the hardware over time, or None: a line for each GPU or process."""
-    drawn = [(metric, chosen) for metric in METRICS if metric.unit and (chosen := _known(metric, devices))]
+    drawn = [(metric, chosen) for metric in METRICS if metric.unit and (chosen := _measuring(metric, devices))]
     if not drawn:
         return None
 

@@ -58,6 +58,6 @@ def _untried(report):
             faster = numbers.significant(min(measured) / best["seconds"])
             yield (
                 f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}. Give it a row "
-                "in the run table; why it may be faster says:",
+                "in the run table; the reasons:",
                 f"parascale advise --workload {name} --gpus {best['processes']}",
             )

@@ -222,7 +222,7 @@ class Unfinished(StoredTraining):
 
     @property
     def parked(self) -> bool:
-        """Whether it stepped aside, and comes back only with the settings that it was begun with."""
+        """Whether it is parked: it continues only with the settings that it was started with."""
         return PARKED in self.place
 
     def remove(self) -> None:

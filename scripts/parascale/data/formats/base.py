@@ -42,7 +42,7 @@ class ShardWriter:
         raise NotImplementedError
 
     def close(self):
-        """Let go of what is open, finished or not."""
+        """Close what is open, finished or not."""
 
     def __enter__(self):
         return self
@@ -168,7 +168,7 @@ class SplitReader:
             yield self[i]
 
     def close(self):
-        """Let go of what is open; the next read opens it again."""
+        """Close what is open; the next read opens it again."""
         if self._is_open:
             self._release()
         self._is_open = False

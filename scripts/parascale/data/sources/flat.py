@@ -52,7 +52,7 @@ def flat(path):
     else:
         found = _of_megatron(path, index) if index.is_file() else _of_binary(path, size)
     if found.dtype.kind not in "iu":
-        raise DataError(f"{path}: holds {found.dtype}, which are no tokens. Read are {READ}")
+        raise DataError(f"{path}: holds {found.dtype}, not tokens. Supported: {READ}")
     if (needed := found.offset + found.tokens * found.dtype.itemsize) != size:
         raise DataError(f"{path}: has {size:,} bytes, not {needed:,}: fetch or write it again")
     return found
@@ -65,7 +65,7 @@ def _of_numpy(path):
             raise ValueError("its rows do not lie one after the other: write it with `np.ascontiguousarray`")
         return Flat(path, array.dtype, array.offset, array.size)
     except (ValueError, EOFError, AttributeError) as error:
-        raise DataError(f"{path}: not a NumPy file of tokens, or not a whole one ({error})") from None
+        raise DataError(f"{path}: not a NumPy file of tokens, or not a complete one ({error})") from None
 
 
 def _of_binary(path, size):
@@ -79,7 +79,7 @@ def _of_binary(path, size):
     if magic == int.from_bytes(b"\x93NUM", "little"):
         other = "NumPy without its ending `.npy`"
     if other:
-        raise DataError(f"{path}: a file of {other}. Read are {READ}")
+        raise DataError(f"{path}: a file of {other}. Supported: {READ}")
     if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
         raise DataError(f"{path}: looks like {why}, not nanoGPT's uint16. Convert to .npy (numpy.memmap, numpy.save)")
     return Flat(path, np.dtype("<u2"), 0, size // 2)
@@ -111,7 +111,7 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
 
 def _of_megatron(path, index):
     def damaged(why):
-        return DataError(f"{index}: no whole index of Megatron's ({why}); fetch or write it again with {path.name}")
+        return DataError(f"{index}: incomplete Megatron index ({why}); fetch or write it again with {path.name}")
 
     with open(index, "rb") as file:
         head = file.read(INDEX_BYTES)
@@ -123,7 +123,7 @@ def _of_megatron(path, index):
     if size not in (needed, needed + sequences):  # with a mode of each sequence, of several modalities
         raise damaged(f"{size:,} bytes instead of {needed:,}")
     if head[17] not in INDEX_TYPES:
-        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Read are {READ}")
+        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Supported: {READ}")
     dtype = np.dtype(INDEX_TYPES[head[17]])
     lengths = np.memmap(index, "<i4", "r", INDEX_BYTES, sequences) if sequences else np.zeros(0)
     starts = np.memmap(index, np.uint8, "r")[places : places + 8 * sequences].view("<i8")

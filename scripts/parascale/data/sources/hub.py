@@ -122,7 +122,7 @@ def _of_card(source, info):
             raise ValueError(f"no paths: {by_name}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        wrong = f"`configs` of its card are not as the Hub wants them ({said})"
+        wrong = f"`configs` of its card are invalid ({said})"
         raise DataError(f"{source.name}: {wrong}. Name the files yourself: {EXAMPLE}") from None
     if configs and name is None:
         there = ", ".join(configs)

@@ -198,7 +198,7 @@ def csv_rows(path, columns, role, errors="strict"):
                 yield lines.line_num, tuple(row[names.index(name)] for name in columns)
         except (csv.Error, ValueError) as error:
             require_form(path)
-            raise DataError(f"{path}, line {lines.line_num:,}: no CSV of rows, in UTF-8 ({error})") from None
+            raise DataError(f"{path}, line {lines.line_num:,}: not valid CSV in UTF-8 ({error})") from None
 
 
 ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: csv_rows, PARQUET: table_rows, ARROW: table_rows}
@@ -236,7 +236,7 @@ def token_rows(path, column, first=0, last=None):
         rows = some.column(column)
         numbers = rows.flatten()
         if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
-            raise DataError(f"{where}: `{column}` lacks numbers, or holds {numbers.type}: no tokens")
+            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}: no tokens")
         values = {each: some.column(each).flatten() for each in beside}
         for each in beside:
             lengths = [pyarrow.compute.list_value_length(lists).cast("int64") for lists in (some.column(each), rows)]
