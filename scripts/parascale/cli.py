@@ -123,7 +123,7 @@ def _end_in_time(code: int, seconds: float) -> None:
         for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile
             time.sleep(1.0)
         print(
-            f"the work is done, but this process hangs at its exit since {seconds:.0f} s: cut off",
+            f"the work is done, but this process has hung at exit for {seconds:.0f} s: cut off",
             file=sys.stderr,
             flush=True,
         )
@@ -158,9 +158,7 @@ def open_project(
         files = files if own in [file.resolve() for file in files] else [CONFIGURATION, *files]
         bases = [CONFIGURATION.parent]
     elif not files:
-        raise ConfigError(
-            f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --configfile"
-        )
+        raise ConfigError(f"{Path.cwd()}: no project here; change to its folder, or name its --configfile")
     return _opened(load_project_file(*files, overrides=values, bases=bases, whole=False))
 
 

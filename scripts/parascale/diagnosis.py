@@ -35,28 +35,28 @@ def looks_like(flat: Tensor, shape: Sequence[int], parts: list[Any], wrong: list
     for ranks, values, places in wrong:
         for others, _, at in parts:
             if places.shape == at.shape and not torch.equal(places, at) and near(values, flat[at]):
-                return f"rank {ranks[0]} holds the part of rank {others[0]}: permuted, or another rank's"
+                return f"rank {ranks[0]} holds the part of rank {others[0]}: permuted"
     factors = [((each * flat[at]).sum() / (flat[at].square().sum() or 1.0)).item() for _, each, at in wrong]
     if all(near(each, factor * flat[at]) for factor, (_, each, at) in zip(factors, wrong, strict=True)):
         text = " and ".join(dict.fromkeys(f"{factor:.4g}" for factor in factors)) + " times what it should be"
         if max(factors) - min(factors) > 0.01 * max(map(abs, factors)):
-            return f"{text}: each process by a factor of its own, as clipped by its own norm"
+            return f"{text}: scaled differently on each process, as if clipped by its own norm"
         if factors[0] < 0:
-            return f"{text}: of the other sign"
+            return f"{text}: opposite sign"
         degree = max(factors[0], 1 / factors[0])
         if degree < 1.01:
-            return "nearly what it should be: as rounded to fewer digits"
+            return "nearly right: rounded to fewer digits"
         word = "multiplied" if factors[0] > 1 else "divided"
         whole = abs(degree - round(degree)) < 0.01 * degree
         return f"{text}: {word} once too often by {degree:.0f}" if whole else text
     if (masked := ((found == 0) != (expected == 0)).double().mean().item()) > 0.01:
-        return f"{100 * masked:.0f} % of its elements are 0 in one of the two alone: masked otherwise"
+        return f"{100 * masked:.0f} % of its elements are 0 in only one of the two: different mask"
     off = torch.unravel_index(own[(found - expected).abs() > 4 * tolerance * rms(flat)], shape)
     where = [(dim, {*at.tolist()}) for dim, at in enumerate(off)]
     only = [f"only at {spans(at)} of {shape[dim]} in dimension {dim}" for dim, at in where if len(at) < shape[dim]]
     alike = (found @ expected / (found.norm() * expected.norm())).item()
     text = f"{(found.norm() / expected.norm()).item():.3f} times as large, cosine {alike:.4f}"
-    guess = ["weighted otherwise, as by a mean of means or another mask"] if alike > 0.9 and not only else []
+    guess = ["weighted differently, as by a mean of means or another mask"] if alike > 0.9 and not only else []
     return "; ".join([text, *only, *guess])
 
 

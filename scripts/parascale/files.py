@@ -126,7 +126,7 @@ def read_json(path: File) -> Any:
 
 
 def read_json_lines(path: File, readable: bool = False) -> list[Any]:
-    """The values of a JSON Lines file, without a last line that a crash cut short; with `readable`, without any line that is no JSON."""
+    """The values of a JSON Lines file, without a last line that a crash cut short; with `readable`, without lines that are not JSON."""
     lines = Path(path).read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, 1):
@@ -226,7 +226,7 @@ def atomic_folder(target: File) -> Iterator[Path]:
 def locked(path: File, seconds: float = 0.0) -> Iterator[bool | None]:
     """Hold the lock of a file or folder. It ends with the block, with this process, or with the program that that becomes.
 
-    Yields True; False where another process still has it after so many seconds; None where the filesystem has no locks, or there is
+    Yields True; False where another process still has it after `seconds`; None where the filesystem has no locks, or there is
     nothing at `path`.
     """
     handle = None

@@ -20,7 +20,6 @@ from typing import Any, TypeGuard
 import psutil
 
 from parascale import slurm
-from parascale.awake import SuspendAwareClock
 from parascale.errors import TrainingError
 from parascale.files import locked, make_folder, read_json, user_name, write_json
 from parascale.paths import LEASE
@@ -80,7 +79,7 @@ class Lease:
         return holder["time"]
 
     def wait(self) -> float | None:
-        """Wait until nobody holds the lease, and say once who does."""
+        """Wait until the lease is free, and say once who holds it."""
         said = False
         while True:
             try:
@@ -147,7 +146,7 @@ class Lease:
 
     def _replace(self, former: Holder) -> float:
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
-        print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
+        print(f"{self.path.parent}: replaces this job's former start, {_described(former)}", flush=True)
         self._write()
         awake, held_since = SuspendAwareClock(), 0.0
         while awake() - held_since < STALE_SECONDS:
@@ -219,3 +218,15 @@ def _described(holder: Holder) -> str:
     job = f" (job {holder['job_id']})" if holder["job_id"] else ""
     since = f", of {holder['user']} since {holder['since']}" if "user" in holder else ""
     return f"process {holder['pid']} on {holder['host']}{job}{since}"
+
+
+class SuspendAwareClock:
+    """Called over and over, it returns the seconds that have passed since it was made. Of those between two calls it counts at most `most`."""
+
+    def __init__(self, most: float = 2.0) -> None:
+        self.most, self.seconds, self.called = most, 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self.seconds, self.called = self.seconds + min(now - self.called, self.most), now
+        return self.seconds

@@ -18,10 +18,8 @@ def loopback() -> str:
         with suppress(OSError), listen(address) as server:
             socket.create_connection(server.getsockname()[:2], ANSWER_SECONDS).close()
             return address
-    raise RequirementError(
-        f"{socket.gethostname()} reaches itself neither at {' nor at '.join(ADDRESSES)}, where its processes meet: "
-        f"bring its loopback up, `ip link set {INTERFACE} up`"
-    )
+    host = socket.gethostname()
+    raise RequirementError(f"{host} cannot reach itself at {' or '.join(ADDRESSES)}: `ip link set {INTERFACE} up`")
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

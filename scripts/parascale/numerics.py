@@ -5,7 +5,7 @@ A part is a kind of `provenance.CODE` (`training`, a task, `lightning`) or a fam
     declared   part → version, and its modules with their digests when version 1 was declared
     proven     module → its digest when `make same-numbers` last showed that it trains the same bits
 
-An edit that changes no number leaves keys alone. An edit that changes one raises the version of a part: its results are made anew.
+An edit that changes no number leaves keys alone. An edit that changes one raises the version of a part: its results are recomputed.
 Until one of the two is done, plans, trainings and records name what was edited (`unproven`).
 """
 

@@ -130,7 +130,7 @@ class Pretrained:
         """The folder's numbers of the entries for what is unknown and for the end."""
         unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
-            raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
+            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for what is unknown")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
             raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
@@ -145,9 +145,7 @@ class Pretrained:
             if name == WEIGHTS:
                 self.refuse_other_forms()
             raise DataError(
-                f"{path}: no such file. A tokenizer is a folder with {TOKENIZER}; a pretrained model has {CONFIG} and {WEIGHTS} "
-                "(or its parts with their index) too. Fetch it on a login node, for example with "
-                f"`hf download google-t5/t5-small --local-dir {self.folder}`"
+                f"{path}: no such file; a tokenizer has {TOKENIZER}, a model {CONFIG} and {WEIGHTS} too: fetch it on a login node, as by `hf download google-t5/t5-small --local-dir {self.folder}`"
             )
         return path
 
@@ -156,8 +154,7 @@ class Pretrained:
         there = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.folder.glob(pattern))
         if there and not any(self.folder.glob("*.safetensors*")):
             raise ConfigError(
-                f"{self.folder}: its weights are in {shorten_list(there, 1)} alone, but {WEIGHTS} is read: load the folder with `from_pretrained` of "
-                "`transformers`, and write it again with `save_pretrained`"
+                f"{self.folder}: its weights are {shorten_list(there, 1)}, not {WEIGHTS}: load it with `from_pretrained`, and `save_pretrained` it again"
             )
 
 
@@ -185,17 +182,13 @@ def tokenizer_state(folder: Path) -> tuple[dict, dict]:
             entry = token["content"]
             known = there[entry]["id"] if entry in there else entries.get(entry, number)
             if known != number:
-                raise DataError(
-                    f"{folder}: `{entry}` is {known} in {TOKENIZER}, but {number} in a file beside it; correct the wrong one"
-                )
+                raise DataError(f"{folder}: `{entry}` is {known} in {TOKENIZER}, but {number} in another file: fix it")
             flags = dict.fromkeys(FLAGS, False) | {"normalized": not token.get("special")}
             there[entry] = {**flags, **token, "id": number}
         state["added_tokens"] = list(there.values())
         _obey(said, _json_if_there(folder / CONFIG), state)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(
-            f"{folder}: no vocabulary in {TOKENIZER} as the `tokenizers` library writes it, or damaged entries in files beside it"
-        ) from None
+        raise DataError(f"{folder}: no vocabulary of `tokenizers` in {TOKENIZER}, or a damaged file") from None
     return state, said
 
 

@@ -66,10 +66,8 @@ def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -
     if len(one) != len(many):
         raise DataError(f"{single} has {len(one)} steps, but {parallel} {len(many)}; record the same steps of both")
     if len(kept := {part.about.get("every", 1) for steps in (one, many) for parts in steps for part in parts}) > 1:
-        raise DataError(
-            f"{single} and {parallel} keep one column of {shorten_list(sorted(kept))}; record both with one `every`"
-        )
-    told = ("world", "layout", "torch", "python", "system")
+        raise DataError(f"{single} and {parallel} keep one column of {shorten_list(sorted(kept))}: use one `every`")
+    shared = ("world", "layout", "torch", "python", "system")
     card: dict[str, Any] = {"schema_version": 2, "verdict": "same", "steps": len(one), "first": None, "passes": []}
     apart = [
         (part.apart_from(whole), step)
@@ -78,7 +76,7 @@ def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -
     ]
     reason, shown = next((each for each in apart if each[0]), (None, 0))
     for name, steps in (("single", one), ("parallel", many)):
-        card[name] = {key: steps[0][0].about[key] for key in told} | {"precision": precision(steps[shown])}
+        card[name] = {key: steps[0][0].about[key] for key in shared} | {"precision": precision(steps[shown])}
     card |= {"every": kept.pop(), "margin": MARGIN, "noise": NOISE, "judged": JUDGED}
     if reason and not across_precisions:
         return card | {"verdict": "not comparable", "reason": reason}
@@ -197,9 +195,9 @@ class StepComparison:
         if any(number in held and part.piece(used) != part.piece(key) for number, part in enumerate(self.every)):
             whole = self.single.value(used)  # a sum's parts, or shards laid out otherwise
             flat = torch.zeros(whole.numel(), dtype=torch.double)
-            for _, found, own in self.placed(used, whole):
+            for _, found, own in self.with_locations(used, whole):
                 flat[own] = found
-            held |= {rank + 1: flat[own] for ranks, _, own in self.placed(key, whole) for rank in ranks}
+            held |= {rank + 1: flat[own] for ranks, _, own in self.with_locations(key, whole) for rank in ranks}
         return held
 
     def stuck(self) -> Row | None:
@@ -229,7 +227,7 @@ class StepComparison:
         apart, size = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
         for name in self.single.names("weight"):
             whole = self.single.value(f"weight|{name}")
-            for _, found, own in self.placed(f"weight|{name}", whole):
+            for _, found, own in self.with_locations(f"weight|{name}", whole):
                 for place in (None, home(name)):
                     apart[place] += (found - whole.flatten()[own]).square().sum().item()
                     size[place] += whole.flatten()[own].square().sum().item()
@@ -245,8 +243,8 @@ class StepComparison:
             off = max(each["difference"] for each in outputs if each)
             tolerance = self.tolerance(len(self.place), self.columns, FP32) + off * (MARGIN if self.before else 1)
         ways = max(abs(each - one) for each in losses), abs(sum(losses) / len(losses) - one), abs(sum(losses) - one)
-        told = ", ".join(f"{loss:.6g}" for loss in losses)
-        text = f"{one:.6g} in the single process, {told} in the others; neither mean nor sum fits"
+        others = ", ".join(f"{loss:.6g}" for loss in losses)
+        text = f"{one:.6g} in the single process, {others} in the others; neither mean nor sum fits"
         apart = finite(min(ways) / (abs(one) or 1.0) if all(map(math.isfinite, [one, *losses])) else math.inf)
         return row("the loss", "loss", apart, tolerance, text)
 
@@ -281,7 +279,7 @@ class StepComparison:
                         break
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
 
-    def placed(self, key: str, whole: Tensor, change: bool = False) -> Iterator[tuple[list[int], Any, Tensor]]:
+    def with_locations(self, key: str, whole: Tensor, change: bool = False) -> Iterator[tuple[list[int], Any, Tensor]]:
         """Yield (ranks, what they hold, numbers of its elements in `whole`) for each part of a tensor; Partial parts are summed."""
         sums = defaultdict[str, list[Any]](lambda: [[], 0.0])
         filled, output = defaultdict[str, int](int), key.startswith("output|")
@@ -303,9 +301,7 @@ class StepComparison:
             for dim, size in enumerate(shape if own.dim() == len(shape) else ()):
                 if size < own.shape[dim]:  # a plain shard: they follow each other in the order of the ranks
                     if dim == own.dim() - 1 and key in part.uneven:
-                        raise DataError(
-                            f"{key.split('|')[1] or WHOLE}: `every` does not divide its columns on a process; record with a smaller one"
-                        )
+                        raise DataError(f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns")
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
                     filled[turn] = (filled[turn] + size) % whole.shape[dim]
@@ -323,7 +319,7 @@ class StepComparison:
         kind, name = key.split("|")[:2]
         module = name if kind == "output" else home(name)
         whole = self.single.value(key) - (self.began(self.single, key) if change else 0.0)
-        parts, held = list(self.placed(key, whole, change)), torch.zeros(whole.numel(), dtype=torch.bool)
+        parts, held = list(self.with_locations(key, whole, change)), torch.zeros(whole.numel(), dtype=torch.bool)
         for _, _, own in parts:
             held[own] = True
         if kind == "output" and not parts:

@@ -36,7 +36,7 @@ from torch.utils.hooks import RemovableHandle
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # of compile, checkpointing, FSDP1
 REHEARSALS = ("_forward_metadata_inference", "_shape_inference")  # by which a pipeline asks a stage for shapes
-FORMAT = 2  # of what is told beside the tensors
+FORMAT = 2  # of the header beside the tensors
 COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of its next step
 
 
@@ -76,14 +76,19 @@ def recording(
         hooks.enter_context(record.watch_clips())
         yield record
     record.finish()
-    told: dict[str, Any] = {"format": FORMAT, "rank": rank, "world": world, "rows": rows, "positions": positions}
-    told |= {"keys": list(record.tensors), "trained": record.trained, "others": list(record.others)}
-    told |= {"exact": record.is_exact(), "every": every, "uneven": record.uneven}
-    told |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
-    told |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
-    told |= {"products": record.products(), "autocast": record.autocast, "updates": record.updates, "clip": record.clip}
+    header: dict[str, Any] = {"format": FORMAT, "rank": rank, "world": world, "rows": rows, "positions": positions}
+    header |= {"keys": list(record.tensors), "trained": record.trained, "others": list(record.others)}
+    header |= {"exact": record.is_exact(), "every": every, "uneven": record.uneven}
+    header |= {"facts": record.facts, "samples": record.samples, "losses": record.losses, "layout": record.layout()}
+    header |= {"torch": torch.__version__, "python": platform.python_version(), "system": platform.platform()}
+    header |= {
+        "products": record.products(),
+        "autocast": record.autocast,
+        "updates": record.updates,
+        "clip": record.clip,
+    }
     path = folder / f"step-{step:05}-rank-{rank:05}.safetensors"
-    save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(told)})
+    save_file(record.tensors, path.with_suffix(".partial"), {"prove": json.dumps(header)})
     os.replace(path.with_suffix(".partial"), path)
     counts[str(folder)] += 1
 

@@ -88,7 +88,6 @@ CODE = {
         "checkpoint/load.py",
         "checkpoint/manifest.py",
         "checkpoint/metadata.py",
-        "checkpoint/read.py",
         "checkpoint/source.py",
         "checkpoint/tensors.py",
         "checkpoint/verify.py",
@@ -96,7 +95,6 @@ CODE = {
         "families/*/export.py",
     ),
     "loaders": (
-        "data/advice.py",
         "data/ahead.py",
         "data/benchmark.py",
         "data/classes.py",
@@ -128,7 +126,7 @@ def modules_of(*results: str, families: Iterable[str] = (), files: Sequence[Any]
 
     families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
     from their own folders.
-    Raises ConfigError for a file that is missing or is no Python.
+    Raises ConfigError for a file that is missing or not Python.
     """
     patterns = [pattern for result in results for pattern in CODE[result]]
     patterns += [f"families/{family}/*modules.py" for family in families]

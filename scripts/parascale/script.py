@@ -17,7 +17,7 @@ OURS = ("run", "workload", "layout", "baseline", "repeat", "nodes", "gpus_per_no
 
 
 def check(run: Any) -> None:
-    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns that the script would not be told."""
+    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns of which the script would not know."""
     workload = run.workload
     for key, file in (("command", workload.command), *(("inputs", file) for file in workload.inputs)):
         if not os.path.isfile(file):
@@ -27,9 +27,7 @@ def check(run: Any) -> None:
     folder, name = os.path.split(workload.command)
     for package in imports_of(workload.command) & {Path(name).stem, "torch", "parascale"}:
         if os.path.isfile(own := os.path.join(folder, f"{package}.py")):
-            raise ConfigError(
-                f"{own}: in this folder, the script's `import {package}` finds this file, not a package of that name; rename it"
-            )
+            raise ConfigError(f"{own}: `import {package}` of the script would find this file; rename it")
     known = _known(run, "work")
     for name, values in _given(workload.arguments):
         for text in (each for each in values if isinstance(each, str)):
@@ -44,9 +42,7 @@ def check(run: Any) -> None:
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
     if "steps" not in used and workload.steps is not None:
-        raise ConfigError(
-            f"steps = {workload.steps} would do nothing: no argument of workload {workload.name} has `{{steps}}`"
-        )
+        raise ConfigError(f"steps = {workload.steps} has no effect: no argument of {workload.name} has `{{steps}}`")
     for group in (run, run.layout):
         for name, setting in declared(type(group)).items():
             value = getattr(group, name)

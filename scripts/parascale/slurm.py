@@ -289,7 +289,7 @@ def _ask(command: list[str], within: float = ANSWER_SECONDS) -> str:
 
 
 def output_or_empty(command: list[str], within: float = GLANCE_SECONDS) -> str:
-    """The output of a command, Slurm's or a driver's; empty where there is none within so many seconds."""
+    """The output of a command, Slurm's or a driver's; empty where there is none within `seconds`."""
     with suppress(RequirementError, NoAnswerError):
         return _ask(command, within)
     return ""

@@ -58,7 +58,7 @@ def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: boo
 
 def outcome_of(work: Path, job_id: str | None) -> str | None:
     """How the attempt of a job ended: None where it has not begun, `stopped` with its state saved after at least one step (of a script: where
-    it `saved` a file), else `failed`. work: folder of the run under way. job_id: None of a job that Slurm refused, which is no attempt. What
+    it `saved` a file), else `failed`. work: folder of the run under way. job_id: None of a job that Slurm refused, which is not an attempt. What
     cannot be read shows no progress."""
     outcome = None
     with suppress(OSError, IndexError, TypeError, KeyError):

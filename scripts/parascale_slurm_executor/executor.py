@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
@@ -19,11 +20,8 @@ from parascale.files import make_folder, write_text
 from parascale.paths import RunFolder
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
-from parascale_slurm_executor.endings import NOTHING, ending, lacking
-from parascale_slurm_executor.jobs import comment_of, noted_as, training_of
-from parascale_slurm_executor.queued import Queued
-from parascale_slurm_executor.silent import Signs
-from parascale_slurm_executor.waiting import Pauses, why, why_later
+from parascale_slurm_executor.endings import NOTHING, Signs, ending, lacking
+from parascale_slurm_executor.jobs import Pauses, Queued, comment_of, noted_as, training_of, why, why_later
 
 # Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
 OFTEN = 5
@@ -38,8 +36,8 @@ ARRAY_REFUSED = "Part of failed array"
 class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
-    paths = None  # parascale.paths.Paths
-    job_of = None  # function from what `training_of` gives to its parascale.train.job.Job
+    paths: Any = None  # parascale.paths.Paths
+    job_of: Any = None  # function from what `training_of` gives to its parascale.train.job.Job
     silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
 
     def __post_init__(self, test_mode=False):
@@ -121,7 +119,7 @@ class RootExecutor(Executor):
     def see_end(self, job, identity, key):
         """Watch a job that has published its training, of which Snakemake thus needs no more: it would be charged until its limit."""
         if key == noted_as(job)["key"] and self.is_finished(training_of(job)):
-            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: its end is waited for.")
+            self.logger.info(f"Slurm job {identity} of {job.name} has published its training: waiting for it to end.")
             self.left.add(identity)
             aux = {"slurm_logfile": self._log_of(job, identity), "ours": False}
             with self.lock:

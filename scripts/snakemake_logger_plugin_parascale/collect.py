@@ -22,7 +22,7 @@ def look_into(results):
         ours = [file for file in files if file.is_relative_to(results)]  # another workflow may import this one
         gone = {str(file): part for file in ours if (part := lacking(file))}
         for part in dict.fromkeys(gone.values()):
-            logger.warning(f"{part} is missing or not in full size: results that it is part of count as missing")
+            logger.warning(f"{part} is missing or truncated: results that it is part of count as missing")
         cache.exists_local.update(dict.fromkeys(gone, False))
         await INVENTORY(cache, jobs, **options)
 

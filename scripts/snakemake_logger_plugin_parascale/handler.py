@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
@@ -34,8 +35,10 @@ class LogHandler(LogHandlerBase):
     has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
 
     def __post_init__(self):
-        self.workflow = self.planner = self.ledger = self.shown = None
-        self.failed = False
+        self.workflow: Any = None
+        self.planner: Any = None
+        self.ledger: Any = None
+        self.shown, self.failed = None, False
         settings = self.common_settings
         asked = settings.verbose or settings.debug_dag or (settings.dryrun and settings.printshellcmds)
         self.view = None if asked else View(settings)
@@ -94,7 +97,7 @@ class LogHandler(LogHandlerBase):
         self.shown = line
 
     def look_after(self):
-        """Once a minute: which trainings will cost far more than they were planned to, each told once."""
+        """Once a minute: which trainings will cost far more than they were planned to, each reported once."""
         while not self.closed:
             for line in self.ledger.dearer():
                 self.say(f"warning: {line}")
@@ -236,7 +239,7 @@ def write(plan, planner):
     page = folder / "plan.html"
     write_json(folder / "plan.json", plan.as_dict())
     if plan.jobs or not page.is_file():
-        from parascale.commands.planned import planned_page  # loads slowly
+        from parascale.commands.report import planned_page  # loads slowly
 
         write_text(page, planned_page(plan, planner))
 

@@ -12,7 +12,7 @@ from parascale.plan.tables import duration
 from parascale.report.live import Live
 from parascale.report.numbers import plural
 
-DEARER = 1.5  # times what a training was planned to cost, beyond which a user is told
+DEARER = 1.5  # times what a training was planned to cost, beyond which a user is warned
 
 
 class Ledger:
@@ -32,7 +32,7 @@ class Ledger:
         self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
         self.used = 0.0
         self.done = 0
-        self.told = set()  # jobs that were told to become dearer
+        self.announced = set()  # jobs announced as costing more than planned
 
     def started(self, ids, now):
         """Jobs were started or submitted."""
@@ -79,23 +79,23 @@ class Ledger:
             return line
         to_go, unknown = f"{sums['core_hours_expected']:,.2f}", sums["jobs_unknown"]
         if unknown:
-            return f"{line}, at least {to_go} to go, and {plural(unknown, 'job')} of unknown price"
+            return f"{line}, at least {to_go} left, and {plural(unknown, 'job')} without a price"
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
         ends = f"({sums['core_hours_low']:,.2f} to {sums['core_hours_high']:,.2f})"
-        return f"{line}, about {to_go} {ends} to go, for {duration(hours)}: until {end}, without time in queues"
+        return f"{line}, about {to_go} {ends} left, {duration(hours)}: done around {end}, plus queues"
 
     def dearer(self):
         """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
         for job, began, _ in [*self.running.values()]:
-            if not job.kind or job.id in self.told:
+            if not job.kind or job.id in self.announced:
                 continue
             training = Live(job.run, self.planner.project.paths.places(job.kind)[1](job.run))
             training.update()
             if not training.attempts or training.attempts[-1]["started"] < began:
                 continue  # it waits in a queue, and what is there is an older training's
             if (times := training.times_planned() or 0.0) > DEARER:
-                self.told.add(job.id)
+                self.announced.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]
                 pace = f"{times:.1f} × the planned time, at the pace of its last steps"
                 yield f"{job.title} will cost about {hours:,.2f} core-h, {pace}"

@@ -48,8 +48,8 @@ class View:
 
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
-        self.bar = self.screen = self.workflow = None
-        self.told, self.told_at = None, -math.inf  # what is left
+        self.bar = self.workflow = None
+        self.left_line, self.left_at = None, -math.inf  # what is left
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
         own = DefaultFilter(settings.quiet, settings.debug_dag, False, settings.dryrun, settings.printshellcmds)
@@ -73,8 +73,9 @@ class View:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
             self.bar = bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("jobs", total=total, left="")
-            shown = {"get_renderable": lambda: Group(self.now(), bar), "console": self.console, "refresh_per_second": 2}
-            self.screen = Live(**shown)
+            self.screen = Live(
+                get_renderable=lambda: Group(self.now(), bar), console=self.console, refresh_per_second=2
+            )
             self.screen.start()
 
     def now(self):
@@ -93,13 +94,13 @@ class View:
         if self.bar:
             # Without what a line of a log says of queues: there is room for one line.
             self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
-        elif text != self.told and (last or time.time() - self.told_at >= LEFT_SECONDS):
-            self.told, self.told_at = text, time.time()
+        elif text != self.left_line and (last or time.time() - self.left_at >= LEFT_SECONDS):
+            self.left_line, self.left_at = text, time.time()
             self.say(text)
 
     def finished(self, number, verdict=""):
         """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not. verdict:
-        None of what is no line."""
+        None of what is not a line."""
         name, began, training = self.running.pop(number, (None, None, None))
         if verdict is not None and (training or verdict not in ("", "baseline")):
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))

@@ -126,7 +126,7 @@ def measured(name, source, target):
     import torch
 
     import parascale.checkpoint.convert  # noqa: F401 (loaded before, so that memory counts the work alone)
-    from parascale.checkpoint.memory import peak_growth
+    from parascale.checkpoint.convert import peak_growth
     from parascale.files import sync_tree, tree_bytes
 
     torch.set_num_threads(1)

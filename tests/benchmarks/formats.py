@@ -19,8 +19,8 @@ import pyarrow as pa
 from comparison import CLOCKS, Comparison, answer, machine, parser_of, rate, taken
 
 from parascale.data.convert import convert
-from parascale.data.drawing import draw_images
 from parascale.data.formats import open_images
+from parascale.data.image_download import draw_images
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.text import Windows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.checkpoint.load import load_run
 from parascale.data.text import Tokens
 from parascale.evaluation.summaries import judge, write
@@ -121,8 +121,10 @@ def test_ranks_with_their_own_batch_norm_evaluate_what_is_saved(layout, images, 
     assert len(first) == 2 and first == second
     *_, last = first
     folder = Path(settings["output"]) / "checkpoint"
-    names = [name for name in last if f"model.{name}" in read.tensors(folder)]  # but for the pixels' mean and deviation
-    saved = read.read(folder, [f"model.{name}" for name in names])
+    names = [
+        name for name in last if f"model.{name}" in metadata.tensors(folder)
+    ]  # but for the pixels' mean and deviation
+    saved = metadata.read(folder, [f"model.{name}" for name in names])
     assert len(names) == len(last) - 2 and all(last[name] == saved[f"model.{name}"].tolist() for name in names)
 
 
@@ -154,7 +156,7 @@ def check_bf16(case, keys, make_settings, single, tmp_path):
         assert losses == pytest.approx(expected, abs=BF16_LOSS[keys["task"]])
         assert losses != pytest.approx(expected, abs=1e-5), "nothing was computed in bf16"
         assert counted == counts
-        kinds = {kind for _, kind in read.tensors(folder / "checkpoint").values()}
+        kinds = {kind for _, kind in metadata.tensors(folder / "checkpoint").values()}
         assert {kind for kind in kinds if kind.is_floating_point} == {torch.float32}
 
 

@@ -234,7 +234,7 @@ LOOKS = {
     "sum instead of mean": "2 times .* multiplied",
     "averaged twice": "0.5 times .* divided",
     "same samples on all ranks": "samples 1, 3, 5, 7 are missing",
-    "masks by local row": "masked otherwise",
+    "masks by local row": "different mask",
     "another rank's shard": "permuted",
     "stale weights": "cosine",
     "gradients sent in fp16": "fewer digits",

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.manifest import read_manifest, write_manifest
 from parascale.checkpoint.verify import same_bits
@@ -108,7 +108,7 @@ def test_checkpoints_are_worth_moving(name, trained):
     from parascale.checkpoint.metadata import read_index
 
     _, folder = trained(name)
-    held = read.read(folder)
+    held = metadata.read(folder)
     moments = [tensor for key, tensor in held.items() if key.endswith(("exp_avg", "exp_avg_sq"))]
     assert len(moments) == 2 * sum(key.startswith("model.") for key in held)
     assert all(tensor.count_nonzero() > 0 for tensor in moments)
@@ -128,7 +128,7 @@ def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, source
     pairs = [(str(folder), str(tmp_path / f"{name}-{form}")) for (name, form), folder in folders.items()]
     run_on_ranks(load_and_save_again, ranks_of(settings), tmp_path / "ranks", settings, pairs, seconds=240)
     for name, form in folders:
-        found = differing(read.read(tmp_path / f"{name}-{form}"), read.read(trained(name)[1]))
+        found = differing(metadata.read(tmp_path / f"{name}-{form}"), metadata.read(trained(name)[1]))
         assert not found, f"{name} → {form} → {target}: {found}"
 
 
@@ -205,7 +205,7 @@ def of_other_classes(images, folder):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("language_model", "trained on numbers that mean something else: its vocabulary has other entries"),
+        ("language_model", "trained on other classes or tokens: its vocabulary has other entries"),
         ("classification", "class 0 is `.+` here and `.+` there"),
     ],
 )
@@ -242,7 +242,7 @@ def test_saving_behind_the_training_changes_nothing(name, make_settings, tmp_pat
     folders = sorted((tmp_path / "kept-behind").iterdir())
     assert [folder.name for folder in folders] == [f"step-{step:09d}" for step in (2, 4, 6)]
     for folder in folders:
-        assert not differing(read.read(folder), read.read(tmp_path / "kept-waiting" / folder.name)), folder.name
+        assert not differing(metadata.read(folder), metadata.read(tmp_path / "kept-waiting" / folder.name)), folder.name
     lines = read_json_lines(tmp_path / "results/behind/steps.jsonl")
     assert ["checkpoint_seconds" in line for line in lines] == [False, True] * 3
 

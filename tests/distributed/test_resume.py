@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.files import read_json, read_json_lines
 from parascale.report import build_report, load_records
 from parascale.report.summary import runs_table
@@ -57,7 +57,7 @@ def assert_same_bits(settings, expected):
 
 def weights(folder):
     """Name → tensor of a checkpoint's weights."""
-    return read.read(folder, [name for name in read.tensors(folder) if name.startswith("model.")])
+    return metadata.read(folder, [name for name in metadata.tensors(folder) if name.startswith("model.")])
 
 
 @pytest.mark.parametrize("masks", but_slow([None, "same", "per-rank"], {None, "same"}))

@@ -72,7 +72,7 @@ def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
     run, job = published(options=["--retries", "0"], settings=["timeout_seconds=20"])
     node = cluster.sacct(job)["NodeList"]
     if hangs:
-        workflow.when(lambda: "hangs at its exit since 20 s" in workflow.story(), "it is cut off", timeout=120)
+        workflow.when(lambda: "has hung at exit for 20 s" in workflow.story(), "it is cut off", timeout=120)
     else:
         kill_daemons(cluster, node, f"{job}.0")
         workflow.lingers("single").unlink()

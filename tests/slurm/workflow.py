@@ -20,7 +20,7 @@ from cluster import FINAL_STATES
 from workloads import STEPS, WORKLOADS, write_data
 
 from parascale import slurm, submissions
-from parascale.checkpoint.read import read, tensors
+from parascale.checkpoint.metadata import read, tensors
 from parascale.files import read_json, read_json_lines
 from parascale.paths import Paths
 from parascale.plan import ledger

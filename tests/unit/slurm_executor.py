@@ -9,9 +9,8 @@ from snakemake_executor_plugin_slurm import Executor
 from parascale import slurm
 from parascale.paths import Paths
 from parascale_slurm_executor import RootExecutor
-from parascale_slurm_executor.queued import Queued
-from parascale_slurm_executor.silent import Signs
-from parascale_slurm_executor.waiting import Pauses
+from parascale_slurm_executor.endings import Signs
+from parascale_slurm_executor.jobs import Pauses, Queued
 
 
 class Names(SimpleNamespace):

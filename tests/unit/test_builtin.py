@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from parascale.data.sources import builtin, download, prose
+from parascale.data.sources import builtin, download
 from parascale.errors import DataError
 from parascale.settings import Source
 
@@ -37,7 +37,7 @@ A      Table of words here is not kept.
 
 
 def test_prose_is_what_reads_like_sentences():
-    assert prose.paragraphs(DOCSTRING.strip()) == [
+    assert builtin.paragraphs(DOCSTRING.strip()) == [
         "Return the sorted values in a new array , just as numpy . sort would do ( see argsort ) .",
         "The values that are to be sorted , of any shape and type .",
         "A point of a list that has enough words .",
@@ -77,9 +77,11 @@ def test_the_builtin_corpus_is_the_same_each_time_and_its_splits_share_nothing(s
     assert any("nobody may import" in text for text in everything)
 
 
-def test_the_builtin_corpus_needs_its_packages(small_corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(builtin, "PACKAGES", {"not_installed_at_all": ("",)})
-    with pytest.raises(DataError, match="not_installed_at_all is not installed"):
+@pytest.mark.parametrize("package", ["not_installed_at_all", "a_mere_folder"])
+def test_the_builtin_corpus_needs_its_packages(small_corpus, tmp_path, monkeypatch, package):
+    (tmp_path / "installed" / "a_mere_folder").mkdir()  # Python takes it for a package without a file
+    monkeypatch.setattr(builtin, "PACKAGES", {package: ("",)})
+    with pytest.raises(DataError, match=f"{package} is not installed"):
         small_corpus(tmp_path / "raw")
     assert not (tmp_path / "raw").exists()
 

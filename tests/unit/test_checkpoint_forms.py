@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import as_text, inspect
 from parascale.checkpoint.manifest import MANIFEST, write_manifest
@@ -119,7 +119,7 @@ def test_a_model_larger_than_the_address_space_is_written(tmp_path):
 def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
     """What stands in the sharded checkpoint stands in each form, weights under the model's own names; and so all the way back."""
     record = convert(saved / "checkpoint", tmp_path / "out", SMALL, ["safetensors", "pt"])
-    expected = read.read(saved / "checkpoint")
+    expected = metadata.read(saved / "checkpoint")
     weights = {name.removeprefix("model.") for name in expected if name.startswith("model.")}
     with safe_open(tmp_path / "out/model.safetensors", "pt") as opened:
         assert set(opened.keys()) == weights
@@ -130,7 +130,7 @@ def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
     for form in ("safetensors", "pt"):
         assert_same(load_form(tmp_path / "out", form), expected)
         convert(tmp_path / "out", tmp_path / form, SMALL, ["sharded"], form)
-        assert_same(read.read(tmp_path / form), expected)
+        assert_same(metadata.read(tmp_path / form), expected)
         assert read_json(tmp_path / form / MANIFEST)["facts"]["step"] == 2
         assert record[form]["bytes"] == sum((tmp_path / "out" / name).stat().st_size for name in record[form]["files"])
         assert record[form]["seconds"] > 0
@@ -140,7 +140,7 @@ def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
 def test_another_dtype_rounds_weights_and_the_optimizer_stays_behind_where_it_is_not_wanted(saved, tmp_path):
     for optimizer in (True, False):
         convert(saved / "checkpoint", tmp_path / "out", Checkpoints(dtype="bfloat16", optimizer=optimizer), ["pt"])
-        expected = read.read(saved / "checkpoint")
+        expected = metadata.read(saved / "checkpoint")
         weights = {name: tensor.bfloat16() for name, tensor in expected.items() if name.startswith("model.")}
         assert_same(load_form(tmp_path / "out", "pt"), (expected if optimizer else {}) | weights)
 
@@ -153,7 +153,7 @@ def test_shards_are_named_as_transformers_names_them(tmp_path):
     assert names == [f"model-{number:05d}-of-{len(names):05d}.safetensors" for number in range(1, len(names) + 1)]
     assert index == "model.safetensors.index.json" and len(names) >= 3
     assert max((tmp_path / "out" / name).stat().st_size for name in names) <= 1e6 + 10_000
-    weights = {name: tensor for name, tensor in read.read(checkpoint).items() if name.startswith("model.")}
+    weights = {name: tensor for name, tensor in metadata.read(checkpoint).items() if name.startswith("model.")}
     assert read_json(tmp_path / "out" / index)["metadata"]["total_size"] == sum(
         entry.nbytes for entry in weights.values()
     )
@@ -189,7 +189,7 @@ def test_a_conversion_is_replaced_without_its_manifest_too_but_no_folder_of_anot
     """Snakemake deletes the manifest, which stands for the folder, before a stale conversion is made again."""
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
     (tmp_path / "converted" / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint \(checkpoint\.json is missing\)"):
+    with pytest.raises(CheckpointError, match=r"not a complete checkpoint \(checkpoint\.json is missing\)"):
         convert(tmp_path / "converted", tmp_path / "target", SMALL, ["pt"])
     assert not inspect(tmp_path / "converted")["whole"]
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
@@ -212,7 +212,7 @@ def test_inspection_tells_origin_and_contents(saved):
     found = inspect(saved / "checkpoint")
     held = found["forms"]["sharded"]
     assert (found["whole"], found["run"], found["step"], found["workload"]) == (True, "small", 2, "tiny")
-    weights = [tensor for name, tensor in read.read(saved / "checkpoint").items() if name.startswith("model.")]
+    weights = [tensor for name, tensor in metadata.read(saved / "checkpoint").items() if name.startswith("model.")]
     assert held["parameters"] == sum(tensor.numel() for tensor in weights)
     assert held["training_state"] == 3 * held["weights"] == 3 * len(weights)
     assert "whole, every checksum holds" in as_text(found, tensors=True)

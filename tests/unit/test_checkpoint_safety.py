@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index
 from parascale.checkpoint.source import open_source
@@ -39,7 +39,7 @@ def test_a_malicious_index_is_refused(checkpoint, tmp_path):
     seal(checkpoint)
     for act in (
         lambda: open_source(checkpoint),
-        lambda: read.tensors(checkpoint),
+        lambda: metadata.tensors(checkpoint),
         lambda: convert(checkpoint, tmp_path / "target", Checkpoints(), ["pt"]),
         lambda: load_tensors({"model.norm.weight": torch.zeros(32)}, checkpoint, no_dist=True),
     ):
@@ -103,4 +103,4 @@ def test_pickled_objects_in_an_index_are_refused(checkpoint):
 def test_an_index_cut_short_is_damaged(length, checkpoint):
     (checkpoint / INDEX).write_bytes((checkpoint / INDEX).read_bytes()[:length])
     with pytest.raises(CheckpointError, match="is damaged"):
-        read.tensors(checkpoint)
+        metadata.tensors(checkpoint)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from parascale.checkpoint import read, store
+from parascale.checkpoint import metadata, store
 from parascale.errors import CheckpointError, FullDiskError, RequirementError
 
 from .checkpoints import ALONE
@@ -46,7 +46,7 @@ def test_what_is_saved_is_the_state_at_that_moment(device, tmp_path):
         places.append(copy.data_ptr())
         saver.gate.set()
         saver.wait()
-        saved = read.read(tmp_path / f"step-{step}", ["model.weight"])["model.weight"]
+        saved = metadata.read(tmp_path / f"step-{step}", ["model.weight"])["model.weight"]
         assert torch.equal(saved, torch.full((512, 512), float(step)))
     assert places[0] == places[1]
 

@@ -130,13 +130,13 @@ def test_shards_of_other_settings_or_of_another_number_are_not_joined(encoded, t
 def test_shards_of_another_tokenizer_are_not_joined(encoded, tmp_path):
     raw, folders, work, text = encoded
     saved(tmp_path / "model", byte_level(["<|endoftext|>", "<|more|>"]), {})
-    with pytest.raises(DataError, match="shards/0: made with another tokenizer; remove it and make it again"):
+    with pytest.raises(DataError, match="shards/0: made with another tokenizer; remove it and rebuild it"):
         join(raw, folders, work, text, tmp_path / "flat")
 
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [("", "1 empty documents, 1 rows that have null"), ("[:10%]", "0 empty documents, 0 rows that have null")],
+    [("", "1 empty documents, 1 null rows"), ("[:10%]", "0 empty documents, 0 null rows")],
 )
 def test_a_split_without_text_is_an_error_of_all_shards_together(part, message, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from parascale.data import drawing, jpeg
+from parascale.data import image_download, jpeg
 from parascale.settings.formats import Images
 from tests.unit.image_sets import jpeg as make_jpeg
 from tests.unit.trees import encoded
@@ -22,7 +22,7 @@ SHARED = Path(__file__).parents[3] / "shared/cases"
 @given(st.integers(0, 9), st.integers(16, 96), st.integers(0, 1000))
 def test_a_drawn_image_is_a_jpeg_of_its_size(label, size, number):
     settings_ = Images(size=size)
-    data = drawing.encode(drawing.draw(label, settings_, (0, number)), settings_.quality)
+    data = image_download.encode(image_download.draw(label, settings_, (0, number)), settings_.quality)
     assert jpeg.check(data) == "colour" and jpeg.decode(data).shape == (size, size, 3)
 
 
@@ -30,7 +30,8 @@ def test_classes_of_drawn_images_can_be_told_apart_but_not_by_colour():
     """Nearest class mean on shape-sensitive features beats chance by far; on mean colours it does not."""
     settings_ = Images(size=32)
     images = [
-        [drawing.draw(label, settings_, (0, 10 * n + label)).astype(float) for n in range(60)] for label in range(10)
+        [image_download.draw(label, settings_, (0, 10 * n + label)).astype(float) for n in range(60)]
+        for label in range(10)
     ]
 
     def shape(image):

@@ -34,7 +34,7 @@ def test_what_hangs_at_its_exit_is_cut_off_and_named(hook, run, code):
     process = ending(hook, 10**6, 1, run)
     _, said = process.communicate(timeout=600)
     assert process.returncode == code, said
-    assert "hangs at its exit since 1 s" in said and "in hang" in said
+    assert "has hung at exit for 1 s" in said and "in hang" in said
 
 
 def test_a_request_to_stop_after_the_work_is_done_fails_nothing():

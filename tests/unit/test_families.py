@@ -97,7 +97,7 @@ def test_a_new_family_is_planned_and_trains(bigram):
 
 def test_a_family_without_words_of_transformers_says_who_has_them(bigram):
     with pytest.raises(
-        CheckpointError, match=r"no equal of model\.kind = bigram\. Exported: transformers, transformer_lm"
+        CheckpointError, match=r"no equivalent of model\.kind = bigram\. Exported: transformers, transformer_lm"
     ):
         words_of("bigram")
 

@@ -161,7 +161,7 @@ def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "not the manifest")]
+    ("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "of another version")]
 )
 def test_a_manifest_that_is_none_is_named(content, said, tmp_path):
     if content is not None:
@@ -258,7 +258,7 @@ def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):
     (root / "train/dog/2.jpg").unlink()
     (root / "train/dog/3.jpg").write_bytes(GOOD + b"more")
     (root / "train/dog/4.jpg").write_bytes((root / "train/dog/4.jpg").read_bytes()[:-1] + b"x")
-    with pytest.raises(DataError, match=r"train/dog/2\.jpg: the source cannot be read any more"):
+    with pytest.raises(DataError, match=r"train/dog/2\.jpg: the source can no longer be read"):
         verify_images(tmp_path / "arrow", index, "set", Formats())
     with pytest.raises(DataError, match=r"train/dog/2\.jpg: it cannot be read \(No such file") as caught:
         convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from parascale.data import benchmark, classes, measure
-from parascale.data.advice import advise
-from parascale.data.benchmark import COLUMNS, best_ceilings, cases_of, write_rows
+from parascale.data.benchmark import COLUMNS, advise, best_ceilings, cases_of, write_rows
 from parascale.data.classes import AugmentedImages
 from parascale.data.convert import convert
 from parascale.data.formats.storage import copy_in_memory, require_room

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parascale.data import measure as measuring
 from parascale.data.benchmark import cases_of
-from parascale.data.convert_tokens import convert_tokens
+from parascale.data.convert import convert_tokens
 from parascale.data.formats import open_tokens, token_format, tokens_are_mapped
 from parascale.data.measure import measure
 from parascale.data.text import Windows

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from parascale.checkpoint.manifest import describe_files, write_manifest
-from parascale.data.convert import COST, convert
-from parascale.data.convert_tokens import convert_tokens
+from parascale.data.convert import COST, convert, convert_tokens
 from parascale.data.pairs import prepare_pairs
 from parascale.data.text import Tokens, prepare
 from parascale.files import write_json

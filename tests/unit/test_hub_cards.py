@@ -104,7 +104,7 @@ def test_shards_below_data_come_before_other_names(site, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"data_files": [{"path": "data/*"}]}, "`configs` of its card are not as the Hub wants them.*'path': 'data/"),
+        ({"data_files": [{"path": "data/*"}]}, "`configs` of its card are invalid.*'path': 'data/"),
         ({"data_files": [{"split": "train"}]}, "`configs` of its card.*'split': 'train'"),
         ({"data_files": [5]}, "`configs` of its card.*no paths"),
         ({"data_files": 5}, "`configs` of its card"),

@@ -141,7 +141,7 @@ def test_a_file_that_was_cut_short_is_named(form, tmp_path):
         path for path in sorted((tmp_path / "data").rglob("*")) if path.suffix in (".arrow", ".h5", ".zip")
     )
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=rf"{path.name}.*(not a whole|damaged)"):
+    with pytest.raises(DataError, match=rf"{path.name}.*(not a complete|damaged)"):
         index_of(tmp_path / "data", tmp_path / "index")
 
 
@@ -215,8 +215,8 @@ def changed_byte(root):
         (unlabelled, r"a\.h5, `train`: `images`, but no `targets`"),
         (pixels, r"a\.h5, `train`: `images` are uint8 of the shape \(2, 8, 8, 3\): pixels"),
         (twice, r"a\.zip, `train` and .*b\.zip, `train` may both be the train split"),
-        (like_splits, r"birds\.zip: its folders images-train, images-val sound like train and validation"),
-        (changed_byte, r"birds\.zip, `train`: not a whole zip file \(Bad CRC-32"),
+        (like_splits, r"birds\.zip: images-train, images-val look like train and validation"),
+        (changed_byte, r"birds\.zip, `train`: not a complete zip file \(Bad CRC-32"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(make, message, tmp_path):

@@ -70,11 +70,11 @@ LATIN = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"caf\xe9", b"ba
         (([[0, 1], [1]],), ([0, 1],), "train.parquet: column `label` holds list.*several labels an image"),
         ((LATIN,), (["a", "b"],), "train.parquet, in the .* not UTF-8 .*Latin-1"),
         ((["caf\u00e9", "cafe\u0301"],), (["a", "b"],), "two classes look alike, 'cafe.u0301' and 'caf.xe9'"),
-        ((["None", "b"],), (["b", None],), "validation.parquet: rows without a label"),
-        ((["a", " "],), (["a", "a"],), "only one class|rows without a label"),
+        ((["None", "b"],), (["b", None],), "validation.parquet: rows with a missing"),
+        ((["a", " "],), (["a", "a"],), "only one class|rows with a missing"),
         ((["a", "b"],), "no image", "validation.parquet: no column `image` with images"),
         ((["a", "b"],), "twice", "validation.parquet: 2 columns are called `label`"),
-        ((["a", "b"],), "cut", "validation.parquet: not a whole Parquet file"),
+        ((["a", "b"],), "cut", "validation.parquet: not a complete Parquet file"),
         ((["a", "b"],), "zeros", "validation.parquet, after row 0: damaged Parquet"),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_order_of_labels_is_the_same_in_every_process():
         ([0.5, 1.0], [1, 0.5], ["0.5", "1"]),
         (["1.0", "1.1"], ["1.1", "1.0"], ["1.0", "1.1"]),
         (["1", "2"], ["1.0", "2.0"], "two classes look alike, '1' and '1.0'"),
-        ([1.0, 2.0], [1.0, math.nan], "validation.parquet: .*(without a|no) label"),
+        ([1.0, 2.0], [1.0, math.nan], "validation.parquet: .*(missing or unknown|no) label"),
     ],
 )
 def test_equal_numbers_are_one_class_whatever_their_type(first, second, expected, packed, tmp_path):
@@ -157,6 +157,6 @@ def test_a_label_that_is_no_class_is_listed(tmp_path):
     metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
     with pytest.raises(
-        DataError, match=r"one that is not a class: 1\. The classes are 0, 1: give each row one of them, or remove it"
+        DataError, match=r"missing or unknown label: 1\. The classes are 0, 1: give each row one of them, or remove it"
     ):
         index_of(tmp_path / "raw", tmp_path / "index")

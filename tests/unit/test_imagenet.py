@@ -44,7 +44,7 @@ ONE, LABELS = tar_of({"ILSVRC2012_val_1.JPEG": make_jpeg(1)}, "w"), b"ImageId,Pr
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (imagenet.TRAIN, b"no tar at all", "ILSVRC2012_img_train.tar: not a whole tar file"),
+        (imagenet.TRAIN, b"no tar at all", "ILSVRC2012_img_train.tar: not a complete tar file"),
         (imagenet.VALIDATION, ONE, "lacks images that .* names: ILSVRC2012_val_2; fetch both"),
         (imagenet.LABELS, None, "LOC_val_solution.csv is missing"),
         (imagenet.LABELS, LABELS + b"n01", "images without a class .* ILSVRC2012_val_2"),

@@ -50,7 +50,7 @@ def test_rows_without_label_and_files_that_are_not_there_are_listed(kind, tmp_pa
     with pytest.raises(DataError, match="2 rows have no label: 2, 3"):
         index_of(tmp_path / "raw", tmp_path / "index")
     write_table(tmp_path / f"raw/train.{kind}", ["a.jpg", "b.jpg"], ["x", "y"])
-    with pytest.raises(DataError, match=r"2 files .* not there: a\.jpg, b\.jpg"):
+    with pytest.raises(DataError, match=r"2 files .* missing: a\.jpg, b\.jpg"):
         index_of(tmp_path / "raw", tmp_path / "index")
     write_table(tmp_path / f"raw/train.{kind}", ["a.jpg"], ["x"], columns=("file", "label"))
     with pytest.raises(DataError, match=r"no column `path` .it has file, label.; set .*path: …, label: …"):
@@ -128,11 +128,11 @@ def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path)
         (["set/{}-00000-of-00001.parquet", "set/0.jpg", "more/0.jpg"], "raw/set: holds splits"),
         (["set/{}.csv", "set/x/0.jpg", "more/0.jpg"], "raw/set: holds splits"),
         (["train/a/{}/0.jpg", "train/b/0.jpg"], "train/a: holds splits"),
-        (["flowers/rose/0.jpg", "flowers/tulip/0.jpg"], "only one class, `flowers`.*the folder that holds them"),
+        (["flowers/rose/0.jpg", "flowers/tulip/0.jpg"], "only one class, `flowers`.*the folder that holds the classes"),
         (["{}/images/0.jpg"], "only one class, `images`"),
         (["train/cat/0.tiff", "train/dog/0.jfif"], r"train/cat: a class without images.*\.jfif.*LMDB"),
         (["train/caf\u00e9/0.jpg", "train/b/0.jpg", "val/cafe\u0301/0.jpg"], "two classes look alike"),
-        (["images-{}/0.jpg"], "images-train, images-val sound like train and validation, not like classes"),
+        (["images-{}/0.jpg"], "images-train, images-val look like train and validation"),
         (["data.mdb", "lock.mdb"], "no folders of classes here.*LMDB"),
     ],
 )
@@ -198,7 +198,7 @@ def test_pngs_of_16_bits_that_hold_fewer_are_noted(bits, levels, tmp_path):
     ramp = encoded(np.linspace(0, 2**bits - 1, 4096).astype(np.uint16).reshape(64, 64))
     write_tree(tmp_path / "raw/train", dict.fromkeys(("a/0.png", "a/1.png", "b/0.png", "b/1.png"), ramp))
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
-    said = f"train: 4 of 4 images looked into are PNGs of 16 bits .* {levels} of 256 levels"
+    said = f"train: 4 of 4 images checked are 16-bit PNGs .* {levels} of 256 levels"
     assert (not notes) if levels is None else re.match(said, *notes)
 
 

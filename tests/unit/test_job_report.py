@@ -11,8 +11,7 @@ import pytest
 
 from parascale.errors import ParascaleError
 from parascale.report import numbers
-from parascale.report.job import load_job, render_job
-from parascale.report.usage import PARTS, over_time, usage_table
+from parascale.report.job import PARTS, load_job, over_time, render_job, usage_table
 from parascale.telemetry import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results

@@ -134,7 +134,7 @@ def test_what_is_to_go_has_its_range_and_its_end(chain):
     chain.started([0], BEGAN)
     chain.finished(0, BEGAN)
     chain.started([1, 3], BEGAN)
-    assert "1 of 5 jobs done, 0.00 core-h used, about 384.00 (229.98 to 641.16) to go, for 2 h" in chain.line(BEGAN)
+    assert "1 of 5 jobs done, 0.00 core-h used, about 384.00 (229.98 to 641.16) left, 2 h" in chain.line(BEGAN)
 
 
 def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
@@ -142,11 +142,11 @@ def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
     chain.started([0, 1], BEGAN)
     chain.finished(0, BEGAN)
     chain.failed(1, BEGAN + HOUR)
-    assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 (229.98 to 641.16) to go" in chain.line(BEGAN + HOUR)
+    assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 (229.98 to 641.16) left" in chain.line(BEGAN + HOUR)
     chain.started([1], BEGAN + HOUR)
     chain.failed(1, BEGAN + 2 * HOUR)
     lost = "1 of 5 jobs done, 3 failed or depend on one that did, 256.00 core-h used"
-    assert f"{lost}, about 128.00 (76.66 to 213.72) to go" in chain.line(BEGAN + 2 * HOUR)
+    assert f"{lost}, about 128.00 (76.66 to 213.72) left" in chain.line(BEGAN + 2 * HOUR)
     chain.started([3], BEGAN + 2 * HOUR)
     chain.finished(3, BEGAN + 3 * HOUR)
     assert chain.line(BEGAN + 3 * HOUR).endswith("384.00 core-h used")
@@ -169,7 +169,7 @@ def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):
     assert plan.totals["wall_hours_at_once"] == 2
     ledger = Ledger(plan, planner)
     ledger.started([1, 2], BEGAN)
-    assert "128.00 core-h used, about 128.00 (76.66 to 213.72) to go, for 1 h" in ledger.line(BEGAN + HOUR)
+    assert "128.00 core-h used, about 128.00 (76.66 to 213.72) left, 1 h" in ledger.line(BEGAN + HOUR)
     ledger.failed(1, BEGAN + 2 * HOUR)
     ledger.finished(2, BEGAN + 2 * HOUR)
     assert ledger.used == pytest.approx(256)

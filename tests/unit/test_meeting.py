@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale import awake
+from parascale import lease
 from parascale.cli import parascale
 from parascale.errors import FAILED, PERMANENT_FAILURE, ConfigError, RequirementError
 from parascale.launch import STOPPED, TERMINATED, environment, node, peers, rendezvous
 from parascale.launch.node import Launch, _watch
-from parascale.launch.peers import Node, Peers, Report, meeting_seconds
+from parascale.launch.peers import Node, NodeReport, Peers, meeting_seconds
 from parascale.launch.several_nodes import meeting_folder
 from parascale.launch.workers import Failure, root_cause
 from parascale.settings.site import Site
@@ -120,7 +120,7 @@ class Job:
                 kept[key] = self.clock.now + late, real(path)
             return kept[key][1]
 
-        for module in (awake, node, peers):
+        for module in (lease, node, peers):
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(peers, "look", look)
         monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(gethostbyname=str, create_connection=self.connect))
@@ -129,7 +129,7 @@ class Job:
             monkeypatch.setattr(module, "TICK_SECONDS", 0.25)
 
     def run(self, arrivals, ends=(300.0, None), fates=None, stops=None, killed=None, fails=None):
-        """{node: (Report or error, seconds)} of launchers that arrive at those times (None: never).
+        """{node: (NodeReport or error, seconds)} of launchers that arrive at those times (None: never).
 
         ends, fates: (time, reason) with which a node's rank ends; stops: node → when its launcher is told to stop; killed: node → when it
         is killed; fails: node → an error that it raises before it meets the others.
@@ -188,7 +188,7 @@ def job(monkeypatch, tmp_path):
 
 def test_node_0_learns_who_is_where_and_all_the_same_port(job):
     started = job()
-    assert [outcome for outcome, _ in started.run([0, 7, 3]).values()] == [Report(0, [])] * 3
+    assert [outcome for outcome, _ in started.run([0, 7, 3]).values()] == [NodeReport(0, [])] * 3
     assert started.ports == {("host0i", 1000)}
     assert started.lines[2] == "node 2: host2 (host2i), rank 2, 1 threads a process"
 
@@ -200,7 +200,7 @@ def test_nothing_false_follows_from_what_is_seen_late(late, arrivals, tmp_path_f
     with pytest.MonkeyPatch.context() as monkeypatch:
         started = Job(monkeypatch, tmp_path_factory.mktemp("job") / "together", late)
         outcomes = started.run(arrivals)
-    assert [outcome for outcome, _ in outcomes.values()] == [Report(0, [])] * len(arrivals), outcomes
+    assert [outcome for outcome, _ in outcomes.values()] == [NodeReport(0, [])] * len(arrivals), outcomes
     assert started.ports == {("host0i", 1000)}
     assert max(seconds for _, seconds in outcomes.values()) < 301 + 2 * late + 1
 
@@ -237,7 +237,7 @@ def test_a_node_that_is_lost_as_soon_as_it_has_started_is_missed_soon(job):
 @pytest.mark.parametrize("told", [0, 2])
 def test_a_stop_that_one_launcher_gets_reaches_all(told, late, job):
     outcomes = job(late).run([0, 0, 0], ends=(1e6, None), stops={told: 100.0})
-    assert [verdict for verdict, _ in outcomes.values()] == [Report(STOPPED, [])] * 3
+    assert [verdict for verdict, _ in outcomes.values()] == [NodeReport(STOPPED, [])] * 3
     assert max(seconds for _, seconds in outcomes.values()) < 105 + 4 * late
 
 
@@ -273,7 +273,7 @@ def test_a_node_0_that_fails_before_its_ranks_start_tells_the_others_whether_it_
     with suppress(ConfigError), Peers(Node(0, "host0", "a", 2, 1, ""), tmp_path):
         raise ConfigError("no such site")
     with Peers(Node(1, "host1", "a", 2, 1, ""), tmp_path) as other:
-        assert other.verdict(Report(FAILED, []), 9.0).code == PERMANENT_FAILURE
+        assert other.verdict(NodeReport(FAILED, []), 9.0).code == PERMANENT_FAILURE
 
 
 def test_a_node_that_has_no_driver_tells_the_others(tmp_path, monkeypatch):
@@ -360,7 +360,7 @@ def test_a_launcher_renews_its_file_and_makes_no_other_and_reports_on_a_full_dis
         wait_for(lambda: path.stat().st_mtime_ns > first.st_mtime_ns, "it to be renewed")
         assert path.stat().st_ino == first.st_ino
         monkeypatch.setattr(peers, "write_text", full)
-        launcher.send(state="ended", report=Report(FAILED, [Failure(1, "host1", "full", "log", 1.0, False)]))
+        launcher.send(state="ended", report=NodeReport(FAILED, [Failure(1, "host1", "full", "log", 1.0, False)]))
     other = peers.Other(path)
     other.look(0.0)
     assert (other.said.state, other.said.report.failures[0].reason) == ("ended", "full")

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from parascale.checkpoint import export
-from parascale.data.convert_tokens import convert_tokens
+from parascale.data.convert import convert_tokens
 from parascale.data.formats import open_tokens
 from parascale.data.own_tokens import prepare_tokens
 from parascale.data.text import Tokens, Windows
@@ -207,17 +207,21 @@ def edit_index(place, value):
 @pytest.mark.parametrize(
     ("write", "damage", "message"),
     [
-        *((write, cut, r"a\.\w+: (has .* bytes, but .* after its header|not a NumPy file)") for write in FLAT),
-        (parquet, cut, "not a whole Parquet file"),
-        (arrow, cut, "not a whole Arrow file"),
-        (megatron, cut_index, r"a\.idx: no whole index of Megatron's \([0-9]+ bytes instead of [0-9]+\)"),
+        *((write, cut, r"a\.\w+: (has .* bytes, not .*: fetch|not a NumPy file)") for write in FLAT),
+        (parquet, cut, "not a complete Parquet file"),
+        (arrow, cut, "not a complete Arrow file"),
+        (megatron, cut_index, r"a\.idx: incomplete Megatron index \([0-9]+ bytes instead of [0-9]+\)"),
         (megatron, edit_index(0, b"x"), "wrong magic number"),
         (megatron, edit_index(34, b"\0"), "its sequences do not lie one after the other"),
-        (megatron, edit_index(17, b"\7"), r"type 7 of its numbers is not one of tokens\. Read are nanoGPT's"),
-        (llmc, lambda path: llmc(path, 20240522), r"a file of llm\.c, but no tokens.*Read are nanoGPT's and llm\.c's"),
+        (megatron, edit_index(17, b"\7"), r"type 7 of its numbers is not one of tokens\. Supported: nanoGPT's"),
+        (
+            llmc,
+            lambda path: llmc(path, 20240522),
+            r"a file of llm\.c, but no tokens.*Supported: nanoGPT's and llm\.c's",
+        ),
         (llmc, lambda path: llmc(path, 20240520, 2), r"a file of llm\.c, but no tokens"),
-        (nanogpt, lambda path: (path.parent / "index.json").write_text("{}"), r"a file of LitData\. Read are"),
-        (numpy_wide, lambda path: np.save(path, np.ones(3)), r"holds float64, which are no tokens\. Read are"),
+        (nanogpt, lambda path: (path.parent / "index.json").write_text("{}"), r"a file of LitData\. Supported:"),
+        (numpy_wide, lambda path: np.save(path, np.ones(3)), r"holds float64, not tokens\. Supported:"),
         (numpy_wide, lambda path: np.save(path, np.asfortranarray(np.ones((2, 3), int))), "one after the other"),
         (numpy_wide, lambda path: np.save(path, np.array([{}]), allow_pickle=True), "not a NumPy file"),
         (numpy_wide, lambda path: path.write_text("1 2 3"), "not a NumPy file(?!.*pickle)"),
@@ -227,10 +231,10 @@ def edit_index(place, value):
             "holds 300, but the vocabulary has the numbers 0 to 299",
         ),
         (numpy_wide, lambda path: np.save(path, np.array([3, -1])), "holds -1, but"),
-        (parquet, table(input_ids=[[1], None]), "`input_ids` lacks numbers"),
+        (parquet, table(input_ids=[[1], None]), "`input_ids` has missing numbers"),
         (parquet, table(input_ids=[["a"]]), "or holds string: no tokens"),
         (parquet, table(input_ids=[[1, 2]], attention_mask=[[1]]), "`attention_mask` is not as long as `input_ids`"),
-        (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, but 0"),
+        (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, not 0"),
         (nanogpt, lambda path: nanogpt(path, np.uint32), "looks like numbers of 4 or 8 bytes, not nanoGPT"),
         (nanogpt, lambda path: nanogpt(path, np.int64), "looks like numbers of 4 or 8 bytes, not nanoGPT"),
     ],
@@ -246,7 +250,7 @@ def test_what_is_damaged_or_of_another_kind_is_named(write, damage, message, tmp
 def test_tokens_need_a_size_or_a_tokenizer_and_no_text_beside_them(tmp_path):
     nanogpt(tmp_path / "a.bin")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "a"}))
-    with pytest.raises(ConfigError, match=r"how large their vocabulary is\. Set `data\.text\.max_vocabulary`"):
+    with pytest.raises(ConfigError, match=r"the size of their vocabulary\. Set `data\.text\.max_vocabulary`"):
         prepared(tmp_path, "a.bin", Text())
     with pytest.raises(DataError, match="tokens in train, but text in other splits"):
         read_in_place(tmp_path, {"train": "a.bin", "validation": "b.jsonl", "test": "b.jsonl"}).holds_tokens()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.commands import parity
 from parascale.families.shards import Shard
 from parascale.files import write_json, write_text
@@ -208,7 +208,7 @@ def test_the_smallest_gradient_follows_from_what_the_optimizer_was_given(
     workload = dataclasses.replace(run.workload, optim=dataclasses.replace(run.workload.optim, clip_norm=clip_norm))
     run = dataclasses.replace(run, workload=workload, precision=precision)
     weights = [
-        shape.numel() for name, (shape, _) in read.tensors(folder / "checkpoint").items() if name[:6] == "model."
+        shape.numel() for name, (shape, _) in metadata.tensors(folder / "checkpoint").items() if name[:6] == "model."
     ]
     rounding = 2**-53 if precision == "fp64" else 2**-24
     found = smallest_gradient(run, [{"grad_norm": norm} for norm in norms], folder / "checkpoint")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.commands.planned import planned_page
+from parascale.commands.report import planned_page
 from parascale.errors import ConfigError
 from parascale.plan import budget, tables
 from parascale.plan.hours import Job, Part, wall_hours

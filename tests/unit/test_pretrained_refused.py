@@ -40,7 +40,7 @@ def _with_a_gap(folder):
         (_without("tokenizer.json"), r"tokenizer\.json: no such file.*login node"),
         (_without("model.safetensors"), r"model\.safetensors: no such file"),
         (_text("config.json", "{"), r"config\.json: not valid JSON"),
-        (_text("tokenizer.json", "{}"), r"no vocabulary in tokenizer\.json"),
+        (_text("tokenizer.json", "{}"), r"no vocabulary of `tokenizers` in tokenizer\.json"),
         (_text("model.safetensors", "short"), r"model\.safetensors: no whole safetensors file.*fetch it again"),
         (lambda folder: edit_config(folder, model_type="pegasus"), r"`model_type` = pegasus cannot.*Allowed: t5, bart"),
         (lambda folder: edit_config(folder, eos_token_id=7777), r"`eos_token_id` = 7777 is not an entry"),
@@ -55,7 +55,7 @@ def _with_a_gap(folder):
             lambda folder: edit_config(folder, d_ff=8),
             r"wi\.weight` is \[32, 16\], but after its config\.json \[8, 16\]",
         ),
-        (_text("tokenizer_config.json", '{"unk_token": "[UNK]"}'), r"it has no entry `\[UNK\]`"),
+        (_text("tokenizer_config.json", '{"unk_token": "[UNK]"}'), r"no entry `\[UNK\]`"),
     ],
 )
 def test_a_folder_that_does_not_do_is_named(t5, damage, message):

@@ -66,7 +66,7 @@ def nul_in_csv(root):
         (only_test, "no train split, only test"),
         (two_names, "may both be the validation split"),
         (one_image_a_class, "no class has two images"),
-        (nul_in_csv, r"1 files .* are not there: images/cat/0.\.jpg"),
+        (nul_in_csv, r"1 files .* are missing: images/cat/0.\.jpg"),
     ],
 )
 def test_folders_that_cannot_be_meant_are_named(tmp_path, change, message):

@@ -69,8 +69,8 @@ def test_a_loss_that_is_no_number_is_different(losses, tmp_path):
 @pytest.mark.parametrize(
     ("factors", "text"),
     [
-        ((0.0, 2.0), "0 and 2 times what it should be: each process by a factor of its own"),
-        ((-1.0, -1.0), "-1 times what it should be: of the other sign"),
+        ((0.0, 2.0), "0 and 2 times what it should be: scaled differently on each process"),
+        ((-1.0, -1.0), "-1 times what it should be: opposite sign"),
         ((0.5, 0.5), "0.5 times what it should be: divided once too often by 2"),
     ],
 )

@@ -20,7 +20,7 @@ from parascale.commands.launch import start
 from parascale.errors import RequirementError
 from parascale.launch import binding
 from parascale.launch.node import Launch, _watch, process_environment
-from parascale.launch.peers import Report
+from parascale.launch.peers import NodeReport
 from parascale.launch.rendezvous import address_of, interface_addresses, own_address, reached, reserve_port
 from parascale.launch.workers import Failure, Worker, Workers, root_cause
 from parascale.settings.site import Network, Site
@@ -86,7 +86,7 @@ def test_a_held_port_goes_to_nobody_else_but_torch_can_listen_on_it():
 def test_the_sites_interface_is_found_or_named():
     for interface, addresses in ((None, []), ("lo", ["127.0.0.1"]), ("eth99,lo", ["127.0.0.1"])):
         assert interface_addresses(Network(interface=interface), "jrc0001") == addresses
-    with pytest.raises(RequirementError, match=r"jrc0001 has no network interface `eth99` \(it has .*lo"):
+    with pytest.raises(RequirementError, match=r"jrc0001: no network interface `eth99` among .*lo"):
         interface_addresses(Network(interface="eth99"), "jrc0001")
 
 
@@ -136,7 +136,7 @@ def test_ranks_are_not_late_because_all_of_them_stood_still(asked, monkeypatch):
     workers = SimpleNamespace(running=ranks, ended=[0], **dict.fromkeys(("poll", "failures"), list))
     peers = SimpleNamespace(stopping=False, ended=True, failed=False, listen=list, send=lambda **changes: None)
     stop = SimpleNamespace(asked=asked, at_once=False)
-    assert _watch(launch(timeout=300, grace=300), workers, peers, stop) == Report(0, [])
+    assert _watch(launch(timeout=300, grace=300), workers, peers, stop) == NodeReport(0, [])
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

@@ -151,4 +151,4 @@ def test_the_command_shows_what_was_measured_of_the_run_table_alone(results, cap
     page = (root / "results/report/index.html").read_text()
     assert "shapes: images a second" in page and "communication/ddp.csv" in page and "communication/old.csv" not in page
     call("report", "--root", root, "--config", f"runs={root}/results/runs.tsv")
-    assert "nothing to report: of 1 run none has begun" in capsys.readouterr().err
+    assert "none of 1 run has started" in capsys.readouterr().err

@@ -135,7 +135,7 @@ WRONG = {
         "setup failed: moodule load PyTorch (exit code 127)",
     ),
     "no shell": ({"python": PYTHON, "setup": "if then"}, "syntax error"),
-    "one that hangs": ({"python": PYTHON, "setup": "exec sleep 60", "seconds": 0.5}, "said nothing for"),
+    "one that hangs": ({"python": PYTHON, "setup": "exec sleep 60", "seconds": 0.5}, "no answer from"),
 }
 
 

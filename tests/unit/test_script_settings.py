@@ -71,7 +71,7 @@ def test_a_file_that_hides_what_the_script_imports_is_refused(package, project, 
     path = tmp_path / f"workloads/{package}.py"
     path.write_text(path.read_text() if path.exists() else "")
     project()
-    with pytest.raises(ConfigError, match=rf"{package}\.py: .*`import {package}` finds this file.*rename it"):
+    with pytest.raises(ConfigError, match=rf"{package}\.py: .*`import {package}` of the script .*rename it"):
         project(("workloads/train.py", "import os", f"from {package} import x\nimport os"))
 
 
@@ -98,7 +98,7 @@ OWN, ALONE = "workloads/own.yaml", "dp\nalone\town\t1\t1"
         ((OWN, "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
         ((OWN, "{world_size}", "{"), "a brace itself is written twice"),
         ((OWN, "steps: 100", ""), "needs `steps` in the workload"),
-        ((OWN, ', steps: "{steps}"', ""), "steps = 100 would do nothing"),
+        ((OWN, ', steps: "{steps}"', ""), "steps = 100 has no effect"),
         ((OWN, "0.1", "2026-11-27"), "arguments.lr = 2026-11-27: give text, a number, true, false"),
         ((OWN, "0.1", "{a: 1}"), "arguments.lr = {'a': 1}: give text"),
         ((OWN, "[1,", "[null,"), "arguments.sizes = [None, '{dp}']: give text"),

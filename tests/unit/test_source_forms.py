@@ -27,14 +27,14 @@ GZIP = gzip.compress(b'{"text": "a"}\n', mtime=0)
         ("a.txt", "é\n".encode("utf-16-be"), r"byte 1 \(0xe9\).*-f utf-16"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1; correct it, or"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` is not text but 1; see"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', ["a", None]),
-        ("a.jsonl", GZIP, r"a\.jsonl: it holds gzip, whatever its name says: unpack it \(`gunzip`\)"),
-        ("a.txt", b"PAR1\x15\x04\xff", r"a\.txt: it holds Parquet.*`\.parquet`"),
+        ("a.jsonl", GZIP, r"a\.jsonl: it holds gzip, despite its name: unpack it \(`gunzip`\)"),
+        ("a.txt", b"PAR1\x15\x04\xff", r"a\.txt: it holds Parquet.*\.parquet`"),
         ("a.txt", b"PK\x03\x04\x14\x00", "it holds a zip archive"),
         ("a.parquet", GZIP, r"a\.parquet: it holds gzip.*`gunzip`"),
         ("a.parquet.gz", GZIP, r"what `\.parquet\.gz` holds.*\.csv.*of text also with \.gz"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds an unpaired UTF-16 surrogate"),
         ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
         ("a.jsonl", b'{"body": "a"}\n', r"line 1: no column `text` \(it has body\)"),
@@ -43,7 +43,7 @@ GZIP = gzip.compress(b'{"text": "a"}\n', mtime=0)
         ("a.csv", b"text,text\na,b\n", "line 2: .*2 values for the columns text, text"),
         ("a.csv", b"text\ncaf\xe9\n", "in UTF-8 .*0xe9"),
         ("a.csv", b'text\n"a\n', "unexpected end of data"),
-        ("a.parquet", b"PAR1 or not", "not a whole Parquet file"),
+        ("a.parquet", b"PAR1 or not", "not a complete Parquet file"),
     ],
 )
 def test_texts_as_people_write_them_are_read_or_said_to_be_wrong_where(tmp_path, name, content, message):
@@ -60,7 +60,7 @@ def test_a_list_of_json_that_memory_may_not_hold_is_refused_with_the_remedy(tmp_
     for name, content in (("a.json", '[{"text": "a"}, {"text": "b"}]'), ("b.json", '{"text": "a"}\n{"text": "b"}')):
         (tmp_path / name).write_text(content)
     assert read(tmp_path, tmp_path / "raw", {"train": "b.json"}) == {"train": ["a", "b"]}
-    with pytest.raises(DataError, match=r"a\.json: a JSON list of .* GiB.*make lines of it: `jq -c"):
+    with pytest.raises(DataError, match=r"a\.json: a JSON list of .* GiB.*write lines: `jq -c"):
         read(tmp_path, tmp_path / "raw", {"train": "a.json"})
 
 
@@ -99,7 +99,7 @@ def test_a_text_is_read_in_each_form_packed_or_not_and_a_slice_of_it(name, packi
 def test_packed_and_unpacked_files_of_one_name_are_no_two_parts(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(FORMS["a.jsonl"])
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(FORMS["a.jsonl"]))
-    with pytest.raises(DataError, match="train: the train split has 2 files of this name"):
+    with pytest.raises(DataError, match="train: 2 train files are not one set"):
         read(tmp_path, tmp_path / "raw", {})
 
 
@@ -122,7 +122,7 @@ def test_what_datasets_saved_is_read_and_its_caches_are_not(tmp_path):
     content = path.read_bytes()
     for damaged in (content[:-8], content[:-200]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"data-00001-of-00003\.arrow: not a whole Arrow file"):
+        with pytest.raises(DataError, match=r"data-00001-of-00003\.arrow: not a complete Arrow file"):
             read(tmp_path, tmp_path / "cut", {"train": "dict/train"})
     path.unlink()
     with pytest.raises(DataError, match=r"00001-of-00003\.arrow: missing, but named in .*state\.json"):
@@ -137,7 +137,7 @@ def test_damaged_parquet_and_other_columns_are_named(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["word"] * 5, "number": range(5)}), path, compression="none")
     with pytest.raises(DataError, match=r"no column `body` .it has text, number"):
         read(tmp_path, tmp_path / "raw", {"train": path.name}, columns={"text": "body"})
-    with pytest.raises(DataError, match="row 0: `number` holds no text but 0"):
+    with pytest.raises(DataError, match="row 0: `number` is not text but 0"):
         read(tmp_path, tmp_path / "raw", {"train": path.name}, columns={"text": "number"})
     content = path.read_bytes()
     twice = pyarrow.Table.from_arrays([["a"], ["b"]], ["text", "text"])

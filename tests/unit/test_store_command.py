@@ -14,8 +14,7 @@ from parascale.lease import Lease
 from parascale.settings import Run, Workload, make
 from parascale.settings.config import Keeping
 from parascale.store.keys import data_known, key_of_run
-from parascale.store.trainings import Store, shown_places
-from parascale.store.unfinished import unfinished
+from parascale.store.trainings import Store, shown_places, unfinished
 
 from .test_plan_budget import project
 from .test_store import fill
@@ -66,7 +65,7 @@ def test_the_list_shows_what_is_kept_and_what_results_show_of_it(call):
     rows = {line.split()[1]: line for line in said.splitlines()}
     assert "2.50" in rows["runs/old"] and rows["runs/old"].endswith("runs/shown") and rows["runs/new"].endswith("-")
     assert rows["runs/single"].endswith("unfinished")
-    assert rows["runs/single.superseded-0123456789ab"].endswith("stepped aside")
+    assert rows["runs/single.superseded-0123456789ab"].endswith("parked")
     assert "3 finished trainings, 7.50 core-h" in said and "store.gigabytes = 100" in said
 
 

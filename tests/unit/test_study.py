@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from parascale.commands.comparison import write_comparison
+from parascale.commands.report import write_comparison
 from parascale.commands.scaling import study_of
 from parascale.data.formats.storage import filesystem
 from parascale.errors import ConfigError

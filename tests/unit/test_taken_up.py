@@ -333,7 +333,7 @@ def test_a_root_is_for_one_site_and_one_workflow(tmp_path, monkeypatch):
     with pytest.raises(TrainingError, match=r"is being written by process \d+ on .* It is a workflow on the same root"):
         take_root(paths, here)
     kept.pop()()
-    with pytest.raises(RequirementError, match=r"holds results of the site `jureca`, and this .* is for `jupiter`"):
+    with pytest.raises(RequirementError, match=r"holds results of the site `jureca`, not `jupiter`"):
         take_root(paths, elsewhere)
     kept.pop()()
     assert not Lease(paths.store).path.exists()

@@ -70,7 +70,7 @@ def test_rows_without_a_text_are_left_out_and_counted(tmp_path):
     task = open_task(make(Workload, name="x", task="language_model", training={"window": 2}), tmp_path / "flat")
     assert task.excluded == {split: {"without_text": 1} for split in SPLITS}
     (tmp_path / "rows.jsonl").write_text('{"text": null}\n')
-    with pytest.raises(DataError, match="no text: 0 empty documents, 1 rows that have null"):
+    with pytest.raises(DataError, match="no text: 0 empty documents, 1 null rows"):
         prepare(read_in_place(tmp_path, "rows.jsonl"), Text(), ExpectedText(), tmp_path / "b")
 
 
@@ -214,7 +214,7 @@ def test_opening_what_was_never_made_names_the_target(tmp_path):
 def test_windows_predict_every_target_exactly_once(window, length):
     tokens = np.arange(100, 100 + length, dtype=np.uint16)
     if length <= window:
-        with pytest.raises(DataError, match="too long for a split of"):
+        with pytest.raises(DataError, match="does not fit a split of"):
             Windows(tokens, window)
         return
     windows = Windows(tokens, window)

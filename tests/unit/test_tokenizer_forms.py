@@ -142,11 +142,11 @@ FORMS = {
 }
 REFUSED = {
     "two numbers of one": (lambda: added("<|endoftext|>", 3), r"`<\|endoftext\|>` is \d+ in tokenizer\.json, but 3"),
-    "one number of two": (lambda: added("<new>", 3), r"`<new>` is said to be 3, but .* makes it"),
-    "a number too far": (lambda: added("<new>", 999), r"`<new>` is said to be 999, but .* makes it"),
-    "damaged": (lambda: told(gpt2, added_tokens_decoder={"x": {}}), "damaged entries in files beside it"),
+    "one number of two": (lambda: added("<new>", 3), r"`<new>` is listed as 3, but is"),
+    "a number too far": (lambda: added("<new>", 999), r"`<new>` is listed as 999, but is"),
+    "damaged": (lambda: told(gpt2, added_tokens_decoder={"x": {}}), "or a damaged file"),
     "an end that is a list": (lambda: told(gpt2, eos_token=["a", "b"]), "name one, as text"),
-    "an end that is no entry": (lambda: told(gpt2, eos_token="<stop>"), "`<stop>`, by which .* is no entry"),
+    "an end that is no entry": (lambda: told(gpt2, eos_token="<stop>"), "`<stop>`, the end of text .* is not an entry"),
 }
 
 

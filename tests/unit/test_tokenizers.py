@@ -154,8 +154,8 @@ def test_the_data_needs_the_folder_no_more_and_transformers_gives_its_numbers(th
     [
         (["<stop>"], {}, r"cannot tell which entry ends a text \(none of <\|endoftext\|>.*\): .*\"eos_token\""),
         (["<|endoftext|>", "</s>"], {}, r"cannot tell which entry ends a text \(<\|endoftext\|>, </s>\)"),
-        (["<a>"], {"tokenizer_config.json": {"eos_token": "<b>"}}, r"`<b>`, by which .* ends a text, is no entry"),
-        (["<a>"], {"config.json": {"eos_token_id": 9999}}, r"`9999`, by which .* ends a text, is no entry"),
+        (["<a>"], {"tokenizer_config.json": {"eos_token": "<b>"}}, r"`<b>`, the end of text .* is not an entry"),
+        (["<a>"], {"config.json": {"eos_token_id": 9999}}, r"`9999`, the end of text .* is not an entry"),
         (["<a>", "<b>"], {"config.json": {"eos_token_id": [256, 257]}}, r"cannot tell which"),
     ],
 )

@@ -15,7 +15,7 @@ from parascale.errors import NoAnswerError, RequirementError
 from parascale.files import write_json
 from parascale_slurm_executor import executor as executor_module
 from parascale_slurm_executor.endings import NOTHING
-from parascale_slurm_executor.waiting import TURN
+from parascale_slurm_executor.jobs import TURN
 from tests.unit.slurm_executor import data_job, job_of
 
 

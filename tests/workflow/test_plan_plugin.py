@@ -203,7 +203,7 @@ def test_quiet_runs_keep_count_and_the_page_of_the_last_plan(workflow, quiet):
 def test_real_runs_keep_count(workflow):
     """What is left at the start and the end, and an event for both of each job, from which the next plan knows its rules."""
     code, text = workflow()
-    assert code == 0 and re.search(r"parascale: 0 of 10 jobs done, 0.00 core-h used, at least .* to go", text), text
+    assert code == 0 and re.search(r"parascale: 0 of 10 jobs done, 0.00 core-h used, at least .* left", text), text
     assert "parascale: 10 of 10 jobs done" in text and text.count("10 of 10 jobs done") == 1
     events = [json.loads(line) for line in (workflow.folder / "results/plan/events.jsonl").read_text().splitlines()]
     for kind in ("started", "finished"):

@@ -177,7 +177,7 @@ def test_a_submission_whose_results_would_lie_beside_the_code_is_refused(tmp_pat
     monkeypatch.delenv("SCRATCH", raising=False)
     arguments = ("--profile", "profiles/jureca", "--config", "account=training", "runs=config/tiny.tsv", "--", "data")
     said = project.snakemake(*arguments, fails=True)
-    assert "$SCRATCH is not set: results would lie below the current folder" in said and "--config root=" in said
+    assert "$SCRATCH is not set: set it" in said and "--config root=" in said
     assert not (tmp_path / "parascale/results/data").exists()
 
 

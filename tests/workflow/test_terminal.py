@@ -99,7 +99,7 @@ def test_a_terminal_shows_what_runs_now_what_is_left_what_ended_and_where_the_re
         tell(handler, LogEvent.JOB_FINISHED, job_id=number)
     tell(handler, LogEvent.JOB_STARTED, jobs=[3, 4])
     terminal.shows(r"ddp-8 · multi_node 8 · \w+ · step 30/60 · loss \d")
-    bar = terminal.shows(r"━+ +2/4 ([\d.,]+ core-h used, about [\d.,]+.* to go, for [^\r\n]*: until [^\r\n]*)")
+    bar = terminal.shows(r"━+ +2/4 ([\d.,]+ core-h used, about [\d.,]+.* left, [^\r\n]*: done around [^\r\n]*)")
     assert "queue" not in bar[0]
     tell(handler, LogEvent.JOB_FINISHED, job_id=4)
     terminal.shows(r"ddp-8 · multi_node 8 · \w+ · \d s")

@@ -35,15 +35,15 @@ def main(words):
     parser = argparse.ArgumentParser(prog="parascale check gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("check-gpu"), help="folder of check.json and of logs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given several times")
-    parser.add_argument("--seconds", type=float, default=600.0, help="end after so long (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit (default: %(default)s)")
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)  # of a process of a part
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
     options, started = parser.parse_args(words), time.monotonic()
     if options.task:
         return _work(options.task, options.started)
     # In a process of its own, so that this one holds nothing of a GPU.
-    told = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
-    torch, cuda, gpus = json.loads(told)
+    output = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
+    torch, cuda, gpus = json.loads(output)
     gpus = [(name, size, power_limit(uuid)) for name, size, uuid in gpus]
     here = Here(options.output.absolute(), gpus, missing, started + options.seconds)
     machine = {"host": socket.gethostname(), "date": time.strftime("%FT%TZ", time.gmtime()), "tiny": not gpus}
@@ -91,6 +91,6 @@ def _rows(part, here):
     try:
         yield from part(here)
     except subprocess.TimeoutExpired:
-        yield {"what": "the rest", "value": "the time was over", "limit": "", "verdict": "not reached"}
+        yield {"what": "the rest", "value": "out of time", "limit": "", "verdict": "not reached"}
     except Exception as error:  # costs no other part
         yield {"what": "the rest", "value": f"{type(error).__name__}: {error}", "limit": "", "verdict": "failed"}

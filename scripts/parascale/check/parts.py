@@ -51,7 +51,7 @@ def training(here):
     launched(here, "training", here.ranks, job=jobs["whole"])
     try:
         launched(here, "training", here.ranks, job=jobs["killed"], kill=KILLED)
-        yield row("after a rank was killed", "the others went on", right=False)
+        yield row("after a rank was killed", "the others continued", right=False)
     except TrainingError as error:
         seconds = time.time() - float((jobs["killed"].results / "killed").read_text())
         yield row("after a rank was killed", str(error), right="SIGKILL" in str(error))
@@ -184,7 +184,8 @@ def _short(here, workload, name, ranks, steps, training=(), checkpointing=False,
     few, optim = replace(workload.training.short(steps), **changed), replace(workload.optim, warmup_steps=1)
     layout = Layout(gpus_per_node=ranks, fsdp=ranks, activation_checkpointing=checkpointing, compile=True)
     workload = replace(workload, training=few, optim=optim)
-    return _job(here, Run(name, workload, layout, "bf16" if here.gpus else "fp32", **keys), "run")
+    run = Run(run=name, workload=workload, layout=layout, precision="bf16" if here.gpus else "fp32", **keys)
+    return _job(here, run, "run")
 
 
 def _job(here, run, kind):

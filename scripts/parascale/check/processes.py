@@ -45,10 +45,11 @@ class Here:
         project = load_project_file(file, bases=[ROOT / "config"], overrides=root)
         if not self.gpus:
             return project
-        name, size, facts = self.gpus[0][0], self.gpus[0][1] / 1e9, {"peak_tflops": {}}
+        name, size = self.gpus[0][0], self.gpus[0][1] / 1e9
+        facts: dict = {"peak_tflops": {}}
         if sheet := self.sheet:
             facts = {"peak_tflops": sheet["peak_tflops"], "memory_gigabytes_per_second": sheet["memory"]}
-            facts["node_link"] = Link(sheet["link"])
+            facts["node_link"] = Link(gigabytes_per_second=sheet["link"])
         facts |= {"device": "cuda", "gpu": name, "gpu_memory_gb": size, "gpus_per_node": len(self.gpus)}
         return replace(project, site=replace(load_site(project.config, "slurm"), **facts))
 
@@ -74,7 +75,7 @@ def power_limit(uuid):
 
 
 def launched(here, function, ranks, **values):
-    """What so many processes returned that each call a function of `parascale.check.ranks` with these values.
+    """The results of `ranks` processes that each call a function of `parascale.check.ranks` with these values.
 
     TrainingError with the launcher's last words where one failed, subprocess.TimeoutExpired where the check's time was over.
     """

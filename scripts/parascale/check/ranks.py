@@ -64,7 +64,7 @@ def training(job, kill=None, quiet=False):
 
 
 def overhead(size, turns):
-    """Our loop's seconds a step over a bare one's: the median of so many turns."""
+    """Our loop's seconds a step over a bare one's: the median of `turns`."""
     from loop_overhead import compared
 
     return median(ours[0] / bare[0] for ours, bare in compared(size, turns, steps=10))

@@ -1,4 +1,4 @@
-"""Two checkpoints, of whatever form and layout, tensor by tensor."""
+"""Compares two checkpoints of any form and layout, tensor by tensor."""
 
 import math
 from pathlib import Path
@@ -103,8 +103,8 @@ def as_text(result, count=15):
         lines.append(f"… and {len(result['tensors']) - count} more")
     layers = sorted((row for row in result["layers"] if row["relative"] != 0), key=_by_size)[:count]
     if layers:
-        told = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
-        lines.append(f"layers that differ most: {told}")
+        worst = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
+        lines.append(f"layers that differ most: {worst}")
     for place in ("first", "second"):
         lines += [f"only in the {place}: {name}" for name in result[f"only_in_{place}"]]
     lines.append("identical: every weight is the same number" if result["identical"] else "not identical")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from parascale.checkpoint import export
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
-from parascale.checkpoint.memory import peak_growth
 from parascale.checkpoint.source import WEIGHTS, forms_in, open_source
 from parascale.checkpoint.tensors import DTYPES, Streaming, cast
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
@@ -24,6 +23,8 @@ from parascale.lease import Lease
 from parascale.paths import RECORD, RunFolder
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
+STATUS = Path("/proc/self/status")
+RESET_PEAK = Path("/proc/self/clear_refs")  # writing 5 sets the peak to the present, proc(5)
 
 
 def convert(folder, target, settings, forms, form=None, tokens_of=None):
@@ -130,3 +131,21 @@ def _write_files(form, folder, source, contents, streaming, settings, tokens_of)
     for stem, tensors in contents.items():
         names += write_safetensors(folder / below, stem, tensors, streaming, settings.file_mb * 10**6, metadata)
     return [below + name for name in names]
+
+
+@contextmanager
+def peak_growth():
+    """Yield a dict that holds `bytes` afterwards: the peak resident memory above that at the start; None where unknown."""
+    found = {"bytes": None}
+    try:
+        RESET_PEAK.write_text("5")
+    except OSError:
+        yield found
+        return
+    before = _kibibytes("VmRSS")
+    yield found
+    found["bytes"] = 1024 * max(0, _kibibytes("VmHWM") - before)
+
+
+def _kibibytes(key):
+    return int(STATUS.read_text().partition(f"{key}:")[2].split()[0])

@@ -5,8 +5,7 @@ import json
 import torch
 
 from parascale.checkpoint.tensors import Rows, joined
-from parascale.data.number_tokenizer import NumberTokenizer
-from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, PretrainedTokenizer, WordTokenizer
+from parascale.data.tokenize import END, SUBWORD_FILE, UNKNOWN, NumberTokenizer, PretrainedTokenizer, WordTokenizer
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.files import read_json
@@ -111,5 +110,5 @@ def words_of(kind):
     words = part_of(kind, "export")
     if words is None:
         exported = ", ".join(name for name, kind in kinds().items() if kind.export)
-        raise CheckpointError(f"transformers has no equal of model.kind = {kind}. Exported: {exported}")
+        raise CheckpointError(f"transformers has no equivalent of model.kind = {kind}. Exported: {exported}")
     return words

@@ -12,12 +12,12 @@ from parascale.settings.layout import DEGREES
 def inspect(folder):
     """Facts of a checkpoint folder as plain values: {folder, whole, problem, forms: {form: {...}}, run, step, layout, …}.
 
-    A folder that is no whole checkpoint is described by `problem`; only a folder that is not there raises CheckpointError.
+    `problem` says why a folder is not a complete checkpoint; only a folder that is not there raises CheckpointError.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such checkpoint folder")
-    found = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
+    found: dict = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
     try:
         for form in forms_in(folder) or [None]:  # which says why there is none
             source = open_source(folder, form)

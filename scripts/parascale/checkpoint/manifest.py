@@ -53,10 +53,10 @@ def write_manifest(folder, facts, files):
 
 
 def read_manifest(folder):
-    """{facts, files} of a checkpoint folder; CheckpointError where it is none, is damaged, or has another step's name."""
+    """{facts, files} of a checkpoint folder; CheckpointError where it is not one, is damaged, or is named after another step."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        raise CheckpointError(f"{folder}: not a whole checkpoint ({MANIFEST} is missing)")
+        raise CheckpointError(f"{folder}: not a complete checkpoint ({MANIFEST} is missing)")
     try:
         manifest = read_json(path)
         if manifest.pop("xxh3") != _seal(manifest):
@@ -67,7 +67,7 @@ def read_manifest(folder):
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if named is not None and named != step:
-        raise CheckpointError(f"{path} is of step {step}, not of the step that its folder names")
+        raise CheckpointError(f"{path} is of step {step}, unlike the name of its folder")
     return manifest
 
 
@@ -82,7 +82,7 @@ def _seal(manifest):
 def check_files(folder, files, threads=1, unread=()):
     """Raise CheckpointError that names the first of `files` (name → bytes, xxh3) which is missing or altered.
 
-    unread: names of files whose size alone is looked at.
+    unread: names of files of which only the size is checked.
     """
     folder = Path(folder)
     for name, entry in files.items():

@@ -32,5 +32,5 @@ def _rows(path):
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or of another version ({type(error).__name__}: {error}); remove it and verify again"
+            f"{path} is damaged or outdated ({type(error).__name__}: {error}); remove it and verify again"
         ) from None

@@ -1,7 +1,7 @@
 """Sharded checkpoints by torch: tensors in and out, and the index (`.metadata`), which is a pickle, read without running it.
 
-torch reads it with plain `pickle.load`. Here only the few classes that such an index consists of are let in, and entries
-that are no tensors are refused, because torch unpickles those too.
+torch reads it with plain `pickle.load`. Here only the few classes of such an index are allowed, and entries
+that are not tensors are refused, because torch unpickles those too.
 """
 
 import io
@@ -43,11 +43,11 @@ class _Unpickler(pickle.Unpickler):
             module = "pathlib"
         if name in ALLOWED.get(module, ()) or (module == "torch" and name in DTYPES):
             return super().find_class(module, name)
-        raise CheckpointError(f"refuses to load `{module}.{name}`: an index of tensors has no need of it")
+        raise CheckpointError(f"refuses to load `{module}.{name}`: an index of tensors does not need it")
 
 
 def read_index(folder):
-    """The `torch.distributed.checkpoint` Metadata of a folder; CheckpointError where it is none, or holds more than tensors."""
+    """The `torch.distributed.checkpoint` Metadata of a folder; CheckpointError where it is not one, or holds more than tensors."""
     path = Path(folder) / INDEX
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a sharded checkpoint ({INDEX} is missing)")
@@ -88,3 +88,21 @@ def save_tensors(state, writer, group):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ALONE)
         dcp.save(state, storage_writer=writer, process_group=group)
+
+
+def tensors(folder):
+    """Name → (shape, dtype) of every tensor in a checkpoint folder."""
+    entries = read_index(folder).state_dict_metadata
+    return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
+
+
+def read(folder, names=None):
+    """Name → whole tensor on the CPU, for some or all of a checkpoint's tensors."""
+    known = tensors(folder)
+    names = list(known) if names is None else names
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise CheckpointError(f"{folder} holds no tensor {', '.join(missing)}")
+    state = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
+    load_tensors(state, folder, no_dist=True)
+    return state

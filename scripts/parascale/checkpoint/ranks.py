@@ -23,16 +23,16 @@ def on_rank0(mesh, work):
     """Do `work` on rank 0; its result, or its error as it is, on every rank."""
     if mesh.devices is None:
         return work()
-    outcome = [None, None]
+    outcome: list = [None, None]
     if mesh.rank == 0:
         try:
             outcome[0] = work()
         except Exception as error:
             outcome[1] = error
     dist.broadcast_object_list(outcome, src=0, group=mesh.host_group)
-    result, error = outcome
-    if error is not None:
-        raise error
+    result, failure = outcome
+    if failure is not None:
+        raise failure
     return result
 
 

@@ -13,6 +13,7 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -97,16 +98,14 @@ def _sharded(folder):
     def piece(name, chunk, dtype):
         place = places.get((name, tuple(chunk.offsets)))
         if place is None or place.transform_descriptors:
-            raise CheckpointError(f"{folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
+            raise CheckpointError(f"{folder}: the index has no location for {name} at {list(chunk.offsets)}")
         path = folder / place.relative_path
 
         @functools.cache  # each chunk is a pickle, and there may be 100,000s: it is looked into when it is read
         def position():
             tensor = _load_places(path, place.offset, place.length)
             if tensor.shape != chunk.sizes or tensor.dtype != dtype:
-                raise CheckpointError(
-                    f"{path}: holds another shape or dtype at byte {place.offset:,} than the index says"
-                )
+                raise CheckpointError(f"{path}: shape or dtype at byte {place.offset:,} differs from the index")
             return _position(path, place.offset, tensor)
 
         return Piece(path, position, tuple(chunk.offsets), tuple(chunk.sizes))
@@ -187,7 +186,8 @@ def _load_places(path, start, length):
     """
     try:
         with open(path, "rb") as file:
-            return torch.load(_create_file_view(file, start, length), map_location="meta", weights_only=True)
+            view: Any = _create_file_view(file, start, length)
+            return torch.load(view, map_location="meta", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: refused, because it holds more than tensors ({reason})") from None
@@ -199,7 +199,7 @@ def _position(path, start, tensor):
     """The byte of the file at which a tensor of `_load_places` begins."""
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if offset is None or not tensor.is_contiguous():
-        raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} does not lie in one block")
+        raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} is not contiguous")
     return start + offset + tensor.storage_offset() * tensor.element_size()
 
 

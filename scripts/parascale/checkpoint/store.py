@@ -183,7 +183,7 @@ def host_places(state):
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     needed = {name: -(-value.nbytes // ALIGNED) * ALIGNED for name, value in local.items()}
     rooms, filled, places = [], [], {}
-    for name in sorted(needed, key=needed.get, reverse=True):
+    for name in sorted(needed, key=lambda name: needed[name], reverse=True):
         size = needed[name]
         number = next((number for number, room in enumerate(rooms) if filled[number] + size <= room), len(rooms))
         if number == len(rooms):
@@ -213,7 +213,7 @@ def _part_state(part, optimizer):
     entries = {f"model.{name}": value for name, value in get_model_state_dict(part, options=OPTIONS).items()}
     if optimizer is not None:
         moments = get_optimizer_state_dict(part, optimizer, options=OPTIONS)
-        entries |= {f"optimizer.{name}": value for name, value in moments.items()}
+        entries |= {f"optimizer.{name}": value for name, value in moments.items()}  # type: ignore[misc] # flat: no lists
     return entries
 
 
@@ -233,8 +233,8 @@ def _first_name(key, tied):
 def _check_names(folder, wanted):
     """Raise CheckpointError unless the checkpoint holds what the model wants (name → shape), and no weights besides."""
     held = {name: list(entry.size) for name, entry in read_index(folder).state_dict_metadata.items()}
-    problems = [f"it lacks {name}" for name in wanted if name not in held]
-    problems += [f"the model has no {name}" for name in held if name.startswith("model.") and name not in wanted]
+    problems = [f"missing {name}" for name in wanted if name not in held]
+    problems += [f"unexpected {name}" for name in held if name.startswith("model.") and name not in wanted]
     odd = [name for name, shape in wanted.items() if held.get(name, shape) != shape]
     problems += [f"{name} has shape {held[name]} instead of {wanted[name]}" for name in odd]
     if problems:

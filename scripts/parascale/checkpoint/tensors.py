@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -97,7 +97,7 @@ def as_memory(tensor):
 
 
 def cast(tensor, dtype):
-    """A tensor in another floating dtype, rounded to the nearest; numbers that are no floats stay what they are."""
+    """A tensor in another floating dtype, rounded to the nearest; other numbers keep their dtype."""
     dtype = dtype if tensor.dtype.is_floating_point else tensor.dtype
     return Rows(tensor.shape, dtype, lambda first, last: tensor.rows(first, last).to(dtype), tensor.indivisible)
 
@@ -120,7 +120,7 @@ class Streaming:
 
     memory_bytes: int
     threads: int
-    progress: object
+    progress: Any
     largest_block: int = LARGEST_BLOCK
 
     def blocks(self, tensors):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.checkpoint.export import words_of
 from parascale.checkpoint.load import Exported, fill
 from parascale.checkpoint.manifest import check_files, read_manifest
@@ -42,7 +42,9 @@ def verify(source, folder, data):
     check_files(folder, manifest["files"])
     conversion = manifest["facts"]["conversion"]
     record = read_json(RunFolder(folder).record)
-    expected = read.read(source, [name for name in read.tensors(source) if conversion["optimizer"] or _is_weight(name)])
+    expected = metadata.read(
+        source, [name for name in metadata.tensors(source) if conversion["optimizer"] or _is_weight(name)]
+    )
     if conversion["dtype"]:
         dtype = DTYPES[conversion["dtype"]]
         rounded = [name for name, tensor in expected.items() if _is_weight(name) and tensor.dtype.is_floating_point]
@@ -66,16 +68,14 @@ def require_identical(result):
     for form, found in result["forms"].items():
         if not found["identical"]:
             differs = ", ".join(found["differs"][:5])
-            raise CheckpointError(
-                f"run {result['run']}: {form} is not the checkpoint it was made from: {differs} differ"
-            )
+            raise CheckpointError(f"run {result['run']}: {form} differs from its source in {differs}")
 
 
 def load_form(folder, form):
     """Name → tensor of all that a form holds, read by the form's own library; weights under `model.`."""
     folder = Path(folder)
     if form == "sharded":
-        return read.read(folder)
+        return metadata.read(folder)
     tensors = {}
     for stem, prefix in STEMS.items():
         names = safetensors_files(folder, stem)[0] if form == "safetensors" else [f"{stem}.pt"]

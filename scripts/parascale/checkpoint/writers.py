@@ -131,7 +131,7 @@ def write_sharded(folder, tensors, streaming):
     """
     streaming = dataclasses.replace(streaming, largest_block=CHUNK_BYTES)
     name_of_file, places = "__0_0.distcp", {}
-    entries = {
+    entries: dict = {
         name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), chunks=[])
         for name, tensor in tensors.items()
     }

@@ -7,7 +7,7 @@ import math
 import click
 from click.core import ParameterSource
 
-from parascale.cli import COUNT, with_project
+from parascale.cli import COUNT, Number, with_project
 from parascale.plan import advise as advice_of
 from parascale.plan import calibrate, limits
 from parascale.plan.budget import of_memory
@@ -26,17 +26,11 @@ BY = {"time": "time of a step", "core_hours": "core-hours"}
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
 @click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
-@click.option(
-    "--precision", type=click.Choice(PRECISIONS), help="The precision.  [default: bf16 if the site's GPUs have it]"
-)
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Default: bf16 if the site's GPUs have it.")
 @click.option("--by", type=click.Choice([*BY]), default="time", help="Steps' time, or the price.")
 @click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
-@click.option(
-    "--core-hours",
-    type=click.FloatRange(min=0.0, min_open=True),
-    help="Say how many steps each layout makes for this price.",
-)
+@click.option("--core-hours", type=Number(0, min_open=True), help="Budget: how many steps each layout makes for it.")
 @click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
 @click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts, or all numbers of GPUs, as JSON.")
@@ -113,13 +107,13 @@ def advise(
         return
     print_table(first, f"{workload.name}-{gpus}", own, bought)
     proof = first.run.parity(project.config.parity.steps, project.config.parity.precision)
-    proof = known.predict(proof, site, facts)
-    if proof.fits in ("risky", "does not fit"):
-        print(f"{of_memory('parity, its proof of same results', proof)}; targets such as `ddp` leave it out")
+    predicted = known.predict(proof, site, facts)
+    if predicted.fits in ("risky", "does not fit"):
+        print(f"{of_memory('parity, its proof of same results', predicted)}; targets such as `ddp` leave it out")
 
 
 def print_table(advice, name, own, paid):
-    """Advice as a table of its own, and what its workload must say otherwise than its `own` training.
+    """Advice as a table of its own, and how its workload must differ from its `own` training.
 
     paid: see `advice_of.bought`. Its steps are taken where the data has enough for them, or where they are fewer than the training's own.
     """

@@ -55,13 +55,14 @@ def convert(find, folders, name, to, form, without_optimizer, **given):
         project = find()
         settings = project.config.checkpoints
         folders = source_of(project, name), project.paths.checkpoint(name)
+    source, target = folders
     values = {key: value for key, value in given.items() if value is not None}
     values |= {"optimizer": False} if without_optimizer else {}
     settings = strict.load(Checkpoints, dataclasses.asdict(settings) | values, "the command line")
     from parascale.checkpoint.convert import convert as convert_folder
 
     tokens = functools.partial(tokens_of, find)
-    record = convert_folder(*folders, settings, list(to) or settings.forms, form, tokens)
+    record = convert_folder(source, target, settings, list(to) or settings.forms, form, tokens)
     for made, cost in record.items():
         peak = cost["peak_memory_bytes"]
         memory = "" if peak is None else f", at most {peak / 2**20:,.0f} MiB of memory"
@@ -116,7 +117,8 @@ def compare(find, folders, name, which, rows, facts):
         folders = [project.paths.run(named_run(project, each).run) for each in name]
     from parascale.checkpoint import compare as comparison
 
-    result = comparison.compare(*map(str, folders), Checkpoints(which=which or "best"))
+    one, other = map(str, folders)
+    result = comparison.compare(one, other, Checkpoints(which=which or "best"))
     print(comparison.as_text(result, rows))
     if facts:
         write_json(facts, result)
@@ -154,12 +156,12 @@ def tokens_of(find, record):
     """The Tokens that the run of a record learned of, from the project that `find` opens. None, and why, where that has them no more."""
     from parascale.data.text import Tokens
 
-    run, why = run_from_dict(record["settings"]), "its data was made anew"
+    run, why = run_from_dict(record["settings"]), "its data was rebuilt"
     try:
         paths = find().paths
         known = identity.digest_of(data_known(paths.data_of(run), paths.start_of(run)))
         if record.get("data") in (None, known):
             return Tokens(paths.data_of(run))
     except (ParascaleError, FileNotFoundError) as error:
-        why = error
+        why = str(error)
     print(f"without a tokenizer: {why}", flush=True)

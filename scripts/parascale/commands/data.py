@@ -81,7 +81,7 @@ def download(project, workload):
 
 
 @data.command()
-@click.option("--shard", type=click.IntRange(min=0), help="Encode only this one of `data.shards`.")
+@click.option("--shard", type=click.IntRange(min=0), help="Encode only this shard of `data.shards`.")
 @with_dataset
 def prepare(project, workload, shard):
     """Turn raw text, or pairs of document and summary, into arrays of token numbers.
@@ -108,7 +108,7 @@ def prepare(project, workload, shard):
         raise ConfigError(f"{raw.folder}: holds tokens, and nothing is left to encode: leave out `data.shards`")
     make = prepare_pairs if workload.of_pairs else prepare_tokens if raw.holds_tokens() else prepare_text
     folders = [project.paths.data(found.dataset, "encoded") / found.shard(number) for number in range(found.shards)]
-    made = [functools.partial(shards.join, folders)] if found.shards > 1 else []
+    made: list = [functools.partial(shards.join, folders)] if found.shards > 1 else []
     if shard is not None:
         raw, output, made = raw.shards(found.shards)[shard], folders[shard], [shards.shard]
     manifest = make(raw, found.text, found.expected, output, *made)
@@ -180,7 +180,7 @@ def convert(project, workload, form, shard, gather, threads):
     Example: parascale data convert --dataset shapes --format arrow
     """
     from parascale.data import convert as conversion
-    from parascale.data.convert_tokens import convert_tokens
+    from parascale.data.convert import convert_tokens
     from parascale.data.images import ImageIndex
     from parascale.data.text import Tokens
 
@@ -244,7 +244,7 @@ def benchmark(project, workload, forms):
     Example: parascale data benchmark --dataset shapes
     """
     from parascale.data import benchmark as readers
-    from parascale.data.advice import advise
+    from parascale.data.benchmark import advise
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")

@@ -45,17 +45,13 @@ SECONDS = Number(min=0, min_open=True)
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
 @click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
-@click.option("--site", metavar="SITE", help="Of a program: a site's name or its YAML file.  [default: the project's]")
+@click.option("--site", metavar="SITE", help="For a program: a site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
-@click.option(
-    "--timeout", type=SECONDS, help="Seconds within which all ranks must end after the first.  [default: 300]"
-)
+@click.option("--timeout", type=SECONDS, help="Seconds for all ranks to end after the first.  [default: 300]")
 @click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
 @click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
 @click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
-@click.option(
-    "--node", type=click.IntRange(min=0), help="To start by hand, once on each machine: number of this node, from 0."
-)
+@click.option("--node", type=click.IntRange(min=0), help="By hand, once on each machine: its number, from 0.")
 @click.option("--meet", type=Location(), metavar="DIR", help="With --node: a new folder, which every machine sees.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @project_options
@@ -84,10 +80,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         run = functools.partial(run_script, project, job, os.getcwd()) if planned.files else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
-        raise click.UsageError(
-            f"run {name} has {planned.nodes} × {planned.processes} processes (nodes × each), not {chosen.nodes} × {chosen.processes}: "
-            "its row of the run table says so"
-        )
+        raise click.UsageError(f"run {name} needs {planned.nodes} × {planned.processes} processes (nodes × each)")
     if (node or 0) >= chosen.nodes:
         raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
     if command and not command[0].startswith("-") and not Path(command[0]).is_file():
@@ -146,10 +139,10 @@ def planned_launch(find, name, kind, site, words, first, in_step, command):
     if planned.interpreter is not OURS and first:
         backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
         environment = process_environment(planned, os.environ)
-        told = logs / "path/versions.json"  # by the launcher that has started this one
-        if not in_step or not told.exists():
-            write_json(told, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
-        job = dataclasses.replace(job, known=[read_json(told)])
+        versions = logs / "path/versions.json"  # by the launcher that has started this one
+        if not in_step or not versions.exists():
+            write_json(versions, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
+        job = dataclasses.replace(job, known=[read_json(versions)])
     return planned, run.layout.gpus_per_node, job, project
 
 
@@ -161,7 +154,7 @@ def _only_launcher(logs):
     lock, hold = logs / "launch.lock", click.get_current_context().with_resource
     lock.touch()
     if hold(locked(lock)) is False:
-        print(f"waits: another launcher works on this run ({lock})", flush=True)
+        print(f"waiting: another launcher is running this run ({lock})", flush=True)
         hold(locked(lock, math.inf))
 
 
@@ -170,10 +163,7 @@ def refuse_other_settings(store, run, kind, site):
     ours = slurm.job_id(), kind, run.run
     keys = [line["key"] for line in submissions.noted(store) if (line["job_id"], line["kind"], line["run"]) == ours]
     if keys and keys[-1] not in (None, key_of_run(run, site)):  # of a job that was started by hand, nobody noted one
-        raise ConfigError(
-            f"run {run.run}: its configuration, or the code of its model, was changed after Slurm job {slurm.job_id()} was submitted; start the "
-            "workflow again, which submits it with the current settings"
-        )
+        raise ConfigError(f"run {run.run} changed after Slurm job {slurm.job_id()} was submitted; restart the workflow")
 
 
 def chosen_site(site, find):

@@ -19,7 +19,7 @@ FEW = 3  # steps to record at most, unless more are asked for: each is large
 
 @click.group()
 def parity():
-    """Does a run train the same as its baseline; and if not, where do they part?
+    """Does a run train the same as its baseline, and if not, where do they differ?
 
     \b
     Example: parascale parity explain ddp
@@ -27,7 +27,7 @@ def parity():
 
 
 @parity.command(hidden=True)
-@run_option("A run. If it can be compared, its parity run is finished, as is that of its baseline.", required=True)
+@run_option("A run. Its parity run and that of its baseline must be finished.", required=True)
 @with_project
 def compare(project, name):
     """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
@@ -75,16 +75,14 @@ def record(project, name, steps, every, folder):
 
 @parity.command()
 @click.argument("name", metavar="RUN", type=RunName())
-@click.option(
-    "--steps", type=COUNT, help=f"Steps to record.  [default: to the first beyond the tolerance, at most {FEW}]"
-)
+@click.option("--steps", type=COUNT, help=f"Steps to record.  [default: to the first that differs, at most {FEW}]")
 @click.option("--every", type=COUNT, default=1, help="Keep every n-th column, to store less.  [default: all]")
 @project_options
 @click.pass_context
 def explain(context, find, name, steps, every):
-    """In which step, pass and module does a run part first from its baseline, a single process, and what does it look like?
+    """Find the first step, pass and module in which a run differs from its baseline, a single process, and describe the difference.
 
-    Trains the first steps of both parity runs anew, recorded, not compiled and summed in fp32, and compares each output, gradient and weight
+    Trains the first steps of both parity runs again, recorded, not compiled and summed in fp32, and compares each output, gradient and weight
     (docs/proof.md). Writes proof.json and proof.txt into results/parity/RUN; exits with 1 if they differ. While it works, it keeps all
     these numbers of both runs below work/explained: gigabytes (3 steps of summary-small, of 1 M parameters, are 3 GB), or with `--every 16`
     about a sixteenth.
@@ -96,9 +94,7 @@ def explain(context, find, name, steps, every):
     run, folder = Planner(project).run(name, "parity"), project.paths.parity(name)
     baseline = project.baseline(name)
     if name == baseline.run or baseline.layout.world_size > 1:
-        raise ConfigError(
-            f"run {name} has the baseline {baseline.run}: name a run whose baseline is another one, a single process"
-        )
+        raise ConfigError(f"run {name} has the baseline {baseline.run}: name a run with a single-process baseline")
     if reason := project.incomparable.get(name):
         raise ConfigError(f"run {name} is not comparable with {baseline.run}: {reason}")
     require_fit(run, project.paths.data_of(run))

@@ -12,20 +12,16 @@ from parascale.plan.planner import Planner
 from parascale.report.numbers import duration, plural, price
 
 BASES = {
-    "formula": "no run that computes alike was observed here; constants of this kind of GPU, or of processors as measured",
+    "formula": "no similar run was observed here; constants of this GPU model, or measured processors",
     "fit": "prices fitted to other runs of this machine",
     "probe": "prices fitted to runs of this workload, precision and kind of layout",
-    "history": "finished runs that differ in name and seed alone",
+    "history": "finished runs that differ only in name and seed",
 }
 
 
 @click.command()
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Exit with 1 unless every run fits in memory and the machine's limits, and all together stay within the budget.",
-)
+@click.option("--check", is_flag=True, help="Exit with 1 if a run does not fit, or all exceed limits or the budget.")
 @click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
 @project_options
 def plan(find, name, check, explain):
@@ -66,10 +62,10 @@ def describe(name, planner):
         lines.append(f"it would fit with {predicted.remedy}")
     if predicted.wall_seconds is not None:
         phases = [f"{phase} {1000 * seconds:.1f}" for phase, seconds in (predicted.phases or {}).items() if seconds]
-        told = f" ({', '.join(phases)})" if phases else ""  # not of a script
+        shares = f" ({', '.join(phases)})" if phases else ""  # not of a script
         each = f": {duration(predicted.seconds)} in all"
         if predicted.steps:
-            each = f" of {1000 * predicted.step_seconds:.1f} ms{told}"
+            each = f" of {1000 * predicted.step_seconds:.1f} ms{shares}"
         lines.append(f"{_steps(predicted)}{each}")
         low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
@@ -145,7 +141,7 @@ def judge(names, planner):
         notes.append(f"{plural(unpriced, 'run')} without a price")
     refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site, planner)))
     cost = tables.cost(expected).removeprefix("Cost: ")
-    cost += f", beside {expected.spent:,.2f} spent before" if expected.spent else ""
+    cost += f", plus {expected.spent:,.2f} already spent" if expected.spent else ""
     cost += "; `snakemake -n` adds parity runs and other jobs"
     verdict = [f"refused: {line}" for line in refused] or [
         f"{project.config.runs} at {site.name}: all {len(names)} runs can start: {cost}"

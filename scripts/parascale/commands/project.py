@@ -15,14 +15,14 @@ from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
 from parascale.plan.planner import data_facts
 from parascale.pretrained import Pretrained, folders
-from parascale.settings import Layout, Run, Workload, load_workload, strict
+from parascale.settings import Run, Workload, load_workload, strict
 from parascale.settings.reference import fill, schemas
 
 PAGE = Path(__file__).resolve().parents[3] / "config/README.md"
 
 
 @click.group(invoke_without_command=True)
-@run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
+@run_option("Also check what this run needs of torch; repeat for several.", multiple=True)
 @project_options
 @click.pass_context
 def check(context, find, name):
@@ -56,11 +56,7 @@ def check(context, find, name):
 @check.command()
 @click.argument("target")
 @click.option("--window", type=COUNT, help="Tokens of a sample; default: 64. A workload says its own.")
-@click.option(
-    "--vocabulary",
-    type=COUNT,
-    help="Entries, or classes; default: the data's, as it is expected, the folder's, or 1,000.",
-)
+@click.option("--vocabulary", type=COUNT, help="Entries or classes; default: the data's, the folder's, or 1,000.")
 @project_options
 def model(find, target, window, vocabulary):
     """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient; and count it for plans.
@@ -84,12 +80,12 @@ def model(find, target, window, vocabulary):
             raise click.UsageError("leave out --window: the file of a workload says it")
         workload = load_workload(Path(target).parent, Path(target).stem)
         workload.refuse_script("its layouts are its own")
-        known = data_facts(Run("checked", workload), find().paths).vocabulary
+        known = data_facts(Run(run="checked", workload=workload), find().paths).vocabulary
     else:
         named = {"kind": target} if ":" in target else {"kind": of_folders, "folder": target}
         values = {"name": "checked", "model": named, "training": {"window": window or 64, "steps": 1}}
         workload = strict.load(Workload, values, f"model {target}")
-    Run("checked", workload, Layout()).check()
+    Run(run="checked", workload=workload).check()
     folder = workload.model.folder
     known = vocabulary or known or (folder and Pretrained(folder, "TARGET").config.get("vocab_size"))
     try:
@@ -105,7 +101,7 @@ def model(find, target, window, vocabulary):
         if not known:
             print("not counted for plans: its vocabulary is unknown: prepare the data, or give --vocabulary")
             return
-        print(f"counted for plans: {keep_count(workload, known)}")
+        print(f"counted for plans: {keep_count(workload, known)}")  # type: ignore[arg-type] # no script
 
 
 @click.command()

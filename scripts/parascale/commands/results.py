@@ -19,9 +19,7 @@ from parascale.plan.planner import Planner
 from parascale.settings import run_from_dict
 
 BATCH = 32  # documents at once; the summaries do not depend on it
-DEVICE = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]"
-)
+DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device.  [default: the site's]")
 
 
 @click.command()
@@ -33,9 +31,7 @@ DEVICE = click.option(
 @click.option("--temperature", type=Number(0), default=0.8, help="0: always the likeliest token; higher: more random.")
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=WHICH, default="best", help="Checkpoint to use.")
-@click.option(
-    "--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint to use instead, of any form."
-)
+@click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of any form, instead.")
 @DEVICE
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
@@ -127,8 +123,8 @@ def summarise(project, name, device):
         with ProcessPoolExecutor(len(devices), get_context("spawn"), die_with_parent) as pool:
             batches = [batch for part in _all_or_none(pool, work, len(devices)) for batch in part]
     result = judge(open_task(run.workload, folder).splits["test"], batches, settings)
-    told = {"schema_version": 1, "run": run.run, "split": "test", **result}
-    write_json(project.paths.summaries(name), told)
+    facts = {"schema_version": 1, "run": run.run, "split": "test", **result}
+    write_json(project.paths.summaries(name), facts)
     for way in ("beam", "greedy", "lead"):
         figures = ", ".join(f"{key} {value:.4f}" for key, value in result[way].items())
         print(f"{run.run}: {way}: {figures} over {result['documents']:,} documents")
@@ -169,7 +165,7 @@ def write_summaries(finished, folder, settings, devices, part):
 @click.option("--across-precisions", is_flag=True, help="Compare them even if they computed in different precisions.")
 def prove(single, parallel, across_precisions):
     """Does a script of yours compute on several processes what it computes on one; and if not, in which step, pass and module does it
-    part first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
+    differ first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
     with 1 if they differ, and with 3 if they are not comparable, as their precisions differ.
 
     \b
@@ -197,7 +193,7 @@ def calibrate(project, probes, machine):
     Example: parascale calibrate
     """
     if machine and probes:
-        raise click.UsageError(f"--machine measures no probe: leave out {' '.join(probes)}")
+        raise click.UsageError(f"--machine takes no probes: leave out {' '.join(probes)}")
     if machine:
         from parascale.train.processors import measure
 
@@ -217,7 +213,7 @@ def calibrate(project, probes, machine):
         raise ConfigError(f"not all of these probes are of site {project.site.name}: {', '.join(sorted(sites))}")
     observations = tuple(filter(None, map(prices.observe_probe, folders)))
     if less := len(folders) - len(observations):
-        print(f"{less} of {len(folders)} probes say nothing: their script records no steps")
+        print(f"{less} of {len(folders)} probes have no measurements: their script records no steps")
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
@@ -234,6 +230,6 @@ def require_finished(project, name, task):
     if trained != task:
         fitting = [each for each, run in project.right.items() if run.workload.task == task]
         others = ", ".join(fitting) or "none"
-        raise ConfigError(f"run `{name}` is for the task {trained}, not {task}; of this task: {others}")
+        raise ConfigError(f"run `{name}` trains {trained}, not {task}; runs of {task}: {others}")
     if not described.is_file():
         raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")

@@ -23,10 +23,7 @@ def site():
 
 @site.command()
 @click.argument("called", metavar="[NAME]", required=False)
-@click.option(
-    "--partition",
-    help="The partition for trainings; default: Slurm's default if it has GPUs, else the one with most GPUs.",
-)
+@click.option("--partition", help="Default: Slurm's default if it has GPUs, else that with most GPUs.")
 @click.option(
     "--from",
     "printed",
@@ -57,9 +54,7 @@ def init(find, called, partition, printed, gpus, gpu):
         found = survey(*(recorded(printed) if printed else asked()), partition)
     name, accounts = called or found.cluster, [] if gpus or printed else slurm.accounts()
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"`{name}` cannot name files: use letters, digits, `-`, `_` and `.`, the first a letter or a digit"
-        )
+        raise ConfigError(f"`{name}`: a name starts with a letter or digit, then letters, digits, `-`, `_` or `.`")
     # The run table of the full reproduction takes two nodes of four GPUs.
     table = "runs-jureca.tsv" if found.shape.gpus >= 4 and found.partitions else f"runs-{name}.tsv"
     texts = {
@@ -68,7 +63,9 @@ def init(find, called, partition, printed, gpus, gpu):
         Path(f"profiles/{name}/config.yaml"): profile_file(name, found, accounts),
     }
     if table == f"runs-{name}.tsv":
-        texts[Path("config", table)] = run_table(found.shape.gpus)
+        gpus = found.shape.gpus  # a training on one, and on all of them
+        rows = ["run\tworkload\tgpus_per_node\tdp", "single\twikitext2\t1\t1", f"ddp\twikitext2\t{gpus}\t{gpus}"]
+        texts[Path("config", table)] = "\n".join(rows if gpus > 1 else rows[:2]) + "\n"
     if there := [str(path) for path in texts if path.exists()]:
         raise ConfigError(f"{there[0]}: there already; remove it, or give another name: parascale site init NAME")
     for path, text in texts.items():
@@ -131,12 +128,6 @@ def _slurm_lines(found):
         values = {"name": each.name, "max_hours": each.max_hours, "max_nodes": each.max_nodes, "cores_per_node": cores}
         lines += [f"  - {json.dumps({key: value for key, value in values.items() if value is not None})}"]
     return lines
-
-
-def run_table(gpus):
-    """The text of a run table for a node: a training on one GPU, and on all of them."""
-    rows = ["run\tworkload\tgpus_per_node\tdp", "single\twikitext2\t1\t1", f"ddp\twikitext2\t{gpus}\t{gpus}"]
-    return "\n".join(rows if gpus > 1 else rows[:2]) + "\n"
 
 
 def configuration_file(name, found, table, accounts):

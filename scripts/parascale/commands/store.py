@@ -10,8 +10,7 @@ from parascale.paths import RunFolder
 from parascale.plan.planner import Planner
 from parascale.report.numbers import aligned
 from parascale.store.keys import data_known, key_of_run
-from parascale.store.trainings import SHORT, Store, shown_places
-from parascale.store.unfinished import unfinished
+from parascale.store.trainings import SHORT, Store, shown_places, unfinished
 
 GB = 1e9
 FEWEST = 4  # that name one on the command line
@@ -28,7 +27,7 @@ def list_(project):
     """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
 
     Below them stand unfinished trainings, and what killed jobs, damaged files and earlier versions left. A training whose settings
-    changed has stepped aside; it goes on when they are changed back.
+    changed is parked; it continues when they are changed back.
 
     \b
     Example: parascale store list
@@ -36,7 +35,7 @@ def list_(project):
     found, shown = Store(project.paths.trainings), shown_places(project.paths.results)
     trainings, begun = found.all(), unfinished(project.paths.under_way)
     rows = [[*_words(kept), ", ".join(shown.get(kept.key, ["-"]))] for kept in trainings]
-    rows += [[*_words(each), "stepped aside" if each.parked else "unfinished"] for each in begun]
+    rows += [[*_words(each), "parked" if each.parked else "unfinished"] for each in begun]
     rows += [[*_words(left), "left over"] for left in found.leftovers()]
     if rows:
         print(*aligned([("key", "training", "finished", "core-h", "GB", "shown as"), *rows]), sep="\n")
@@ -44,15 +43,13 @@ def list_(project):
     bound = project.config.store.gigabytes
     print(
         f"{len(trainings)} finished trainings, {sum(kept.core_hours for kept in trainings):,.2f} core-h. No result shows "
-        f"{unused / GB:,.3g} GB of them" + ("" if bound is None else f"; the bound is store.gigabytes = {bound:,g}")
+        f"{unused / GB:,.3g} GB of them" + ("" if bound is None else f"; the limit is store.gigabytes = {bound:,g}")
     )
 
 
 @store.command()
 @click.argument("keys", nargs=-1, metavar="[KEY ...]")
-@click.option(
-    "--unused", is_flag=True, help="All that neither results show nor the run table asks for, and what stepped aside."
-)
+@click.option("--unused", is_flag=True, help="All that no result shows and no row asks for, and parked trainings.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
 def free(project, keys, unused, yes):
@@ -65,7 +62,7 @@ def free(project, keys, unused, yes):
     Example: parascale store free --unused --yes
     """
     if not (keys or unused):
-        raise click.UsageError("say what to free: a key, or --unused")
+        raise click.UsageError("name what to free: a key, or --unused")
     found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
     chosen = [_named(key, [*found.all(), *found.leftovers(), *begun]) for key in keys]
     if unused:

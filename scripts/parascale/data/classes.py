@@ -6,6 +6,7 @@ the same images.
 
 import itertools
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -27,7 +28,7 @@ SQUISHED = 0.14
 class ClassImages:
     """The images of a split as they are evaluated: the middle, resized.
 
-    reader: of parascale.data.formats. size: pixels of a side of what the model sees. decoder, crops: as in ImageTraining.
+    reader: of parascale.data.formats. size: side of the model's input in pixels. decoder, crops: as in ImageTraining.
     """
 
     def __init__(self, reader, size, decoder="scaled", crops="square"):
@@ -38,8 +39,7 @@ class ClassImages:
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
         if len(wrong):
             raise DataError(
-                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, but there are {classes} classes, 0 to {classes - 1}"
-                f" ({len(wrong):,} such samples): correct the source and run the target `formats` again"
+                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, not 0 to {classes - 1} ({len(wrong):,} such samples): correct the source"
             )
 
     def __len__(self):
@@ -71,6 +71,7 @@ class ClassImages:
         """Yield (numbers, their encoded images) of each array of numbers."""
         here, there = itertools.tee(chosen)
         samples = (np.asarray(numbers, np.int64) % len(self.reader) for numbers in there)
+        data: Iterable
         if not self.reader.THREADS:
             data = map(self.reader.read_batch, samples)
         elif self.reader.io == "mmap":  # in memory, or there as the kernel reads ahead: read where it is decoded
@@ -132,14 +133,13 @@ class AugmentedImages(ClassImages):
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
             raise DataError(
-                f"{reader.folder}: class `{reader.classes[empty[0]]}` has no image to train on ({len(empty)} such classes); "
-                "add images, or take the class out of the source"
+                f"{reader.folder}: {len(empty)} classes without images, as `{reader.classes[empty[0]]}`: remove them"
             )
 
     def _seen(self, number):
         random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
         widest = 4 / 3 if self.crops == "fastai" else 1.0
-        return lambda *size: (random_crop(*size, self.smallest, random, widest), random.random() < 0.5)
+        return lambda width, height: (random_crop(width, height, self.smallest, random, widest), random.random() < 0.5)
 
 
 def _ahead(decoded, encoded, workers):

@@ -64,7 +64,11 @@ class EncodedView(NamedTuple):
 def jpeg_part(data, seen, size):
     """The VisiblePart of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in EncodedView. size: as in `moved`."""
     frame = jpeg_frame(data)
-    return frame and frame_part(frame, *moved(*seen(frame.width, frame.height), frame.width, frame.height, size), size)
+    if frame is None:
+        return None
+    box, mirrored = seen(frame.width, frame.height)
+    box, mirrored, eighths = moved(box, mirrored, frame.width, frame.height, size)
+    return frame_part(frame, box, mirrored, eighths, size)
 
 
 def frame_part(frame, box, mirrored, eighths, size):
@@ -110,7 +114,7 @@ def draw(view, scratch, pixels_CHW):
 
 
 def empty_pixels(count, size, pinned):
-    """A uint8 tensor for so many images. pinned: for copies to a GPU beside its work."""
+    """A uint8 tensor for `count` images. pinned: for copies to a GPU beside its work."""
     import torch
 
     shape = count, 3, size, size
@@ -199,7 +203,8 @@ class Scratch:
                 self._make(pixels_HWC.size)
             self.pixels[: pixels_HWC.size] = pixels_HWC.ravel()
             height, width, _ = pixels_HWC.shape
-            box, mirrored, _ = moved(*view.seen(width, height), width, height, self.size)
+            box, mirrored = view.seen(width, height)
+            box, mirrored, _ = moved(box, mirrored, width, height, self.size)
             return _part(box, mirrored, (height, width), 1.0, self.size)
         import simplejpeg
 
@@ -228,6 +233,4 @@ def readable(data, where, decode):
     try:
         return decode(data)
     except jpeg.BadImage as error:
-        raise DataError(
-            f"{where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
-        ) from None
+        raise DataError(f"{where()}: {error}. To skip: `formats.check: decode`, `formats.bad_samples: skip`") from None

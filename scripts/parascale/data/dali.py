@@ -1,5 +1,7 @@
 """JPEGs decoded, cropped, resized and flipped by NVIDIA DALI, a batch at a time: on a GPU, or by threads of its own on the CPU."""
 
+from typing import Any
+
 import numpy as np
 
 from parascale.data.crops import readable
@@ -17,7 +19,8 @@ class Dali:
 
         self.size, self.threads, self.device = size, threads, device or torch.device("cpu")
         self._stream = torch.cuda.Stream(device) if self.device.type == "cuda" else None
-        self._pipeline, self._most = None, 0
+        self._pipeline: Any = None
+        self._most = 0
 
     def batch(self, views, others):
         """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device. DataError names a damaged image.

@@ -7,6 +7,7 @@ import itertools
 import zipfile
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import h5py
@@ -28,7 +29,8 @@ DAMAGED = (*imagenet.DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedErro
 class Samples(SourceTable):
     """The images and labels of a file, `part` of it where it has several. Opened anew for each pass."""
 
-    suffix = ""
+    suffix = form = ""
+    _samples: Callable
     schema_arrow = pa.schema([("image", pa.binary()), ("label", pa.string())])
 
     def __init__(self, path, part=""):
@@ -46,7 +48,7 @@ class Samples(SourceTable):
                 arrays = {"image": pa.array(images, pa.binary()), "label": pa.array(labels, pa.string())}
                 yield pa.record_batch(arrays).select(columns)
         except DAMAGED as error:
-            raise DataError(f"{self}: not a whole {self.form} file ({error}); fetch it again") from None
+            raise DataError(f"{self}: not a complete {self.form} file ({error}); fetch it again") from None
 
 
 class TarSamples(Samples):
@@ -123,14 +125,14 @@ def parts_of(path):
                 found = [name for name, group in file.items() if isinstance(group, h5py.Group) and "images" in group]
             return {name: Hdf5Samples(path, name) for name in found}
         with opened_zip(path, path) as bundle:
-            placed = {name: _place(name) for name in bundle.namelist()}
+            place_of = {name: _place(name) for name in bundle.namelist()}
         beside = defaultdict(dict)  # folder → those in it, where no folder is called as a split is
-        for name in (name for name, (split, label) in placed.items() if label and not split):
+        for name in (name for name, (split, label) in place_of.items() if label and not split):
             for folder in [*PurePosixPath(name).parents][:-1]:
                 beside[folder.parent][folder.name] = None
         for names in beside.values():
             require_no_names_of_splits(path, [*names])
-        places = dict.fromkeys(placed.values())
+        places = dict.fromkeys(place_of.values())
         return {split: ZipSamples(path, split) for split, label in places if label}
     except DAMAGED as error:
-        raise DataError(f"{path}: not a whole file of its kind ({error}); fetch it again") from None
+        raise DataError(f"{path}: not a complete file of its kind ({error}); fetch it again") from None

@@ -7,27 +7,42 @@ where they lie, or else folders of classes directly below the root are one set, 
 """
 
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from parascale.data import image_tables, imagenet, named_files
-from parascale.data.image_splits import TABLE, find_splits
+from parascale.data.image_forms import HDF5_ENDINGS, TarSamples, parts_of
 from parascale.data.image_tables import holds_images, path_label, require_distinct
+from parascale.data.imagenet import TRAIN, VALIDATION
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, as_spelled, is_copy, is_foreign, note_foreign
+from parascale.data.named_files import (
+    ONE_SET,
+    SPLIT_NAMES,
+    as_spelled,
+    is_copy,
+    is_foreign,
+    note_foreign,
+    require_one_set,
+    saved_files,
+)
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, shorten_list
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
 FORMS = (
-    "Read are .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
+    "Supported: .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
     "tars of WebDataset and HDF5 with the images inside; convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord) first."
 )
 IMAGE_DATA = "image_data"  # as the courses of Jülich call the column of images in Arrow
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
+TABLE = re.compile(r"([a-z]+)(?:\.csv|(?:-.*)?\.parquet)", re.IGNORECASE)  # of a split
+WORDS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
+PACKED = re.compile(rf"(?:.*[^a-z])?({WORDS})(?:[^a-z].*)?\.(?:arrow|tar)", re.IGNORECASE)  # `imagenet_train-0001.tar`
 
 
 def index_images(root, settings, output, columns=None):
@@ -39,7 +54,7 @@ def index_images(root, settings, output, columns=None):
     root = Path(root)
     columns = {"path": "path", "label": "label", "image": "image", **(columns or {})}
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder; images are looked for there")
+        raise DataError(f"{root}: no such folder for images")
     root, notes = _unwrapped(root), []
     folders, tables = find_splits(root)
     there = folders or tables
@@ -65,8 +80,7 @@ def index_images(root, settings, output, columns=None):
         classes, splits = scan_folders(folders or {"train": root}, root, notes)
     if len(classes) < 2:
         raise DataError(
-            f"{root}: only one class, `{shorten_list(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
-            f"`data.source.location` to the folder that holds them. {FORMS}"
+            f"{root}: only one class, `{shorten_list(classes)}`: set `data.source.location` to the folder that holds the classes. {FORMS}"
         )
     if pack is None:
         return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
@@ -98,7 +112,7 @@ def _require_no_splits(folder, folders, files):
     there = tables.union(os.fsdecode(name).lower() for name in folders)
     found = [split for split, names in SPLIT_NAMES.items() if not there.isdisjoint(names)]
     if len(found) > 1 or not tables.isdisjoint(SPLIT_NAMES["train"]):
-        said = f"holds splits ({', '.join(found)}), so it is no class"
+        said = f"holds splits ({', '.join(found)}), so it is not a class"
         raise DataError(f"{_shown(folder)}: {said}: set `data.source.location` to it, or move it up")
 
 
@@ -208,7 +222,7 @@ def scan_tables(tables, columns, root):
         names = list(map(os.fsencode, spelled))
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
         if gone := [path for (path, _), size in zip(part, sizes, strict=True) if size is None]:
-            said = f"files that the table of the `{split}` split names are not there: {shorten_list(gone)}"
+            said = f"files named in the table of the `{split}` split are missing: {shorten_list(gone)}"
             raise DataError(f"{root}: {len(gone):,} {said}. Paths are relative to {root}.")
         writer = ImageIndexWriter()
         writer.add(names, [numbers[label] for _, label in part], sizes)
@@ -237,3 +251,44 @@ def _picked(rows, names, which):
 
 def _shown(name):
     return name.decode("utf-8", "backslashreplace")
+
+
+def find_splits(root):
+    """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
+    folders, tables, entries = {}, {}, [path for path in sorted(root.iterdir()) if path.name not in (TRAIN, VALIDATION)]
+    for split, names in SPLIT_NAMES.items():
+        if found := {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}:
+            require_one_set(split, found)
+            (folder,) = found
+            if (saved := saved_files(folder)) is None:
+                folders[split] = folder
+            else:
+                tables[split] = list[Any](map(Path, saved))
+        matched = ((path, TABLE.fullmatch(path.name) or PACKED.fullmatch(path.name)) for path in entries)
+        listed = {path: {match[1]} for path, match in matched if match and match[1].lower() in names and path.is_file()}
+        if listed:
+            require_one_set(split, listed)
+            if split in tables:
+                raise DataError(f"{folder} and {next(iter(listed))} may both be the {split} split: {ONE_SET}")
+            tables[split] = [TarSamples(path) if path.suffix.lower() == ".tar" else path for path in sorted(listed)]
+    if folders and tables.keys() - folders.keys():
+        there = f"a folder for {', '.join(folders)}, but a table for {', '.join(tables)}"
+        raise DataError(f"{root}: {there}: remove or rename those that are not meant")
+    return folders, tables if folders or tables else _find_in_files(root, entries)
+
+
+def _find_in_files(root, entries):
+    """Split → its tables, where `root` is a set that `save_to_disk` wrote without splits, or holds zips or HDF5 and no folders."""
+    if (saved := saved_files(root)) is not None:
+        return {"train": list(map(Path, saved))}
+    tables = {}
+    if any(path.is_dir() and not is_foreign(f"{path.name}/") for path in entries):
+        return tables
+    for path in (path for path in entries if path.suffix.lower() in (".zip", *HDF5_ENDINGS)):
+        for name, samples in parts_of(path).items():
+            words = {*re.split("[^a-z]+", (name or path.stem).lower())}
+            split = next((split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)), "train")
+            if split in tables:
+                raise DataError(f"{tables[split][0]} and {samples} may both be the {split} split: {ONE_SET}")
+            tables[split] = [samples]
+    return tables

@@ -29,10 +29,10 @@ def pack_tables(tables, numbers_in, columns, folder):
                 rows = table_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
                     if unknown := [row for row, (_, each) in some if lacks(each) or label_text(each) not in numbers]:
-                        said = f"rows without a label, or with one that is not a class: {shorten_list(unknown)}"
+                        said = f"rows with a missing or unknown label: {shorten_list(unknown)}"
                         remedy = f"The classes are {shorten_list(numbers)}: give each row one of them, or remove it."
                         raise DataError(f"{path}: {said}. {remedy}")
-                    data = [each.get("bytes") if isinstance(each, dict) else each for _, (each, _) in some]
+                    data: list = [each.get("bytes") if isinstance(each, dict) else each for _, (each, _) in some]
                     for (row, _), each in zip(some, data, strict=True):
                         if not isinstance(each, bytes):
                             said = "the image's bytes are not in the file, only a path or text"
@@ -110,7 +110,7 @@ def label_text(label):
 def _require_single(path, schema, column):
     """Raise DataError where a label is a list, as in a data set of several labels an image."""
     if nested := [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]:
-        remedy = "a classification learns one: write one label a row"
+        remedy = "classification needs one: write one label per row"
         raise DataError(f"{path}: column `{column}` holds {nested[0]}, several labels an image; {remedy}")
 
 

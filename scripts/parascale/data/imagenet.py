@@ -128,8 +128,8 @@ def _validation_labels(root, numbers):
 
 
 def opened_tar(path, file=None):
-    """A tar file, or one inside another, opened. Raises DataError where it is none."""
+    """A tar file, or one inside another, opened. Raises DataError where it is not one."""
     try:
         return tarfile.open(path, "r:", fileobj=file)
     except DAMAGED as error:
-        raise DataError(f"{path}: not a whole tar file ({error}); fetch it again") from None
+        raise DataError(f"{path}: not a complete tar file ({error}); fetch it again") from None

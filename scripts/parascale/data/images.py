@@ -9,6 +9,7 @@ import io
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -67,7 +68,7 @@ def write_index(folder, root, classes, splits, notes):
         if callable(splits):
             splits = splits(target)
         place = None if root is None else str(Path(root).resolve())
-        manifest = {"schema_version": SCHEMA_VERSION, "kind": "images", "root": place, "classes": list(classes)}
+        manifest: dict = {"schema_version": SCHEMA_VERSION, "kind": "images", "root": place, "classes": list(classes)}
         manifest |= {"splits": {}, "notes": list(notes)}
         for split, (rows, names) in splits.items():
             np.save(target / f"{split}.npy", rows)
@@ -100,7 +101,7 @@ def _is_turned(images, i):
     try:
         with Image.open(io.BytesIO(images.read(i, HEAD_BYTES))) as image:
             exif = Image.Exif()
-            exif.load(image.info.get("exif"))  # `getexif` would decode a whole PNG
+            exif.load(image.info.get("exif", b""))  # `getexif` would decode a whole PNG
             return exif.get(ExifTags.Base.Orientation) in range(2, 9)
     except UNREADABLE:  # conversion lists it
         return False
@@ -111,11 +112,12 @@ def _narrow(images: "ImageSplit") -> str | None:
     looked_into = range(0, len(images), -(-len(images) // LOOKED_INTO) or 1)
     found = ordered_map(partial(_brightest, images), looked_into, LOOKING_THREADS)
     wide = [brightest for brightest in found if brightest is not None]
-    if wide and max(wide) < 128:
-        return (
-            f"{images.split}: {len(wide):,} of {len(looked_into):,} images looked into are PNGs of 16 bits that hold fewer. The upper 8 are "
-            f"kept, which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
-        )
+    if not (wide and max(wide) < 128):
+        return None
+    return (
+        f"{images.split}: {len(wide):,} of {len(looked_into):,} images checked are 16-bit PNGs that use fewer bits. Only the upper 8 are "
+        f"kept, which leaves {max(wide) + 1} of 256 levels: scale their values to 16 bits first"
+    )
 
 
 def _brightest(images, i):
@@ -158,18 +160,17 @@ class ImageIndex:
 class ImageSplit:
     """One split: `len`, `labels`, `lengths`, `name(i)`, and `read(i)`, the encoded bytes. Safe to read from many threads."""
 
-    root = None  # folder of the files, where each image is one
+    root: Any = None  # folder of the files, where each image is one
 
     def __init__(self, index, split):
         self.index, self.split = index, split
         rows = np.load(index.folder / f"{split}.npy", mmap_mode="r")
         self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
-        names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
+        names: Any = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
         self.labels, self.lengths = self._rows["label"], self._rows["length"]
         # A memoryview is the fastest way to look up one number.
-        self._names, self._name_start, self._name_bytes, self._start, self._length = map(
-            memoryview, (names, *(self._rows[key] for key in ("name_start", "name_bytes", "start", "length")))
-        )
+        self._names, fields = memoryview(names), ("name_start", "name_bytes", "start", "length")
+        self._name_start, self._name_bytes, self._start, self._length = (self._rows[key].data for key in fields)
         self.digest = index.manifest["splits"][split]["digest"]
         self.classes = index.classes
 

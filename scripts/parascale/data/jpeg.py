@@ -34,7 +34,7 @@ UNREADABLE = (
 
 
 class BadImage(Exception):
-    """Why bytes are no image that a training can use; the text says what is wrong."""
+    """Why a training cannot use these bytes as an image; the text says what is wrong."""
 
 
 def _reason(error):
@@ -102,7 +102,7 @@ def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
 
     def is_whole(length):
         try:
-            decoder(data[:length] + END, strict=True)
+            decoder(data[:length] + END, strict=True)  # type: ignore[misc] # called where there is one
         except ValueError as error:
             return STRAY.search(str(error)) is not None
         return True
@@ -135,7 +135,7 @@ def opened(data):
             if image.mode.startswith("I;16"):
                 return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             if image.mode in ("I", "F"):
-                raise BadImage(f"its pixels are of 32 bits (Pillow's mode {image.mode}), whose range is not known")
+                raise BadImage(f"it has 32-bit pixels (Pillow's mode {image.mode}), of unknown range")
             return image.convert("RGB")
     except UNREADABLE as error:
         raise BadImage(f"it cannot be decoded ({_reason(error)})") from None

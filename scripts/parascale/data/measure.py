@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +157,7 @@ def opened(case, repeat=0):
             flat = case.format == "flat"
             tokens_N = Tokens(case.folder).split(SPLIT) if flat else open_tokens(case.folder, SPLIT)
             source = Windows(tokens_N, case.window)
-            work = functools.partial(_windows, width=tokens_N.itemsize * (case.window + 1))
+            work: Callable = functools.partial(_windows, width=tokens_N.itemsize * (case.window + 1))
         else:
             source = open_images(case.folder, SPLIT, "auto" if case.io == "files" else case.io)
             stack.callback(source.close)
@@ -175,7 +176,7 @@ def _encoded(case, reader, order, rounds):
     number = order.item  # one at a time: no list of Python numbers
     for _ in rounds:
         if case.access == "random":
-            samples = (reader[number(place)] for place in range(len(reader)))
+            samples: Iterable = (reader[number(place)] for place in range(len(reader)))
         else:
             samples = itertools.chain.from_iterable(map(reader.iterate, range(len(reader.shards()))))
         for data in samples:

@@ -260,9 +260,7 @@ def require_no_names_of_splits(place, names):
     words = {word for name in names for word in re.split("[^a-z]+", name.lower())}
     found = [split for split, others in SPLIT_NAMES.items() if not words.isdisjoint(others)]
     if len(found) > 1:
-        raise DataError(
-            f"{place}: its folders {shorten_list(names)} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
-        )
+        raise DataError(f"{place}: {shorten_list(names)} look like {' and '.join(found)}: use `train` and `val`")
 
 
 def require_one_set(split, found):
@@ -280,7 +278,4 @@ def require_one_set(split, found):
     for name, there in parts.items():
         numbers, counts = zip(*sorted(there), strict=True)
         if {*counts} != {len(there)} or numbers != tuple(range(numbers[0], numbers[0] + len(there))) or numbers[0] > 1:
-            raise DataError(
-                f"{name}: the {split} split has {len(there)} files of this name, which are not the parts of one set of {max(counts):,}: "
-                f"{ONE_SET}"
-            )
+            raise DataError(f"{name}: {len(there)} {split} files are not one set of {max(counts):,}: {ONE_SET}")

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 
 from parascale.data import tokenize
-from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.sources.flat import Flat
 from parascale.data.text import prepared
+from parascale.data.tokenize import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.files import link_or_copy
 
@@ -37,8 +37,8 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     if not tokens:
         raise DataError(f"{raw.folder}: the split `{split}` has no tokens")
     if tokenizer.end is not None and not documents:
-        end = f"`{tokenizer.vocabulary[tokenizer.end]}`, by which `data.text.pretrained` ends texts"
-        said = f"no text of the split `{split}` ends: none of {tokens:,} tokens is {end}"
+        end = f"`{tokenizer.vocabulary[tokenizer.end]}`, the end of text of `data.text.pretrained`"
+        said = f"the split `{split}` has no end of text: none of its {tokens:,} tokens is {end}"
         print(f"{raw.folder}: {said}. Unless that is meant, write it behind each text")
     counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
     if in_place is None:
@@ -64,7 +64,7 @@ def _tokenizer_of(folder, _, settings):
     if settings.pretrained:
         return tokenize.learn((), settings, renumbered=False)
     if settings.max_vocabulary is None:
-        said = "holds tokens, which do not say how large their vocabulary is. Set `data.text.max_vocabulary` (GPT-2: 50257)"
+        said = "holds tokens, but not the size of their vocabulary. Set `data.text.max_vocabulary` (GPT-2: 50257)"
         other = "`data.text.tokenizer: pretrained` and the folder of their tokenizer in `data.text.pretrained`"
         raise ConfigError(f"{folder}: {said}, or {other}")
     return NumberTokenizer(settings.max_vocabulary)

@@ -97,8 +97,7 @@ class Pairs:
         self._kept = np.concatenate([self._fitting(rows, over_long == "cut") for rows in blocks])
         if not len(self._kept):
             raise DataError(
-                f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and "
-                f"`training.summary_window` = {summary_window}; make them larger"
+                f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and `training.summary_window` = {summary_window}"
             )
 
     def _fitting(self, rows, cut):
@@ -142,10 +141,7 @@ class Pairs:
             with open(self._raw) as handle:
                 return [tuple(json.loads(line)) for line in itertools.islice(handle, count)]
         except FileNotFoundError:
-            raise DataError(
-                f"{self._raw} is missing, and summaries are judged by the texts in it; remove {self._raw.parent} and make it "
-                "again with the target `data`"
-            ) from None
+            raise DataError(f"{self._raw} is missing: remove {self._raw.parent} and run the target `data`") from None
 
     def _padded(self, rows, part, places):
         """(numbers, where there are any) of one part of each row, cut or padded to `places`."""

@@ -26,7 +26,7 @@ def join(folders, raw, text, expected, output, rows, write, learn, lacks):
     shards = [Tokens(folder) for folder in folders]
     for each, part in zip(shards, raw.shards(len(folders)), strict=True):
         if (each.manifest["source"], each.manifest["settings"]) != (part.digest, identity.of_group(text)):
-            raise DataError(f"{each.folder}: made of other text or settings; remove it and make it again")
+            raise DataError(f"{each.folder}: made from other text or settings; remove it and rebuild it")
         each.verify()
 
     def joined(folder, split, tokenizer, shards, dtype):
@@ -34,7 +34,7 @@ def join(folders, raw, text, expected, output, rows, write, learn, lacks):
         own = {name: sha256(folder / name) for name in (VOCABULARY_FILE, SUBWORD_FILE)}
         for each in shards:
             if any(digest != each.manifest["files"][name]["sha256"] for name, digest in own.items()):
-                raise DataError(f"{each.folder}: made with another tokenizer; remove it and make it again")
+                raise DataError(f"{each.folder}: made with another tokenizer; remove it and rebuild it")
         counts = [each.manifest["splits"][split] for each in shards]
         for name in (name for name in shards[0].manifest["files"] if name.startswith(f"{split}.")):
             parts = [each.folder / name for each in shards]

@@ -42,7 +42,7 @@ def prepare(raw, text, expected, output, made=None):
 
     def lacks(counts):
         if counts["words"] == 0:
-            return f"no text: {counts['documents']} empty documents, {counts['without_text']} rows that have null"
+            return f"no text: {counts['documents']} empty documents, {counts['without_text']} null rows"
 
     def texts(documents):
         return (document for document in documents if document is not None)
@@ -64,8 +64,7 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
     missing = [split for split in SPLITS if split not in raw.splits]
     if missing:
         raise DataError(
-            f"{raw.folder}: the source has no split `{missing[0]}` (it has {', '.join(raw.splits)}). Name it under "
-            f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
+            f"{raw.folder}: no split `{missing[0]}`, only {', '.join(raw.splits)}. Name it in `data.source.files`; a part of a file will do: `all.txt[90%:]`"
         )
     with Progress("vocabulary", unit) as progress:
         tokenizer = learn(texts_of(progress.count(rows_of("train"))), text)
@@ -135,8 +134,7 @@ def check_expected(expected, found, folder):
         wanted = None if expected.approximate else getattr(expected, key)
         if wanted is not None and wanted != value:
             raise DataError(
-                f"{folder}: `data.expected.{key}` is {wanted:,}, but there are {value:,} {what}. Plans were made "
-                "with the wrong figure: correct it in the workload, or check that the source is the right one."
+                f"{folder}: `data.expected.{key}` is {wanted:,}, but there are {value:,} {what}: correct it"
             )
 
 
@@ -185,10 +183,7 @@ class Windows:
 
     def __init__(self, tokens_N, window, stride=None, end=None):
         if len(tokens_N) <= window:
-            raise DataError(
-                f"`training.window` = {window} is too long for a split of {len(tokens_N)} tokens: one more than the window is needed. "
-                "Choose a shorter window or more text."
-            )
+            raise DataError(f"`training.window` = {window} does not fit a split of {len(tokens_N)} tokens: shorten it")
         self.window, self.stride, self.targets, self.end = window, stride or window, len(tokens_N) - 1, end
         to_the_end = -(-(self.targets - window) // self.stride)
         # Strides beyond the window leave gaps, and the last one may lead past the end.

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.tokenizer_folder import blind_to_marks, end_of, read_tokenizer
 from parascale.errors import ConfigError
 from parascale.files import read_json, write_json
@@ -118,13 +117,13 @@ class _LibraryTokenizer:
 
     def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID, marks=False):
         self._tokenizer, self.vocabulary, self.unknown, self.end = tokenizer, vocabulary, unknown, end
-        self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, ()
+        self._encoder, self.marks, self.marks_spelled, hidden = tokenizer, marks, 0, []
         if not marks:
             seen = None if unknown is None else vocabulary[unknown]
             self._encoder, hidden = blind_to_marks(tokenizer, seen, vocabulary[end])
         # Far faster than hundreds of choices at each `<`.
-        starts = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
-        starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in starts]
+        grouped = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
+        starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in grouped]
         self._hidden = hidden and re.compile("|".join(f"{re.escape(start)}(?:{rest})" for start, rest in starts))
 
     def save(self, folder):
@@ -253,3 +252,27 @@ def batched(documents):
     documents = iter(documents)
     while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
         yield batch
+
+
+class NumberTokenizer:
+    """Stands for a tokenizer that is not there: as a text it takes and gives the numbers themselves, `464 3290`."""
+
+    unknown = end = None
+
+    def __init__(self, size):
+        self.vocabulary = range(size)
+
+    def save(self, folder):
+        """There is nothing to write."""
+
+    def encode(self, text):
+        """The numbers that a text holds. Raises ConfigError where it holds others."""
+        try:
+            return np.array([self.vocabulary.index(int(word)) for word in text.split()], dtype=np.int64)
+        except ValueError:
+            wanted = f"numbers from 0 to {len(self.vocabulary) - 1:,}, such as `464 3290`"
+            raise ConfigError(f"{text!r:.100}: this data came without a tokenizer: give {wanted}") from None
+
+    def decode(self, numbers):
+        """The numbers with spaces between them."""
+        return " ".join(map(str, numbers))

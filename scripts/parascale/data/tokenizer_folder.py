@@ -31,7 +31,7 @@ def end_of(folder: Path, tokenizer: Tokenizer) -> str:
         found = ", ".join(names) or f"none of {', '.join(ENDS)}"
         raise DataError(f"{folder}: cannot tell which entry ends a text ({found}): {remedy}")
     if tokenizer.token_to_id(names[0]) is None:
-        raise DataError(f"{folder}: `{names[0]}`, by which its settings say that it ends a text, is no entry: {remedy}")
+        raise DataError(f"{folder}: `{names[0]}`, the end of text in its settings, is not an entry: {remedy}")
     return names[0]
 
 
@@ -49,15 +49,14 @@ def read_tokenizer(folder: Path, marks: bool) -> Tokenizer:
     for token in state["added_tokens"]:
         if tokenizer.token_to_id(token["content"]) != token["id"]:
             raise DataError(
-                f"{folder}: `{token['content']}` is said to be {token['id']}, but the `tokenizers` library makes it "
-                f"{tokenizer.token_to_id(token['content'])}: another entry has this number, or numbers below it have none"
+                f"{folder}: `{token['content']}` is listed as {token['id']}, but is {tokenizer.token_to_id(token['content'])} to the `tokenizers` library"
             )
     tokenizer.no_truncation()  # both may be left over from how the folder was made
     tokenizer.no_padding()
     if marks:
         added = {token["content"] for token in state["added_tokens"]}
-        named = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
-        named = {content_of(token) for token in named} & tokenizer.get_vocab().keys() - added
+        tokens = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
+        named = {content_of(token) for token in tokens} & tokenizer.get_vocab().keys() - added
         tokenizer.add_special_tokens(sorted(named))
     return tokenizer
 

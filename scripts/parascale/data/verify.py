@@ -10,8 +10,7 @@ import itertools
 import numpy as np
 import xxhash
 
-from parascale.data.convert import read_samples
-from parascale.data.convert_tokens import token_digests
+from parascale.data.convert import read_samples, token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.samples import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress
@@ -47,8 +46,8 @@ def verify_images(folder, index, dataset, settings):
         reader.close()
     if found:
         raise _difference(folder, found)
-    counts = {"samples": compared, "bad": len(manifest["bad"])}
-    return {"format": manifest["format"], "dataset": dataset, **counts, "identical": True}
+    facts = {"format": manifest["format"], "dataset": dataset, "samples": compared}
+    return facts | {"bad": len(manifest["bad"]), "identical": True}
 
 
 def verify_tokens(folder, tokens, dataset):
@@ -78,7 +77,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
         label = images.labels.item(number)
         theirs = next(alone) if alone else (data, label)
         if data is None:
-            found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
+            found.append(f"{images.name(number)}: the source can no longer be read: {checksum}")
             continue
         same = {
             "read": reader[i] == data,

@@ -15,7 +15,7 @@ from parascale.data.text import IGNORED
 from parascale.errors import ConfigError
 
 FORESIGHT = (
-    "the model sees tokens that come later, which it is to predict, as an encoder does: give a class's attention a causal mask, and keep no state from call to call; in a "
+    "the model sees tokens that come later, which it has to predict, as an encoder does: give a class's attention a causal mask, and keep no state from call to call; in a "
     "folder's config.json set `is_decoder` = true, if its model has that"
 )
 

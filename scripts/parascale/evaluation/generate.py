@@ -5,7 +5,7 @@ import torch
 
 @torch.no_grad()
 def continue_tokens(model, prompts, count, window, temperature, generators, forbidden=()):
-    """Lists of `count` token numbers that follow each of `prompts` (lists of token numbers), whatever stands beside it.
+    """Lists of `count` token numbers that follow each of `prompts` (lists of token numbers), independent of the rest of the batch.
 
     model: (B, T) tokens → (B, T, V) logits, causal and in evaluation mode. It sees the last `window` tokens of each text.
     temperature 0 takes the likeliest token each time; above, tokens are drawn by the text's own of `generators` (on the CPU).

@@ -57,12 +57,7 @@ def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.
             break
     best_B = (scores_BW / lengths_BW**length_penalty).argmax(1)
     rows = written[torch.arange(batch, device=device), best_B, 1:].cpu().numpy()
-    return [_until_end(row) for row in rows]
-
-
-def _until_end(row):
-    ends = np.flatnonzero(row == END_ID)
-    return row[: ends[0]] if len(ends) else row
+    return [row[: (row == END_ID).argmax()] if END_ID in row else row for row in rows]
 
 
 def rouge(references, summaries):

@@ -71,7 +71,7 @@ class EmptySamples:
         return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
 
     def batch(self, numbers):
-        """(*inputs, labels) of so many samples."""
+        """(*inputs, labels) of as many samples."""
         return empty_batch(self.run.workload, len(numbers))
 
 
@@ -87,7 +87,7 @@ def _open_language_model(workload, folder, seed):
 
 def _open_summarisation(workload, folder, seed):
     tokens, training = Tokens(folder), workload.training
-    pairs = {name: Pairs(tokens, name, *workload.sizes, training.over_long) for name in SPLITS}
+    pairs = {name: Pairs(tokens, name, training.window, training.summary_window, training.over_long) for name in SPLITS}
     return Task(pairs, tokens.vocabulary_size, excluded={name: split.excluded for name, split in pairs.items()})
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def model_class(kind):
         raise ConfigError(
             f"model.kind = `{kind}`: no such file `{path}` (a path in a workload file is relative to that file)"
         )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, name):

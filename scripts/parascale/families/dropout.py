@@ -65,8 +65,8 @@ def by_place(model):
     """Let each `nn.Dropout` of a model, a class of the user's own, draw as our `Dropout` does. Returns the model."""
     for name, module in model.named_modules():
         if type(module) is nn.Dropout and not module.inplace:
-            module.__class__, module.name, module.key, module.part = OwnDropout, name, None, 0
-            module.parts = 1
+            module.__class__, module.name, module.key, module.part = OwnDropout, name, None, 0  # type: ignore[assignment] # new class
+            module.parts = 1  # type: ignore[assignment] # as above
     return model
 
 

@@ -4,6 +4,7 @@ weights from a folder in Hugging Face's form, read a tensor at a time."""
 import copy
 import functools
 import re
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -97,7 +98,7 @@ class StoredWeights:
     def tensor(self, name):
         """The tensor for a parameter, or None. Raises DataError where the folder stores several for it that differ."""
         first, *others = [alias for alias in self.names.get(name, [name]) if alias in self._sources] or [None]
-        tensor = self._made(first) if first else None
+        tensor: Any = self._made(first) if first else None
         for other in others:
             also = self._made(other)
             if also.dtype != tensor.dtype or not torch.equal(also, tensor):

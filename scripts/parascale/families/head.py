@@ -7,6 +7,8 @@ Their rows are filled up to a multiple of `ALIGNED` bytes; entries of the vocabu
 Dimensions: N tokens, C of a chunk, D width, V entries of the vocabulary on this rank, P those and what fills them up.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -32,6 +34,7 @@ class Head(nn.Linear):
 
     def summed_loss(self, hidden, labels, smoothing=0.0, divisor=1):
         """`summed_loss` of `parascale.evaluation` for hidden states (…, D) instead of logits, over `divisor`, a number or tensor."""
+        weight_VD: Any
         weight_VD, first, group = self.weight if self.copy is None else self.copy(self.weight), 0, None
         if isinstance(hidden, DTensor):  # whole on each rank, which has a part of the vocabulary and of the gradient
             group = weight_VD.device_mesh.get_group()
@@ -56,7 +59,8 @@ class _Loss(torch.autograd.Function):
         step = chunk_tokens(tokens, len(matrix_PD))
         loss = torch.zeros((), dtype=exact, device=hidden_ND.device)
         weight = (torch.ones_like(loss) / divisor).to(exact)
-        gradient_ND, gradient_PD = torch.empty_like(hidden_ND) if wanted else None, None
+        gradient_ND: Any = torch.empty_like(hidden_ND) if wanted else None
+        gradient_PD = None
         for start in range(0, tokens, step):
             rows = slice(start, start + step)
             logits_CP = hidden_ND[rows] @ matrix_PD.T

@@ -1,6 +1,6 @@
 """Who kept the others waiting, from the notes that the ranks and their launchers left (`parascale.notes`).
 
-Ranks that wait for others are no cause. If all ranks wait, they joined different collectives: then the one is suspected whose last
+Ranks that wait for others are not the cause. If all ranks wait, they joined different collectives: then the one is suspected whose last
 call never came after such calls before. A name is certain where nothing speaks against it; else the text says `perhaps`.
 """
 
@@ -35,14 +35,14 @@ def speak_for(logs: str | Path, rank: int, log: str | Path, reason: str | None, 
         doing, where = state_in(log)
         error = error_in(tail_of(log)) if where is None else None
         where = state_of(error[2])[1] if error else where
-        said = {"doing": reason or doing or "it left no sign of what it did", "decisive": decisive}
+        said = {"doing": reason or doing or "what it did is unknown", "decisive": decisive}
         guessed = not decisive and reason is None and (guessed or doing is None)
         said |= {"operation": operation_of(error[2]) if error else None, "guessed": guessed}
         write_json(path, {"host": slurm.node_name(), "where": where} | note | said)
 
 
 def explain(logs: str | Path, ranks: int, seconds: float = 0.0) -> str | None:
-    """Which of so many ranks kept others waiting, and why, as a line; None where no rank waited for another.
+    """Which of the `ranks` kept others waiting, and why, as a line; None where no rank waited for another.
 
     seconds: to wait for the notes of other nodes.
     """
@@ -136,21 +136,21 @@ def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int,
 def _told(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
     """What those named missed, and did. missed: (rank that waited, one of them), of which the one that waited first tells."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
-    told = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
-    if told is not None:
-        axis: str | None = _axis(notes[told])
-        what = f"the {calls[told]['operation']}"
+    waiter = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
+    if waiter is not None:
+        axis: str | None = _axis(notes[waiter])
+        what = f"the {calls[waiter]['operation']}"
     else:  # it was aborted before it could say in what: in the call of which the one named made another
-        told = next((rank for rank in waiting if rank not in named), waiting[0])
+        waiter = next((rank for rank in waiting if rank not in named), waiting[0])
         axis = next((_axis(notes[rank]) for rank in named if rank in calls), None)
-        what = f"the {operation}" if (operation := notes[told].get("operation")) else "a collective"
-    since = _clock(" since %FT%TZ", calls.get(told, {}).get("time") or notes[told].get("since"))
+        what = f"the {operation}" if (operation := notes[waiter].get("operation")) else "a collective"
+    since = _clock(" since %FT%TZ", calls.get(waiter, {}).get("time") or notes[waiter].get("since"))
     over = f" over {axis}" if axis else ""
     ranks = " and ".join(_named(rank, notes[rank]) for rank in named)
     did = " and ".join(_did(notes[rank]) for rank in named)
     if not named:
-        return f"all ranks wait in {what}{_line(notes[told])}{since}"
-    waited = f"{what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}"
+        return f"all ranks wait in {what}{_line(notes[waiter])}{since}"
+    waited = f"{what}{over}, where rank {waiter} on {notes[waiter]['host']} waited{_line(notes[waiter])}{since}"
     return f"{ranks} did not join {waited}: {did}"
 
 

@@ -39,8 +39,8 @@ exec "$@"
 PROBE = r"""
 import ctypes, importlib.util, json, os, platform, sys
 script, folder, own, backend = sys.argv[1:]
-def end(**told):
-    print("\nparascale: " + json.dumps(told), flush=True)
+def end(**facts):
+    print("\nparascale: " + json.dumps(facts), flush=True)
     os._exit(0)
 if sys.version_info < (3, 9):
     end(wrong="has Python %s: 3.9 or later is needed" % platform.python_version())
@@ -152,9 +152,7 @@ def ask(
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        raise RequirementError(
-            f"`{shown}`, or `setup`, said nothing for {seconds:.0f} s: try it by hand on this node"
-        ) from None
+        raise RequirementError(f"no answer from `{shown}` or `setup` in {seconds:.0f} s: try it on this node") from None
     answer = _answer(done.stdout)
     if "wrong" in answer:
         raise InterpreterError(f"`{shown}` {answer['wrong']}")
@@ -177,7 +175,7 @@ def ask(
 
 
 def _answer(said: str) -> dict[str, Any]:
-    """What the probe told last; empty where it told nothing. said: lines, also of others."""
+    """The last facts of the probe; empty where it printed none. said: lines, also of others."""
     for line in reversed(said.splitlines()):
         with suppress(ValueError):
             answer = json.loads(line.removeprefix("parascale: ")) if line.startswith("parascale: ") else None

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from parascale import loopback, slurm
-from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.environment import check_node, of_allocator
 from parascale.launch.hang import explain, note_cause
 from parascale.launch.interpreter import OURS, Interpreter
-from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, Peers, Report
+from parascale.launch.peers import LOOKS_A_SECOND, SETTLE_SECONDS, TICK_SECONDS, Node, NodeReport, Peers
 from parascale.launch.rendezvous import interface_addresses, local_store, reserve_port
 from parascale.launch.silence import Silence
 from parascale.launch.workers import STACK_SIGNAL, Failure, Worker, Workers, root_cause
+from parascale.lease import SuspendAwareClock
 from parascale.recording import FOLDER
 from parascale.settings import Site
 
@@ -86,7 +86,7 @@ class Place:
 
 
 class Stop:
-    """Whether the launcher was told to stop; the second Ctrl-C ends at once."""
+    """Whether the launcher was asked to stop; the second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.asked = self.at_once = False
@@ -143,7 +143,7 @@ def run_node(
             for worker in workers.ranks:
                 worker.speak(launch.logs)
         if peers.speaks:
-            _explain(launch, verdict.failures, silence.told if silence else None)
+            _explain(launch, verdict.failures, silence.reported if silence else None)
     return verdict.code
 
 
@@ -215,7 +215,7 @@ def process_environment(launch: Launch, environment: Mapping[str, str]) -> dict[
     return environment
 
 
-def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: Silence | None = None) -> Report:
+def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: Silence | None = None) -> NodeReport:
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
     stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
@@ -242,10 +242,10 @@ def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: 
         with contextlib.suppress(Exception):  # who looks at a script must not end what works
             why = silence.tick(now) if silence and stop_at is None and ended_at is None else None
         if why:
-            return Report(FAILED, [Failure(None, slurm.node_name(), why, None, time.time(), certain=False)])
+            return NodeReport(FAILED, [Failure(None, slurm.node_name(), why, None, time.time(), certain=False)])
         if late:
             host, now = slurm.node_name(), time.time()
-            return Report(
+            return NodeReport(
                 FAILED, [Failure(each.rank, host, late, str(each.log), now, False) for each in workers.running]
             )
         if workers.failures() or peers.failed:
@@ -256,14 +256,14 @@ def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: 
         workers.poll()
     if not (failures := workers.failures()):
         stopped = STOPPED in workers.ended or (launch.files and stop_at is not None)
-        return Report(STOPPED if stopped else 0, [])
+        return NodeReport(STOPPED if stopped else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
-    return Report(TERMINATED if only_terminated else FAILED, failures)
+    return NodeReport(TERMINATED if only_terminated else FAILED, failures)
 
 
-def _explain(launch: Launch, failures: list[Failure], told: str | None) -> None:
+def _explain(launch: Launch, failures: list[Failure], reported: str | None) -> None:
     """Say on the last lines which rank failed first, where, why, and where its log is; on the very last one, and in the run's record, who
-    kept other ranks waiting. told: what was seen of that while they ran, if anything."""
+    kept other ranks waiting. reported: what was seen of that while they ran, if anything."""
     first = root_cause(failures)
     others = sorted(failure.rank for failure in failures if failure is not first and failure.rank is not None)
     if others:
@@ -272,7 +272,7 @@ def _explain(launch: Launch, failures: list[Failure], told: str | None) -> None:
     with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
         seconds = NOTES_SECONDS + launch.nodes / LOOKS_A_SECOND if launch.nodes > 1 else 0.0
         waited = first.waited or first.rank is None
-        cause = (told if waited else None) or explain(launch.logs, launch.nodes * launch.processes, seconds)
+        cause = (reported if waited else None) or explain(launch.logs, launch.nodes * launch.processes, seconds)
         if cause:
             print(f"hang: {cause}", file=sys.stderr, flush=True)
         if cause and launch.work:
@@ -285,9 +285,6 @@ def _nsight(logs: str) -> list[str]:
     The training starts and stops the collection (`cudaProfilerStart` and `Stop` around the steps of `profile`), and goes on after it.
     """
     if (program := shutil.which("nsys")) is None:
-        raise RequirementError(
-            "`profiler: nsight` needs Nsight Systems, and `nsys` is not on the path: load its module "
-            "(JSC: `module load Nsight-Systems`), or use `profiler: torch`"
-        )
+        raise RequirementError("`profiler: nsight` needs `nsys`: load Nsight Systems, or set `profiler: torch`")
     options = ["--trace=cuda,nvtx,cublas,cudnn,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
     return [program, "profile", f"--output={logs}/nsight-%h-%p", *options, "--force-overwrite=true"]  # host and process

@@ -5,7 +5,7 @@ are started by hand are given one (`--meet`). A launcher refuses a folder that h
 Start: every launcher writes who and where it is (`waiting`). When node 0 has seen all, it adds the port where torch meets (`running`).
 The others then check that they reach it, and start their ranks. After `meeting_seconds` node 0 names the nodes that did not come, and
 gives up. A launcher that fails meanwhile, as on a node without a driver, writes why, and all give up with its reason and exit code; one
-that is told to stop ends all as stopped. Of one that fails before it has read its settings, nobody knows: the others wait in vain.
+that is asked to stop ends all as stopped. One that fails before it has read its settings is unknown to the others, which wait in vain.
 Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report
 what they have. When each has reported, or is lost, node 0's report holds for all: they end their ranks, and exit with its code. Its
 cause is a failure that cannot be a consequence, else the earliest.
@@ -31,13 +31,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from parascale.awake import SuspendAwareClock
 from parascale.errors import FAILED, PERMANENT_FAILURE, RequirementError, shorten_list
 from parascale.files import make_folder, write_text
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.rendezvous import reached
 from parascale.launch.workers import Failure, root_cause
-from parascale.lease import RENEW_SECONDS, STALE_SECONDS
+from parascale.lease import RENEW_SECONDS, STALE_SECONDS, SuspendAwareClock
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
@@ -49,7 +48,7 @@ ROOM = 4096  # bytes of a file: on a full disk, a report has the room that the f
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """How a node ended; node 0's is how all end."""
 
     code: int
@@ -70,7 +69,7 @@ class Node:
     stopping: bool = False
     look: int = 0  # that node 0 asks for (`silence`)
     port: int = 0  # where torch meets, once all are there
-    report: Report | None = None
+    report: NodeReport | None = None
     time: float = 0.0  # seconds since 1970, when this was written
 
     def line(self) -> str:
@@ -132,7 +131,7 @@ class Peers:
         self._others = {number: Other(Path(folder or "", f"node-{number}.json")) for number in numbers}
         self._turns, self._next_look = itertools.cycle(numbers), 0.0
         self._interval = max(LOOK_SECONDS, me.nodes / LOOKS_A_SECOND)  # between two looks at a file
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, NodeReport] = {}
         self._ending = self._lost = self.stopping = False
         self._awake, self._left = SuspendAwareClock(), threading.Event()
 
@@ -150,11 +149,11 @@ class Peers:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         self._left.set()
         if error is not None and self._me.report is None:
-            told, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
-            reason = "it was told to stop before all nodes had met" if told else str(error) or type(error).__name__
+            stopped, permanent = isinstance(error, SystemExit), getattr(error, "exit_code", FAILED) == PERMANENT_FAILURE
+            reason = "it was asked to stop before all nodes had met" if stopped else str(error) or type(error).__name__
             failure = Failure(None, self._me.host, reason, None, time.time(), True, permanent)
-            code = TERMINATED if told else PERMANENT_FAILURE if permanent else FAILED
-            self.send(state="ended", report=Report(code, [failure]))
+            code = TERMINATED if stopped else PERMANENT_FAILURE if permanent else FAILED
+            self.send(state="ended", report=NodeReport(code, [failure]))
 
     @property
     def nodes(self) -> list[Node]:
@@ -213,7 +212,7 @@ class Peers:
         """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing,
         or why another launcher has failed; SystemExit: one was told to stop.
 
-        wait: called over and over; it sleeps a moment, and raises when the launcher is told to stop.
+        wait: called over and over; it sleeps a moment, and raises when the launcher is asked to stop.
         """
         me, awake, seconds = self._me, SuspendAwareClock(), meeting_seconds(self._me.nodes)
         name = f"node {me.node} ({me.host})"
@@ -228,8 +227,7 @@ class Peers:
             # Node 0 gives up first, and says who is missing.
             if awake() > (2 * seconds + LATE_SECONDS if me.node and self.nodes[1:] else seconds):
                 raise RequirementError(
-                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path and self._path.parent}. "
-                    "Look for their own error above; all nodes must see this folder (see --logs)"
+                    f"node(s) {shorten_list(map(str, missing))} of {me.nodes} did not meet {name} within {seconds:.0f} s in {self._path and self._path.parent}: see their own errors; all need this folder (--logs)"
                 )
             wait()
         if me.node == 0:
@@ -247,7 +245,7 @@ class Peers:
             raise RequirementError(f"--nodes and --processes are {ours}, but {theirs}")
         return said is not None and (self._me.node == 0 or said.port > 0)
 
-    def verdict(self, own: Report, timeout: float) -> Report:
+    def verdict(self, own: NodeReport, timeout: float) -> NodeReport:
         """Report how this node ended, and wait for what holds for all.
 
         timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits until each
@@ -277,16 +275,16 @@ class Peers:
         """Take it that a node that has reported nothing has failed."""
         self._lost = self._lost or number not in self._reports
         host = said.host if (said := self._others[number].said) else "unknown host"
-        self._reports.setdefault(number, Report(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
+        self._reports.setdefault(number, NodeReport(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
 
-    def _joint(self) -> Report:
-        """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
+    def _joint(self) -> NodeReport:
+        """One NodeReport for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
         if {FAILED, PERMANENT_FAILURE}.isdisjoint(codes):
-            return Report(next((code for code in (TERMINATED, STOPPED) if code in codes), 0), failures)
+            return NodeReport(next((code for code in (TERMINATED, STOPPED) if code in codes), 0), failures)
         permanent = failures and root_cause(failures).permanent
-        return Report(PERMANENT_FAILURE if permanent else FAILED, failures)
+        return NodeReport(PERMANENT_FAILURE if permanent else FAILED, failures)
 
     def _renew(self, path: Path) -> None:
         # At first so often that every reader soon sees it change.

@@ -40,8 +40,7 @@ def preflight(
     if not account and site.needs_account:
         yours = f" Yours: {', '.join(known)}" if known else ""
         raise RequirementError(
-            f"{site.name} takes no job without an account. Name the project it is charged to: "
-            f"--config account=<project>, or `account:` in the configuration.{yours}"
+            f"{site.name} takes no job without an account: --config account=<project>, or `account:` in the configuration.{yours}"
         )
     if reservation:
         _record("reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who made it")
@@ -80,8 +79,7 @@ def check_root(root: str) -> None:
     missing = defaulted(root)
     if missing and not Path(expanded(root, "root")).is_absolute():
         raise RequirementError(
-            f"`root` = `{root}`, but ${missing[0]} is not set: results would lie below the current folder. Set it (on the "
-            "JSC machines: `jutil env activate -p <project>`), or name a folder: --config root=<folder>"
+            f"`root` = `{root}`, but ${missing[0]} is not set: set it (JSC: `jutil env activate -p <project>`), or --config root=<folder>"
         )
 
 
@@ -105,8 +103,7 @@ def belong(paths: Paths, site: Site) -> None:
     owner = read_json(mark)["site"] if mark.is_file() else site.name
     if owner != site.name:
         raise RequirementError(
-            f"{paths.root} holds results of the site `{owner}`, and this configuration is for `{site.name}`: times and prices of "
-            "two machines do not mix. Choose a folder for this one, `--config root=<folder>`, or the other configuration"
+            f"{paths.root} holds results of the site `{owner}`, not `{site.name}`, whose times differ: choose another, --config root=<folder>"
         )
     if not mark.is_file():
         write_json(mark, {"site": site.name})

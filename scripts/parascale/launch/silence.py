@@ -56,7 +56,7 @@ class Silence:
         ] = {}  # rank → when, what, and whether nothing since the time before
         self._before: list[Any] = []  # the frames of the look before
         self._alike = 0
-        self.told: str | None = None  # who keeps others waiting, or is idle
+        self.reported: str | None = None  # who keeps others waiting, or is idle
 
     def tick(self, now: float) -> str | None:
         """Look, if it is time to. now: of a SuspendAwareClock. Returns why the run is to end, or None."""
@@ -189,10 +189,10 @@ class Silence:
 
     def _tell(self, text: str | None, said: str) -> None:
         """Say in the log and in the run's record what keeps it, if that is new; None: nothing any more."""
-        if text != self.told:
+        if text != self.reported:
             print(f"{said}: {text}" if text else said, file=sys.stderr, flush=True)
             note_cause(self._launch.work, text)
-        self.told = text
+        self.reported = text
 
     def _size_of_steps(self) -> tuple[int, int] | None:
         with suppress(OSError):

@@ -126,7 +126,7 @@ class Worker:
                 os.killpg(self._process.pid, number)
 
     def ask_for_stack(self) -> bool:
-        """Have the rank write its stack anew into `stack_file`; False for one that would not understand, and die."""
+        """Have the rank write its stack again into `stack_file`; False for one that would not understand, and die."""
         with suppress(OSError, psutil.Error):
             pid = self.python_pid()
             caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())

@@ -280,9 +280,9 @@ def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | 
         found = {"compute": computing, "optimizer": phases.get("optimizer", 0.0), "data": phases.get("data", 0.0)}
         rest = observation.step_seconds - sum(found.values())
         seconds = {name: value for name, value in {**found, "other": rest}.items() if value > 0}
-    from parascale.plan.fit import Seen
+    from parascale.plan.fit import ObservedStep
 
-    return Seen(step_work(run, sizes, site), seconds, deviation)
+    return ObservedStep(step_work(run, sizes, site), seconds, deviation)
 
 
 def observe_probe(folder: Path) -> Observation | None:

@@ -45,7 +45,7 @@ ROUNDS = 25
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedStep:
     """An observed step: its Work, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
 
     work: Any
@@ -77,7 +77,7 @@ class Fitted:
 
 
 def fit(prior: Rates, seen: Any, site: Site, stated: bool) -> Fitted:
-    """The Fitted Rates of a `site` after a list of Seen, from `prior` Rates. stated: whether anything says what its device does."""
+    """The Fitted Rates of a `site` after a list of ObservedStep, from `prior` Rates. stated: whether anything says what its device does."""
     belief = np.array([fitted[2 if stated else 1] for fitted in FITTED.values()])
     lowest = np.log([gpu_kind(site).get(AT_PEAK.get(name), 0.01) for name in FITTED])
     factors, curvature, misfit = most_probable(lambda factors: _residuals(prior, factors, seen, site), belief, lowest)

@@ -59,8 +59,8 @@ def _left(asked: Any, account: str | None) -> float:
     if failed:
         raise RequirementError(f"`{command}` failed: {failed}; see `quota.command` of the site file")
     try:
-        told = json.loads(run.stdout)
-        for record in told if isinstance(told, list) and told else [told]:
+        answer = json.loads(run.stdout)
+        for record in answer if isinstance(answer, list) and answer else [answer]:
             granted, used = (float(str(record[name]).replace(",", "")) for name in (asked.granted, asked.used))
             left += granted - used
     except KeyError as error:

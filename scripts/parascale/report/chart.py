@@ -6,6 +6,7 @@
 import functools
 import io
 import re
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -36,7 +37,7 @@ class Chart:
     name: str
     title: str
     caption: str
-    draw: object
+    draw: Callable
     height: float = 3.4
     said: str = ""
 
@@ -94,7 +95,7 @@ def shortened(name, most=24):
 
 
 def bars_height(count):
-    """Inches of so many bars."""
+    """Height in inches of a number of bars."""
     return 0.7 + 0.3 * count
 
 

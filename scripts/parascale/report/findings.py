@@ -89,7 +89,7 @@ def time_used(attempt):
 
 
 def ending(attempt):
-    """How an attempt ended otherwise than finished, in words; empty for one that did not."""
+    """How an attempt ended that did not finish, in words; empty for one that did not."""
     outcome, (used, limit) = attempt.get("outcome"), time_used(attempt) or (0.0, None)
     if limit and outcome in ("stopped", "killed") and used > limit - LIMIT_SECONDS:
         return f"stopped by the time limit of {duration(limit)}"

@@ -73,7 +73,7 @@ def switches(run):
 
 
 def named(name, run, more=()):
-    """The name of a run, with what it does otherwise than by default, and more words about it."""
+    """The name of a run, with what differs from the default, and more words about it."""
     words = dict.fromkeys([*switches(run), *more])
     return f"{name} ({', '.join(words)})" if words else name
 

@@ -28,22 +28,22 @@ def contradictions(record):
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
         if gpu and site.gpu and not _named(site.gpu, gpu):
             said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None
-        for name, read, told in (
+        for name, read, listed in (
             ("gpu_memory_gb", machine.get("gpu_memory_bytes"), site.gpu_memory_gb if gpu else None),
             ("host_memory_gb", machine.get("memory_bytes"), site.host_memory_gb),
         ):
-            if read and told and abs(read / 1e9 / told - 1) > SLACK:
-                said[f"it has {read / 1e9:.3g} GB, not `{name}: {told:g}`"] = None
+            if read and listed and abs(read / 1e9 / listed - 1) > SLACK:
+                said[f"it has {read / 1e9:.3g} GB, not `{name}: {listed:g}`"] = None
         if site.cores_per_node and None not in cores and site.cores_per_node not in cores:
             said[f"a node has {numbers.plural(cores[0], 'core')}, not `cores_per_node: {site.cores_per_node}`"] = None
     where = f"did not compute on what the file of the site `{site.name}` describes"
     return f"{where}: {', '.join(said)}. Prices and MFU rest on the file." if said else ""
 
 
-def _named(told, read):
+def _named(listed, read):
     """Whether a GPU's own name has all words of the one that a site gives it: `A100` is an `NVIDIA A100-SXM4-40GB`.
 
     Sizes of memory are no such words: they are compared apart, and drivers call the GH200 with 96 GB `NVIDIA GH200 120GB`.
     """
-    told, read = (re.findall(r"[a-z0-9]+", name.lower()) for name in (told, read))
-    return {word for word in told if not re.fullmatch(r"\d+gb", word)} <= set(read)
+    listed, read = (re.findall(r"[a-z0-9]+", name.lower()) for name in (listed, read))
+    return {word for word in listed if not re.fullmatch(r"\d+gb", word)} <= set(read)

@@ -8,8 +8,8 @@ from parascale.report.tables import Column, make_table
 MUCH_BUBBLE = 0.2  # part of a step
 GAIN = 0.95  # of the best measured time, that a layout must be planned to stay below to be worth a try
 MOST = 3
-ADVICE = ("workload", "site", "gpus", "layout", "strategy", "seconds", "core_hours", "step_seconds", "memory_bytes")
-ADVICE += ("fits", "reason")
+ADVICE: tuple = ("workload", "site", "gpus", "layout", "strategy", "seconds", "core_hours", "step_seconds")
+ADVICE += ("memory_bytes", "fits", "reason")
 
 
 def planned_and_charged(report):
@@ -58,6 +58,6 @@ def _untried(report):
             faster = numbers.significant(min(measured) / best["seconds"])
             yield (
                 f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}. Give it a row "
-                "in the run table; why it may be faster says:",
+                "in the run table; the reasons:",
                 f"parascale advise --workload {name} --gpus {best['processes']}",
             )

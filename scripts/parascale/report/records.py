@@ -170,8 +170,8 @@ def found_runs(*roots):
     """Names of the runs that left something in `runs/` below one of these folders, `ddp-2` before `ddp-16`."""
     names = {entry.name for root in roots for entry in Path(root).glob("runs/*/")}
     # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
-    names = (name for name in names if name[0] != "." and ".superseded" not in name)
-    return sorted(names, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(20), name))
+    shown = (name for name in names if name[0] != "." and ".superseded" not in name)
+    return sorted(shown, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(20), name))
 
 
 def _load_record(results, work, name):
@@ -201,7 +201,7 @@ def _finished(name, folder, summaries):
         described, summary = _described(folder.record), typed(Summary, folder.summary)
     except ParascaleError as error:
         return RunRecord(name, "missing", (f"the record is incomplete: {error}",))
-    notes = ()
+    notes: tuple = ()
     try:
         curve = load_curve(folder.steps)
         if summary.train_loss is not None and len(curve.steps) != (steps := summary.steps):
@@ -212,7 +212,7 @@ def _finished(name, folder, summaries):
 
 
 def _unfinished(name, folder):
-    described, curve, notes = {}, None, ()
+    described, curve, notes = {}, None, []
     try:
         if folder.record.is_file():
             described = _described(folder.record)
@@ -221,7 +221,7 @@ def _unfinished(name, folder):
         if folder.steps.is_file():
             curve = load_curve(folder.steps)
     except ParascaleError as error:
-        notes = (str(error),)
+        notes = [str(error)]
     status, said = _progress(folder, described.get("attempts", ()), curve)
     return RunRecord(name, status, (said, *notes), curve=curve, **described)
 

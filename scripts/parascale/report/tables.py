@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Table:
 
     caption: str
     columns: tuple
-    frame: object
+    frame: Any
     series: dict = field(default_factory=dict)
 
     @property

@@ -50,7 +50,7 @@ def timing_of(summary, curve, attempts):
     wall = summary.wall_seconds
     startup = None if wall is None else max(0.0, wall - summary.seconds - sum(beside.values()))
     low, high = scale * min(means), scale * max(means)
-    return Timing(training, low, high, compilation, *beside.values(), startup)
+    return Timing(training, low, high, compilation, beside["evaluation"], beside["checkpoint"], startup)
 
 
 def step_seconds(curve, attempts) -> tuple[list[float], float]:

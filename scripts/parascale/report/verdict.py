@@ -1,6 +1,7 @@
 """The verdict of each workload: which configuration is best for time, for core-hours and for memory, in a sentence and a table."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from parascale.errors import shorten_list
@@ -16,7 +17,7 @@ class Aim:
     """A quantity to minimise: `spread` of a Member. badge: name of the best one; ranked: leave out members that are not ranked by time."""
 
     badge: str
-    spread: object
+    spread: Callable
     ranked: bool = True
 
 

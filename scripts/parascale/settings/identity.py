@@ -35,8 +35,8 @@ def recipe(run: Run) -> dict[str, Any]:
     for key in SCALED:
         decided.pop(key, None)
     if run.workload.is_script:
-        told = run.scaling == "weak" and "scaling" in script.placeholders(run.workload)
-        return decided | ({"scaling": "weak"} if told else {})
+        weak = run.scaling == "weak" and "scaling" in script.placeholders(run.workload)
+        return decided | ({"scaling": "weak"} if weak else {})
     decided |= {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
     if (width := getattr(run.workload.model, "hidden_width", None)) is not None:
         decided["workload.model.hidden"] = width
@@ -44,7 +44,7 @@ def recipe(run: Run) -> dict[str, Any]:
 
 
 def settings(run: Run, *decisions: str) -> dict[str, Any]:
-    """The settings of a run that decide one of `decisions`, by dotted key, paths aside. A user's class goes by the name of its file."""
+    """The settings of a run that decide one of `decisions`, by dotted key, apart from paths. A user's class goes by the name of its file."""
     return {
         key: os.path.basename(value) if info.path else _plain(value)
         for key, info, value in _settings(run, decisions)

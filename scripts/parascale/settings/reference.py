@@ -28,7 +28,7 @@ BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum"}
 FOLDED = "\n<details><summary>For experts</summary>\n\n", "\n</details>\n"
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """A row of a table of settings: all its cells but the key."""
 
     key: str
@@ -131,10 +131,10 @@ def _without_name(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _rows_of_workloads() -> Iterator[Row]:
+def _rows_of_workloads() -> Iterator[SettingRow]:
     """Rows of every setting of a workload, with the tasks or kinds of models that have it in the second cell; empty if all do."""
     kinds = _kinds()
-    whose: dict[Row, Any] = {}
+    whose: dict[SettingRow, Any] = {}
     for name, task in TASKS.items():
         for setting in walk(task):
             if setting.key not in ("name", "task") and not setting.key.startswith("model."):
@@ -145,27 +145,27 @@ def _rows_of_workloads() -> Iterator[Row]:
                 whose.setdefault(_row(setting), []).append(name)
     kind = declared(Model)["kind"]  # a file may leave it out, because the task has a usual kind
     kind = dataclasses.replace(kind, key="model.kind", field=Field(None, description=kind.field.description))
-    rows: dict[Row, Any] = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
+    rows: dict[SettingRow, Any] = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
     rows |= dict(sorted(whose.items(), key=lambda each: each[0].key.partition(".")[0]))
     for row, names in rows.items():
         every: Any = (
             kinds if row.key.startswith("model.") else [name for name, task in TASKS.items() if not task.is_script]
         )
         of = "" if len(names) >= len(every) else ", ".join(f"`{name}`" for name in names)
-        yield Row(row.key, row.expert, (of, *row.cells))
+        yield SettingRow(row.key, row.expert, (of, *row.cells))
 
 
-def _tables(first: tuple[str, ...], rows: Iterable[Row]) -> str:
+def _tables(first: tuple[str, ...], rows: Iterable[SettingRow]) -> str:
     """A table of settings, and below it a folded one of those for experts."""
     rows = list(rows)
     usual, expert = ([row for row in rows if row.expert == wanted] for wanted in (False, True))
     return _table(first, usual) + (_table(first, expert).join(FOLDED) if expert else "")
 
 
-def _row(setting: Setting) -> Row:
+def _row(setting: Setting) -> SettingRow:
     meaning = setting.field.description
     cells = _value(setting), _default(setting.field), setting.info.decides or "", meaning[0].upper() + meaning[1:]
-    return Row(setting.key, setting.info.expert, cells)
+    return SettingRow(setting.key, setting.info.expert, cells)
 
 
 def _value(setting: Setting) -> str:
@@ -197,7 +197,7 @@ def _shown(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _table(first: tuple[str, ...], rows: list[Row]) -> str:
+def _table(first: tuple[str, ...], rows: list[SettingRow]) -> str:
     head = (*first, "value", "default", "decides", "meaning")
     lines = [head, ("---",) * len(head)]
     lines += [(f"`{row.key}`", *(cell.replace("|", "\\|") for cell in row.cells)) for row in rows]

@@ -8,7 +8,7 @@ import importlib.util
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from parascale.errors import ConfigError, DataError
 from parascale.settings.data import Data, ImageData, PairData, TextData
@@ -54,12 +54,13 @@ class Model(Varied):
         default="config/workloads/counts",
     )
 
-    dropout: ClassVar = 0.0
-    dropout_masks: ClassVar = "same"
-    pretrained: ClassVar = None  # folder of the weights that it begins with
-    folder: ClassVar = None  # that its class and sizes come from
-    counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
-    has_linear_blocks: ClassVar = False  # whose products `precision` float8 knows
+    if not TYPE_CHECKING:  # some kinds have settings or properties in their place
+        dropout: ClassVar = 0.0
+        dropout_masks: ClassVar = "same"
+        pretrained: ClassVar = None  # folder of the weights that it begins with
+        folder: ClassVar = None  # that its class and sizes come from
+        counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
+        has_linear_blocks: ClassVar = False  # whose products `precision` float8 knows
 
     @property
     def is_own(self) -> bool:

@@ -53,7 +53,7 @@ def check_meaning(run: Run, known: list, facts: dict) -> None:
         number, is_now, was = next(each for each in zip(count(), [*ours, None], [*theirs, None]) if each[1] != each[2])
         what = f"class {number} is `{is_now}` here and `{was}` there: give both data the same classes"
     raise ConfigError(
-        f"run {run.run}: init_from `{facts['run']}` was trained on numbers that mean something else: {what}, or drop init_from"
+        f"run {run.run}: init_from `{facts['run']}` was trained on other classes or tokens: {what}, or drop init_from"
     )
 
 

@@ -26,12 +26,14 @@ from parascale.files import (
     full_disk_is_an_error,
     make_folder,
     read_json,
+    read_json_lines,
     sha256,
     sync_path,
     sync_tree,
     tree_bytes,
     write_json,
 )
+from parascale.lease import Lease
 from parascale.paths import RECORD, SUMMARY, RunFolder
 from parascale.settings import Run, identity, run_from_dict
 from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole
@@ -39,6 +41,7 @@ from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, des
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
 ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
 SHORT = 12  # digits of a key that people are shown
+PARKED = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
 
 class StoreError(ParascaleError):
@@ -63,7 +66,7 @@ class StoredTraining:
 
     def remove(self) -> None:
         """Free it; results that show it stay."""
-        with _aside(self.folder.parent, self.key) as gone:  # so that no start finds half of it
+        with _temporary(self.folder.parent, self.key) as gone:  # so that no start finds half of it
             self.folder.rename(gone)
 
 
@@ -77,8 +80,8 @@ class Store:
         """The StoredTraining of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
             values = read_json(manifest := self.folder / key / MANIFEST)
-            told = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
-            return StoredTraining(manifest.parent, key, used=manifest.stat().st_mtime, **told)
+            facts = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
+            return StoredTraining(manifest.parent, key, used=manifest.stat().st_mtime, **facts)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -90,7 +93,7 @@ class Store:
     @contextmanager
     def keeping(self, key: str, place: str) -> Iterator[Path]:
         """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
-        with full_disk_is_an_error(self.folder / key), _aside(self.folder, key) as partial:
+        with full_disk_is_an_error(self.folder / key), _temporary(self.folder, key) as partial:
             partial.mkdir()
             yield partial
             write_json(partial / MANIFEST, described(partial, key, place))
@@ -147,12 +150,12 @@ class Store:
 
     def set_aside(self, key: str, reason: str) -> None:
         """Take a damaged training out of its key's place, and say so."""
-        aside = self.folder / f"{key}{DAMAGED}"
-        shutil.rmtree(aside, ignore_errors=True)
+        damaged = self.folder / f"{key}{DAMAGED}"
+        shutil.rmtree(damaged, ignore_errors=True)
         with suppress(FileNotFoundError):  # another did
-            (self.folder / key).rename(aside)
-            os.utime(aside)
-        print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
+            (self.folder / key).rename(damaged)
+            os.utime(damaged)
+        print(f"store: {reason}. This finished training is set aside as {damaged}", flush=True)
 
     def show(self, key: str, output: Path, run: Run) -> None:
         """Make a training the result of `run` in the folder `output`: every file, summary.json last.
@@ -189,12 +192,12 @@ class Store:
             if abs(time.time() - since) >= ages[folder.suffix]:  # a clock may be wrong, and the time lie in the future
                 name, _, why = folder.name.lstrip(".").partition(".")
                 place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
-                told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-                yield StoredTraining(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
+                since_when = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+                yield StoredTraining(folder, "-", place, f"since {since_when}", None, tree_bytes(folder), since)
 
 
 @contextmanager
-def _aside(store: Path, key: str) -> Iterator[Path]:
+def _temporary(store: Path, key: str) -> Iterator[Path]:
     """Yield a path in the folder of a store that nobody else uses. What lies there at the end is removed."""
     make_folder(store)
     holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=store))
@@ -211,3 +214,36 @@ def shown_places(results: Path) -> dict[str | None, list[str]]:
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
         found[RunFolder(path.parent).read_record().get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)
+
+
+class Unfinished(StoredTraining):
+    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
+    people. core_hours: of its attempts that ended, None where its record does not say."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is parked: it continues only with the settings that it was started with."""
+        return PARKED in self.place
+
+    def remove(self) -> None:
+        """Free it; TrainingError where a job writes it."""
+        lease = Lease(self.folder, "Wait for it, or cancel that job.")
+        lease.acquire()
+        lease.give_up()
+
+
+def unfinished(under_way: Path) -> list[Unfinished]:
+    folders = [path for kind in ("runs", "parity", "probes") for path in sorted(under_way.glob(f"{kind}/*"))]
+    return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
+
+
+def _read(folder: Path) -> Unfinished:
+    began, hours = "?", None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
+        files = RunFolder(folder)
+        attempts, record = read_json_lines(files.attempts), read_json(files.record)
+        began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
+        cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
+        hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600
+    place = f"{folder.parent.name}/{folder.name}"
+    return Unfinished(folder, "-", place, f"began {began}", hours, tree_bytes(folder))

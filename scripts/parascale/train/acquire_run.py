@@ -10,7 +10,7 @@ from parascale.files import make_folder, read_json
 from parascale.lease import Lease
 from parascale.paths import RunFolder
 from parascale.settings import identity
-from parascale.store.unfinished import ASIDE
+from parascale.store.trainings import PARKED
 from parascale.train.job import show_kept
 
 
@@ -29,7 +29,7 @@ def acquire_run(job):
         if show_kept(job):  # it ended while this job waited for the lease
             lease.give_up() if not begun or begun.get("key") == job.key else lease.release()
             return lease, died_at, None, None
-        before, earlier = begun.get("continuation", {}), _asides(job.work, parts)
+        before, earlier = begun.get("continuation", {}), _all_parked(job.work, parts)
         changed = identity.changes(before, parts)
         same = begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout)
         predicted = dataclasses.replace(job, prediction=begun["prediction"]) if same else job
@@ -39,13 +39,13 @@ def acquire_run(job):
         if not changed or not (begun or earlier):
             return lease, died_at, predicted, None
         if begun:
-            aside = _aside(job.work, before)
-            if _asides(job.work, before):  # other code was continued, and then was not
-                aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
-            lease.give_up(aside)
+            parked = _parked(job.work, before)
+            if _all_parked(job.work, before):  # other code was continued, and then was not
+                parked = parked.with_name(f"{parked.name}-{time.time_ns()}")
+            lease.give_up(parked)
             recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
             what = identity.in_words(recipes) or " and ".join(changed)
-            print(f"{name}: {what} changed since {job.work} was begun; it is kept as {aside.name}", flush=True)
+            print(f"{name}: {what} changed since {job.work} was begun; it is kept as {parked.name}", flush=True)
         else:
             lease.give_up()
         if earlier:
@@ -82,10 +82,10 @@ def _begun(work):
     return {}
 
 
-def _asides(work, continuation):
+def _all_parked(work, continuation):
     """Where runs under way of a continuation are kept while another one with the same name is made, the newest last."""
-    return sorted(work.parent.glob(f"{_aside(work, continuation).name}*"), key=lambda path: (len(path.name), path))
+    return sorted(work.parent.glob(f"{_parked(work, continuation).name}*"), key=lambda path: (len(path.name), path))
 
 
-def _aside(work, continuation):
-    return work.with_name(f"{work.name}{ASIDE}{identity.digest_of(continuation)[:12]}")
+def _parked(work, continuation):
+    return work.with_name(f"{work.name}{PARKED}{identity.digest_of(continuation)[:12]}")

@@ -147,17 +147,17 @@ class AttentionSeen(ChosenSteps):
     def _read(self):
         torch.autograd.profiler._run_on_profiler_stop()
         names = {event.name() for thread in torch.autograd._disable_profiler_legacy() for event in thread}
-        self.note(", ".join(sorted(match[match.lastindex] for match in map(ATTENTION.match, names) if match)))
+        self.note(", ".join(sorted(match[match.lastindex or 0] for match in map(ATTENTION.match, names) if match)))
 
 
 def profiler(job, lead):
     """Profiler of the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
-    steps = job.run.profile_steps
-    if steps is None:
+    if job.run.profile_steps is None:
         return None
+    first, last = job.run.profile_steps
     if job.run.profiler == "nsight":
         if job.site.device != "cuda":
             raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
         # Nsight Systems, which the launcher has put around this process, collects nothing else.
-        return ChosenSteps(*steps, torch.cuda.profiler.start, torch.cuda.profiler.stop)
-    return StepProfiler(job.work / "profile", *steps) if lead else None
+        return ChosenSteps(first, last, torch.cuda.profiler.start, torch.cuda.profiler.stop)
+    return StepProfiler(job.work / "profile", first, last) if lead else None

@@ -29,7 +29,7 @@ from parascale.train.dispatch import (
     AMOUNTS,
     SEQUENCE,
     WHOLE,
-    Attention,
+    AttentionMode,
     Computed,
     LiveBytes,
     key_of,
@@ -93,7 +93,7 @@ class Pass:
         tied, patterns = tying.tied_names(model), getattr(model, "shard_units", ())
         blocks = [each for name, each in model.named_modules() if any(matches(name, pattern) for pattern in patterns)]
         self.blocks, self.samples, self.width = blocks or [model], samples, width
-        self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), Attention(on_gpus)
+        self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), AttentionMode(on_gpus)
         self.entered, self.kept, self.forward, self.peaks = [], [], nothing(), []
         self.boundary, self.dear = nothing(), nothing()  # of all blocks
         rest = SEQUENCE if "split_sequence_after" in getattr(model, "tensor_plan", {}).values() else WHOLE
@@ -145,8 +145,9 @@ class Pass:
         """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
         plan = getattr(self.model, "tensor_plan", {})
         self.held = {p for block in self.blocks for p in block.parameters()}
-        self.first, self.last, self.split = set(), set(), set()  # of parameters
-        self.called = None  # how often blocks are, once a pass has shown it
+        self.first, self.last = set(), set()  # of parameters, as `split`
+        self.split: set = set()
+        self.called = -1  # how often blocks are, once a pass has shown it
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in ROLES and matches(name, pattern)):

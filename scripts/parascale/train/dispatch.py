@@ -41,7 +41,7 @@ class Computed:
         self.amounts = {name: nothing() for name in AMOUNTS}
 
 
-class Attention(TorchFunctionMode):
+class AttentionMode(TorchFunctionMode):
     """Sees whether torch's attention is called, and drops. on_gpus: it computes as there: it drops within its kernels, and has none in
     fp64."""
 
@@ -81,13 +81,15 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, known: dict[int, bool], rest: int) -> None:
         super().__init__()
         self.known, self.rest, self.held = known, rest, {}
-        self.live, self.peak, self.work = nothing(), nothing(), None
+        self.live, self.peak = nothing(), nothing()
+        self.work: Any = None
         self.order, self.stretch, self.read = 0, 0, set()
         self.begin_block(0)
 
     def begin_block(self, products: int) -> None:
         """What follows is a block with so many products. dear: bytes that selective recomputation keeps of it."""
-        self.products, self.number, self.last, self.dear = products, 0, None, nothing()
+        self.products, self.number, self.dear = products, 0, nothing()
+        self.last: Any = None
 
     def end_block(self, result: torch.Tensor) -> None:
         """The block's last product is performed again if what it or an operation behind it made is kept, beside the block's result."""

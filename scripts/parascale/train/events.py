@@ -6,6 +6,7 @@ writer takes 2.7 s and 210 MB). Weights & Biases gets the same values where the 
 """
 
 import math
+from typing import Any
 
 from parascale.files import atomic_path
 from parascale.settings.workload import work_unit
@@ -19,7 +20,8 @@ class Events:
 
     def __init__(self, folder):
         self.path = folder / NAME
-        self.handle = self.wandb = None
+        self.handle: Any = None
+        self.wandb = None
 
     def begin(self, started, steps, lines, wandb=None):
         """Write the steps done so far once more, and stay open for those to come.

@@ -43,5 +43,5 @@ def _place(parameter: torch.Tensor) -> tuple:
     """Which part of the whole a rank holds: its place along the axes that split it."""
     if not isinstance(parameter, DTensor):
         return ()
-    places = zip(parameter.device_mesh.get_coordinate(), parameter.placements, strict=True)
+    places = zip(parameter.device_mesh.get_coordinate() or (), parameter.placements, strict=True)
     return tuple(place for place, placement in places if not placement.is_replicate())

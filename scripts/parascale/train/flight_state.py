@@ -30,7 +30,7 @@ class FlightState:
     def __init__(self, devices):
         self._world = devices.mesh_dim_names[0] if devices is not None and devices.ndim == 1 else "all ranks"
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        self.rank = os.environ.get("RANK", 0)
+        self.rank = int(os.environ.get("RANK", 0))
         self.path = note_path(Path(file).parent, self.rank) if file else None
 
     def write(self, since, error=None):
@@ -61,7 +61,7 @@ class FlightState:
         error = error and _origin(error)
         calls, groups = sorted(map(_call, entries), key=lambda call: call["time"]), self._groups()
         if error is None:
-            walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
+            walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0])
         else:
             walked = reversed(list(traceback.walk_tb(error.__traceback__)))
         # From the innermost outwards: of the main thread, or where the error came from.
@@ -115,13 +115,14 @@ def is_new(kinds):
 
     A step calls the same collectives in the same order as the step before. Who leaves one out, or swaps two, does what is new.
     """
-    last, between, known = kinds[-1], None, set()
+    last, known = kinds[-1], set()
+    between: tuple | None = None
     for kind in kinds[:-1]:
         if kind == last:
             known.add(between)
             between = ()
         elif between is not None:
-            between += (kind,)
+            between = (*between, kind)
     return between not in known
 
 

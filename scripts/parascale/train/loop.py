@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -124,8 +125,8 @@ def make_steps_of_engine(session):
 class Session:
     """Everything that the steps of a training need, and what an engine does before and after each of them."""
 
-    job: object
-    mesh: object
+    job: Any
+    mesh: Any
     clock: Clock
     watchdog: Watchdog
     task: Task
@@ -133,13 +134,13 @@ class Session:
     stepper: Stepper
     state: RunState
     progress: TrainingProgress
-    profiler: object  # of train.clock, or None
+    profiler: Any  # of train.clock, or None
     attention: AttentionSeen
-    stop_requested: object  # function: whether this process was asked to stop
+    stop_requested: Any  # function: whether this process was asked to stop
     first_step: int
     steps: int
-    random: object = None  # torch's random numbers as a step of a user's class begins
-    unread: object = None  # function that gives the line of the step before, whose numbers are not read yet
+    random: Any = None  # torch's random numbers as a step of a user's class begins
+    unread: Any = None  # function that gives the line of the step before, whose numbers are not read yet
 
     @property
     def run(self):

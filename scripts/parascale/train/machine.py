@@ -13,8 +13,12 @@ def read_machine(device):
     """This node as the process on `device` sees it; None for what it does not tell. Memory in bytes."""
     found = host()
     if device.type == "cuda":
-        told = torch.cuda.get_device_properties(device)
-        found |= {"gpu": told.name, "gpus": torch.cuda.device_count(), "gpu_memory_bytes": told.total_memory}
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "gpus": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+        }
         import pynvml  # only where there are GPUs: it costs time to load
 
         found["driver"] = None
@@ -50,7 +54,7 @@ class Memory:
             free, whole = torch.cuda.mem_get_info(self.device)
             process, inside = whole - free - torch.cuda.memory_reserved(self.device), 0
         else:
-            process = inside = self.process
+            process = inside = self.process or 0
         return held | {"activations": max(0, peak - sum(held.values()) - inside), "process": max(0, process)}
 
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from parascale.checkpoint import read
+from parascale.checkpoint import metadata
 from parascale.errors import ParascaleError, shorten_list
 from parascale.files import read_json
 from parascale.paths import RunFolder
@@ -103,12 +103,12 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     if reason := identity.no_comparison(run, baseline) or _draws(run, folder, baseline_folder):
         return verdict | {"verdict": "not comparable", "reason": reason, "loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
-    checkpoints = [RunFolder(place).checkpoint for place in (folder, baseline_folder)]
-    smallest = smallest_gradient(run, expected, checkpoints[1], rounded)
+    own, other = (RunFolder(place).checkpoint for place in (folder, baseline_folder))
+    smallest = smallest_gradient(run, expected, other, rounded)
     way = partial(_way, run.workload.optim, expected, torch.finfo(_kind(rounded)).eps / (tolerance.weights or 1.0))
-    worst, weights, unjudged = _largest_weight_difference(*checkpoints, smallest, way)
+    worst, weights, unjudged = _largest_weight_difference(own, other, smallest, way)
     if unjudged > MOST_UNJUDGED:
-        worst, weights, unjudged = _largest_weight_difference(*checkpoints, 0.0, way)
+        worst, weights, unjudged = _largest_weight_difference(own, other, 0.0, way)
     unit = run.workload.unit
     outside = [
         number
@@ -216,11 +216,11 @@ def _largest_weight_difference(folder, baseline_folder, smallest, way):
         raise ParityError(
             f"{folder} and {baseline_folder} do not hold the same tensors: {', '.join(sorted(odd)[:3])}; run both again"
         )
-    worst, largest, unjudged = None, -1.0, 0
-    held = read.tensors(baseline_folder).keys()
+    worst, largest, unjudged = "", -1.0, 0
+    held = metadata.tensors(baseline_folder).keys()
     for group in _groups(names):
-        ours = read.read(folder, group)
-        theirs = read.read(baseline_folder, [*group, *(other for name in group for other in _moments(name) & held)])
+        ours = metadata.read(folder, group)
+        theirs = metadata.read(baseline_folder, [*group, *(other for name in group for other in _moments(name) & held)])
         for name in group:
             judged = _judged(name, theirs, smallest)
             unjudged += (~judged).sum().item()
@@ -250,7 +250,7 @@ def _judged(weight, tensors, smallest):
 
 def _weights(folder):
     """Name → (shape, torch dtype) of a checkpoint's weights."""
-    return {name: facts for name, facts in read.tensors(folder).items() if name.startswith("model.")}
+    return {name: facts for name, facts in metadata.tensors(folder).items() if name.startswith("model.")}
 
 
 def _groups(weights):

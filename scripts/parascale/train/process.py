@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from parascale.awake import SuspendAwareClock
 from parascale.errors import Interrupted
+from parascale.lease import SuspendAwareClock
 from parascale.train.flight_state import FlightState
 
 # Seconds for torch's collectives. Its clock goes on while this process stands still, so the watchdog is to decide long before.
@@ -79,7 +79,7 @@ class Watchdog:
         while self.now < due and not self.left.wait(self.tick):
             self.now = self.awake()
             with suppress(OSError):  # it was killed
-                self.guard.stdin.write(b".")
+                self.guard.stdin.write(b".")  # type: ignore[union-attr] # a pipe
         return self.left.is_set()
 
     def _follow(self):

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 from tqdm import tqdm
@@ -40,7 +41,7 @@ class Recorder:
         files = RunFolder(folder)
         self.steps_path, self.attempts_path = files.steps, files.attempts
         self.events = Events(folder)
-        self.handle = None
+        self.handle: Any = None
         self.attempts = []  # the current one last
         self.known_steps = 0  # whose lines the record should hold
         self.unwritten, self.written = [], 0.0

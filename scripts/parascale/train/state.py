@@ -45,7 +45,7 @@ class RunState:
         self.files, self.record = RunFolder(job.work), Recorder(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
         names = ("validation_loss", "best_validation_loss", "best_step", "test_loss")
-        self.facts = dict.fromkeys(names) | {self.counted: {}}
+        self.facts: dict = dict.fromkeys(names) | {self.counted: {}}
         self.saver = store.Saver(self.mesh, job.run.workload.training.checkpoint_async)
         self.memory = Memory(model.parts, self.mesh.device)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
@@ -63,7 +63,7 @@ class RunState:
         outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
         """
         self.steps, self.outputs, self.excluded = steps, outputs, excluded
-        died_at, finished = on_rank0(self.mesh, self._take_over)
+        died_at, finished = on_rank0(self.mesh, self._acquire)
         if finished:
             return None
         self.parameters = self.model.count_parameters()
@@ -86,7 +86,7 @@ class RunState:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
 
-    def _take_over(self):
+    def _acquire(self):
         """Hold the lease of the work folder, and say there what is trained. Returns when the holder before, if it died, gave its
         last sign, and whether the training is finished."""
         self.job.check_data()  # it is open by now

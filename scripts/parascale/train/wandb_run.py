@@ -8,6 +8,7 @@ import queue
 import shutil
 import threading
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
@@ -47,7 +48,8 @@ class WandbRun:
         its `run.json` says it."""
         self.folder, self.mode, self.project, self.described = folder, mode, project, described
         self.steps = queue.SimpleQueue()
-        self.ended = self.failure = None
+        self.ended: Any = None
+        self.failure = None
         self.thread = threading.Thread(target=self._follow, name="wandb", daemon=True)
 
     def begin(self, started):

@@ -52,5 +52,5 @@ def tokens_are_mapped(name):
 
 def _module(name, names, kind):
     if name not in names:
-        raise ConfigError(f"`{name}` is no {kind} format{nearest(str(name), names)}")
+        raise ConfigError(f"`{name}` is not a {kind} format{nearest(str(name), names)}")
     return importlib.import_module(f"{__name__}.{name}")

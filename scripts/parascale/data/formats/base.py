@@ -3,6 +3,7 @@
 import mmap
 import os
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ class ShardWriter:
         raise NotImplementedError
 
     def close(self):
-        """Let go of what is open, finished or not."""
+        """Close what is open, finished or not."""
 
     def __enter__(self):
         return self
@@ -94,9 +95,9 @@ class BlockWriter(ShardWriter):
         return np.array(self._offsets)
 
     def close(self):
-        if self._file is not None:
+        if self._file >= 0:
             os.close(self._file)
-            self._file = None
+            self._file = -1
 
 
 class SplitReader:
@@ -105,7 +106,10 @@ class SplitReader:
     A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
     """
 
-    CALLS = ("files",)  # how it may be asked to read, among `pread` and `mmap`
+    CALLS: tuple = ("files",)  # how it may be asked to read, among `pread` and `mmap`
+    _acquire: Callable
+    _release: Callable
+    _read: Callable
     THREADS = True  # whether several may read at once, and a training at random
     MERGES = False  # whether neighbours can be read in one piece
 
@@ -129,9 +133,7 @@ class SplitReader:
             raise DataError(f"{path} has {len(self.samples):,} rows instead of {expected:,}; {remedy(self.folder)}")
         self.labels = self.samples["label"]
         # A memoryview is the fastest way to look up one number.
-        self._length, self._offset, self._shard = (
-            memoryview(self.samples[key]) for key in ("length", "offset", "shard")
-        )
+        self._length, self._offset, self._shard = (self.samples[key].data for key in ("length", "offset", "shard"))
         self._is_open = False
 
     def __len__(self):
@@ -166,7 +168,7 @@ class SplitReader:
             yield self[i]
 
     def close(self):
-        """Let go of what is open; the next read opens it again."""
+        """Close what is open; the next read opens it again."""
         if self._is_open:
             self._release()
         self._is_open = False

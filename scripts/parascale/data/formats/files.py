@@ -67,8 +67,7 @@ class FilesReader(SplitReader):
         except OSError as error:
             name = path.decode("utf-8", "backslashreplace")
             raise DataError(
-                f"{name}: {error.strerror}. The file was there when it was indexed; bring it back, or remove the folders of the index "
-                f"and of the formats in {self.folder.parent} and run the target `formats` again"
+                f"{name}: {error.strerror}. Restore it, or remove its index and formats in {self.folder.parent} and run the target `formats` again"
             ) from None
 
     def where(self, i):

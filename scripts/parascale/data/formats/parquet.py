@@ -56,7 +56,7 @@ class ParquetReader(SplitReader):
                 )
         groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in self._files]
         self._starts = [np.cumsum([0, *rows])[:-1] for rows in groups]
-        self._group = (None, None)
+        self._group: tuple = ()
 
     def _release(self):
         for file in self._files:

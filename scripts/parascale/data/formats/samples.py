@@ -37,9 +37,7 @@ def read_manifest(folder):
     """The manifest in a format's folder. Raises DataError where there is none or it is damaged."""
     manifest = manifest_in(folder, "no converted data here; the target `formats` makes it", remedy(folder))
     if manifest.get("schema_version") != SCHEMA_VERSION or "format" not in manifest:
-        raise DataError(
-            f"{folder}/{MANIFEST} is not the manifest of converted data that this version reads; {remedy(folder)}"
-        )
+        raise DataError(f"{folder}/{MANIFEST} is damaged or of another version; {remedy(folder)}")
     return manifest
 
 
@@ -47,7 +45,4 @@ def require_source(folder, manifest, dataset, digests):
     """Raise DataError unless the data was converted from this source. digests: split → digest."""
     found = {split: facts["source"] for split, facts in manifest["splits"].items()}
     if found != digests:
-        raise DataError(
-            f"{folder}: converted from another source than {dataset} has now (it is of dataset `{manifest['dataset']}`, or the "
-            f"source has changed since); remove {folder} and run the target `formats` again"
-        )
+        raise DataError(f"{folder}: converted from another source than {dataset} has now: remove it, run `formats`")

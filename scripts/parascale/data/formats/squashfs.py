@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from multiprocessing import util
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +38,9 @@ class SquashfsWriter(ShardWriter):
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes)
         if shutil.which("mksquashfs") is None:
-            raise RequirementError(
-                "the format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or newer, or leave the format out"
-            )
+            raise RequirementError("format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or later")
         command, pipe = ["mksquashfs", "-", str(path), *OPTIONS, *QUIET], subprocess.PIPE
-        self._process = subprocess.Popen(command, BLOCK_BYTES, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+        self._process: Any = subprocess.Popen(command, BLOCK_BYTES, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         self._count = 0
 
     def append(self, data, label, source):
@@ -75,7 +74,7 @@ class SquashfsReader(SplitReader):
 
     def _acquire(self):
         self._mounts = [Mount(self.folder / shard["file"]) for shard in self._facts]
-        self._source = memoryview(self.samples["source"])
+        self._source = self.samples["source"].data
 
     def _release(self):
         for mount in self._mounts:
@@ -100,7 +99,7 @@ class Mount:
         program = require_fuse()
         self.folder = tempfile.mkdtemp(prefix="parascale-mount-")
         die_with_parent = functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [program, "-f", str(archive), self.folder],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

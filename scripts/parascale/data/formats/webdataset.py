@@ -63,7 +63,7 @@ def native(path):
     """Yield (bytes, label) of every sample, as any tar program would read them."""
     with tarfile.open(path, "r:") as archive:
         for member in archive:
-            content = archive.extractfile(member).read()
+            content = archive.extractfile(member).read()  # type: ignore[union-attr] # all are files
             if not member.name.endswith(".cls"):
                 image = content
             else:

@@ -31,8 +31,7 @@ def unpack(archive, name, folder):
         if is_full_disk(error):
             raise
         raise DataError(
-            f"{name}: not a whole archive, or not one that can be unpacked here ({error}). If it opens elsewhere, unpack it yourself, and "
-            "set `data.source.location`"
+            f"{name}: damaged, or of an unsupported kind ({error}). If it opens elsewhere, unpack it and set `data.source.location`"
         ) from None
 
 
@@ -70,8 +69,7 @@ def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
         return zipfile.ZipFile(path, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}: the names in it are in an encoding that it does not say, such as Shift-JIS ({error.object!r}). Unpack it yourself "
-            "(`unzip -O cp932`), and set `data.source.location`"
+            f"{name}: unknown encoding of names ({error.object!r}): unpack it (`unzip -O cp932`) and set `data.source.location`"
         ) from None
 
 
@@ -81,7 +79,7 @@ def _unpack_zip(archive, name, folder):
         for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
             if entry.header_offset < end:  # one of them is not what was packed, or all unpack to more than there is
                 raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
-            end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename
+            end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename  # type: ignore[attr-defined] # not in the stubs
         for entry in bundle.infolist():
             entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
             path = PurePosixPath(entry.filename)

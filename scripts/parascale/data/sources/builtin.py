@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import platform
+import re
 import sysconfig
 from pathlib import Path
 
@@ -18,7 +19,6 @@ import pyarrow
 import pyarrow.parquet
 
 from parascale.data.progress import Progress
-from parascale.data.sources import prose
 from parascale.data.sources.raw import describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
@@ -35,6 +35,20 @@ PACKAGES = {
 }
 # Tests and examples, and packages that are installed or copied into another.
 SKIPPED_FOLDERS = {"test", "tests", "testing", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
+FEWEST_WORDS = 6
+SMALLEST_SHARE_OF_WORDS = 0.75  # of a paragraph's tokens; code and formulas lie far below
+
+BULLET = re.compile(r"(?:[-*•+]|\(?(?:\d{1,2}|[a-zA-Z])[.)])\s+")
+DIRECTIVE = re.compile(r"\.\. .*")
+CODE_START = re.compile(r">>> ?|\.\.\. ?|In \[|\$ |%|@|def |class |import |from \w+ import ")
+DRAWING = re.compile(r"[-=+|~^*#_.:<>/\\]{4,}|  \s*\S+  +\S")  # a rule, a table's border, columns set apart by spaces
+LINK = re.compile(r"<?https?://\S+")
+ROLE = re.compile(r":[a-z:+-]+:`(?:[^`<]*<)?[~!.]?([^`>]*)>?`")
+MARKUP = re.compile(r"(?<!\w)[`*|]{1,3}[~!.]?([^`*|\n]+)[`*|]{1,3}_{0,2}(?!\w)")
+TOKEN = re.compile(r"[A-Za-z_][\w]*(?:['’-][A-Za-z]+)*|\d+(?:\.\d+)*|\.\.\.|[^\w\s]")
+SENTENCE_END = (".", "!", "?", ":")
+
+
 SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "_vendor"}
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
 FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
@@ -67,7 +81,7 @@ def documentation():
             split = _split_of(name)
             if split == "train" and train_words >= TRAIN_WORDS:
                 continue
-            for text in (text for docstring in docstrings() for text in prose.paragraphs(docstring)):
+            for text in (text for docstring in docstrings() for text in paragraphs(docstring)):
                 if text.lower() not in seen:
                     seen.add(text.lower())
                     splits[split].append(text)
@@ -82,7 +96,7 @@ def docstrings():
     seen = set()
     with Progress("docstrings", unit="modules", total=len(modules)) as progress:
         for name, path in progress.count(modules):
-            for summary, body in map(prose.summary_and_body, _docstrings(path)):
+            for summary, body in map(summary_and_body, _docstrings(path)):
                 fewest, most = SUMMARY_WORDS
                 usable = fewest <= len(summary.split()) <= most and len(body.split()) >= FEWEST_BODY_WORDS
                 # Functions that share either half would let a model copy what it has learned by heart.
@@ -121,7 +135,8 @@ def _all_modules():
     modules = list(_modules(Path(sysconfig.get_path("stdlib")), "python"))
     for package, folders in PACKAGES.items():
         # It finds a top-level package without importing it.
-        if (spec := importlib.util.find_spec(package)) is None:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:  # a folder of its name has no origin
             need = "the builtin corpus draws from it"
             raise DataError(f"the package {package} is not installed, but {need}: `make install` installs it")
         for folder in folders:
@@ -157,3 +172,60 @@ def _hash(name):
 def _split_of(name):
     place = int(_hash(name)[-8:], 16) % 100
     return next((split for split, below in BELOW.items() if place < below), "train")
+
+
+def paragraphs(docstring):
+    """The prose of a cleaned docstring: a list of paragraphs as words with spaces between, punctuation apart as in WikiText."""
+    found = (TOKEN.findall(_plain(" ".join(lines))) for lines in _blocks(docstring))
+    return [" ".join(words) for words in found if _is_prose(words)]
+
+
+def summary_and_body(docstring):
+    """(first paragraph, which by PEP 257 sums up the rest, the prose after it) of a cleaned docstring; empty where there is none."""
+    first, _, rest = docstring.partition("\n\n")
+    words = TOKEN.findall(_plain(" ".join(line.strip() for line in first.splitlines())))
+    return " ".join(words), " ".join(paragraphs(rest))
+
+
+def _blocks(docstring):
+    """Runs of lines that belong together: same indentation, no empty line between, a list's item on its own."""
+    block, indent = [], 0
+    literal = None  # indentation of the line that announced a literal block with `::`
+    for line in docstring.expandtabs().splitlines():
+        text = line.strip()
+        here = len(line) - len(line.lstrip())
+        if not text:
+            if block:
+                yield block
+                literal = indent if block[-1].endswith("::") else literal
+            block = []
+            continue
+        if literal is not None and here > literal:
+            continue
+        literal = None
+        bullet = BULLET.match(text)
+        if (block and here != indent) or bullet:
+            if block:
+                yield block
+            block = []
+        indent = here + (bullet.end() if bullet else 0)
+        block.append(text[bullet.end() :] if bullet else text)
+        if DIRECTIVE.match(text):
+            literal = here if text.endswith("::") and not text.endswith(("note::", "warning::", "tip::")) else None
+    if block:
+        yield block
+
+
+def _plain(text):
+    """A paragraph without markup; empty where it is code or a drawing."""
+    if CODE_START.match(text) or DRAWING.search(text) or DIRECTIVE.match(text):
+        return ""
+    text = ROLE.sub(r"\1", LINK.sub("", text))
+    return MARKUP.sub(r"\1", text).replace("::", ":").replace("`", "")
+
+
+def _is_prose(words):
+    if len(words) < FEWEST_WORDS or not words[0][0].isupper() or words[-1] not in SENTENCE_END:
+        return False
+    alphabetic = sum(word[0].isalpha() and "_" not in word for word in words)
+    return alphabetic >= SMALLEST_SHARE_OF_WORDS * len(words)

@@ -52,11 +52,9 @@ def flat(path):
     else:
         found = _of_megatron(path, index) if index.is_file() else _of_binary(path, size)
     if found.dtype.kind not in "iu":
-        raise DataError(f"{path}: holds {found.dtype}, which are no tokens. Read are {READ}")
+        raise DataError(f"{path}: holds {found.dtype}, not tokens. Supported: {READ}")
     if (needed := found.offset + found.tokens * found.dtype.itemsize) != size:
-        raise DataError(
-            f"{path}: has {size:,} bytes, but {needed:,} after its header or index; fetch or write it again"
-        )
+        raise DataError(f"{path}: has {size:,} bytes, not {needed:,}: fetch or write it again")
     return found
 
 
@@ -67,7 +65,7 @@ def _of_numpy(path):
             raise ValueError("its rows do not lie one after the other: write it with `np.ascontiguousarray`")
         return Flat(path, array.dtype, array.offset, array.size)
     except (ValueError, EOFError, AttributeError) as error:
-        raise DataError(f"{path}: not a NumPy file of tokens, or not a whole one ({error})") from None
+        raise DataError(f"{path}: not a NumPy file of tokens, or not a complete one ({error})") from None
 
 
 def _of_binary(path, size):
@@ -81,12 +79,9 @@ def _of_binary(path, size):
     if magic == int.from_bytes(b"\x93NUM", "little"):
         other = "NumPy without its ending `.npy`"
     if other:
-        raise DataError(f"{path}: a file of {other}. Read are {READ}")
+        raise DataError(f"{path}: a file of {other}. Supported: {READ}")
     if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
-        raise DataError(
-            f"{path}: looks like {why}, not nanoGPT's uint16 alone. Read are {READ}. Write its tokens as `.npy`: "
-            "`numpy.save(NEW, numpy.memmap(OLD, TYPE, 'r', BYTES_OF_HEADER))`"
-        )
+        raise DataError(f"{path}: looks like {why}, not nanoGPT's uint16. Convert to .npy (numpy.memmap, numpy.save)")
     return Flat(path, np.dtype("<u2"), 0, size // 2)
 
 
@@ -107,8 +102,8 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
     counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
     zeros, *elsewhere = np.count_nonzero(words[: len(words) // HEAD * HEAD].reshape(-1, HEAD) == 0, axis=1).tolist()
     share, zeros = np.mean(np.append(rest, 0) == 0), zeros - (words[0] == 0)  # the first token may be a mark
-    told = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
-    chance = math.comb(HEAD, zeros) * share**zeros if told else 1
+    rare = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
+    chance = math.comb(HEAD, zeros) * share**zeros if rare else 1
     chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)
     chance *= 1e-3 if head[:2].tobytes().replace(b"_", b"a").isalnum() else 1
     return "numbers behind another tool's header" if chance < 1e-5 else None
@@ -116,7 +111,7 @@ def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
 
 def _of_megatron(path, index):
     def damaged(why):
-        return DataError(f"{index}: no whole index of Megatron's ({why}); fetch or write it again with {path.name}")
+        return DataError(f"{index}: incomplete Megatron index ({why}); fetch or write it again with {path.name}")
 
     with open(index, "rb") as file:
         head = file.read(INDEX_BYTES)
@@ -128,7 +123,7 @@ def _of_megatron(path, index):
     if size not in (needed, needed + sequences):  # with a mode of each sequence, of several modalities
         raise damaged(f"{size:,} bytes instead of {needed:,}")
     if head[17] not in INDEX_TYPES:
-        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Read are {READ}")
+        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Supported: {READ}")
     dtype = np.dtype(INDEX_TYPES[head[17]])
     lengths = np.memmap(index, "<i4", "r", INDEX_BYTES, sequences) if sequences else np.zeros(0)
     starts = np.memmap(index, np.uint8, "r")[places : places + 8 * sequences].view("<i8")

@@ -116,19 +116,19 @@ def _of_card(source, info):
         configs = {str(entry["config_name"]): entry for entry in listed}
         default = (name for name, each in configs.items() if name == "default" or each.get("default"))
         name = source.config or next(default, None) or (next(iter(configs)) if len(configs) == 1 else None)
-        entry = configs.get(name, {})
+        entry = configs.get(str(name), {})
         folder, by_name = str(entry.get("data_dir") or ""), sanitize_patterns(entry.get("data_files") or {})
         if not all(isinstance(pattern, str) for wanted in by_name.values() for pattern in wanted):
             raise ValueError(f"no paths: {by_name}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        wrong = f"`configs` of its card are not as the Hub wants them ({said})"
+        wrong = f"`configs` of its card are invalid ({said})"
         raise DataError(f"{source.name}: {wrong}. Name the files yourself: {EXAMPLE}") from None
     if configs and name is None:
         there = ", ".join(configs)
         raise ConfigError(f"{source.name} has several configurations; set `data.source.config` to one of {there}")
     if configs and name not in configs:
-        raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
+        raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(str(name), configs)}")
     patterns = {}
     for split, names in named_files.SPLIT_NAMES.items():
         if found := {name: {name} for name in by_name if name in names}:

@@ -111,13 +111,10 @@ def records(path, columns, first=0, last=None, role="document"):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str) and value is not None:
                 raise DataError(
-                    f"{path}, {word} {number:,}: `{name}` holds no text but {value!r:.100}; correct it, or name the column of texts under "
-                    "`data.source.columns`"
+                    f"{path}, {word} {number:,}: `{name}` is not text but {value!r:.100}; see `data.source.columns`"
                 )
             if value and SURROGATE.search(value):
-                raise DataError(
-                    f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is not a character"
-                )
+                raise DataError(f"{path}, {word} {number:,}: `{name}` holds an unpaired UTF-16 surrogate")
         yield values
     behind = _part(path, found, 0, None)
     while named and not named.keys() >= set(columns) and next(behind, None):
@@ -146,8 +143,7 @@ def _lines(path):
             if wrong >= 0:
                 require_form(path)
                 raise DataError(
-                    f"{path}: byte {offset + wrong:,} (0x{line[wrong]:02x}) is not UTF-8 text. Convert the file "
-                    "(`iconv -f latin1 -t utf-8`, or `-f utf-16`), or name the right one."
+                    f"{path}: byte {offset + wrong:,} (0x{line[wrong]:02x}) is not UTF-8 text. Convert it (`iconv -f latin1 -t utf-8`, or `-f utf-16`)"
                 )
             yield (text if offset else text.removeprefix("\ufeff")).rstrip("\r\n")
             offset += len(line)
@@ -172,8 +168,7 @@ def _json_values(path):
             if handle.peek(BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
                 if (size := Path(path).stat().st_size) > LARGEST_LIST:
                     raise DataError(
-                        f"{path}: a JSON list of {size / 2**30:.1f} GiB, which is read as a whole: make lines of it: "
-                        "`jq -c '.[]' in.json > out.jsonl`"
+                        f"{path}: a JSON list of {size / 2**30:.1f} GiB; write lines: `jq -c '.[]' in.json > out.jsonl`"
                     )
                 try:
                     yield from enumerate(json.load(io.TextIOWrapper(handle, "utf-8-sig")), 1)
@@ -203,7 +198,7 @@ def csv_rows(path, columns, role, errors="strict"):
                 yield lines.line_num, tuple(row[names.index(name)] for name in columns)
         except (csv.Error, ValueError) as error:
             require_form(path)
-            raise DataError(f"{path}, line {lines.line_num:,}: no CSV of rows, in UTF-8 ({error})") from None
+            raise DataError(f"{path}, line {lines.line_num:,}: not valid CSV in UTF-8 ({error})") from None
 
 
 ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: csv_rows, PARQUET: table_rows, ARROW: table_rows}
@@ -241,7 +236,7 @@ def token_rows(path, column, first=0, last=None):
         rows = some.column(column)
         numbers = rows.flatten()
         if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
-            raise DataError(f"{where}: `{column}` lacks numbers, or holds {numbers.type}: no tokens")
+            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}: no tokens")
         values = {each: some.column(each).flatten() for each in beside}
         for each in beside:
             lengths = [pyarrow.compute.list_value_length(lists).cast("int64") for lists in (some.column(each), rows)]
@@ -250,14 +245,13 @@ def token_rows(path, column, first=0, last=None):
         kept = values.pop(MASK, pyarrow.repeat(1, len(numbers))).cast("bool")
         numbers = numbers.filter(kept)
         for each, found in values.items():
-            told = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
+            expected = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
             try:
-                is_like_tokens = found.filter(kept).cast("int64").equals(told)
+                is_like_tokens = found.filter(kept).cast("int64").equals(expected)
             except pyarrow.ArrowInvalid:  # texts, parts of one
                 is_like_tokens = False
             if not is_like_tokens:
                 raise DataError(
-                    f"{where}: `{each}` leaves tokens out of the loss, or asks for others, which is not supported: to train on every token "
-                    f"of `{column}`, write the rows without it (`remove_columns({each!r})` of `datasets`)"
+                    f"{where}: `{each}` masks tokens of the loss, which is not supported; `remove_columns({each!r})` trains on every token of `{column}`"
                 )
         yield numbers.to_numpy()

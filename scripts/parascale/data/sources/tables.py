@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow, some at a time, and how damage in a file is told."""
+"""Rows of Parquet and Arrow, some at a time, and messages on damaged files."""
 
 import os
 from pathlib import Path
@@ -13,17 +13,17 @@ ROWS_AT_ONCE = 1024  # memory holds their texts
 ARROW_MAGIC, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 # How files begin that are often called by another name → what they hold, and what to do.
 FORMS = {
-    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or let the name of a text end in `.gz`"),
-    b"BZh": ("bzip2", "unpack it (`bunzip2`), or let the name of a text end in `.bz2`"),
+    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or, if it is text, name it `….gz`"),
+    b"BZh": ("bzip2", "unpack it (`bunzip2`), or, if it is text, name it `….bz2`"),
     b"\xfd7zXZ": ("xz", "unpack it (`unxz`)"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`), or let the name of a text end in `.zst`"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`), or, if it is text, name it `….zst`"),
     b"PK\x03\x04": ("a zip archive", "unpack it (`unzip`)"),
-    b"PAR1": ("Parquet", "let its name end in `.parquet`"),
+    b"PAR1": ("Parquet", "name it `….parquet`"),
 }
 
 
 def open_table(path):
-    """A Parquet file, or what has its shape, a SourceTable: an Arrow file, or one that is given. Raises DataError where it is none, or not whole."""
+    """A Parquet file, or what has its shape, a SourceTable: an Arrow file, or one that is given. Raises DataError where it is not one, or incomplete."""
     try:
         if isinstance(path, SourceTable):
             return path
@@ -35,7 +35,7 @@ def open_table(path):
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
         require_form(path)
-        raise DataError(f"{path}: not a whole {form_of(path)} file ({error}); fetch it again") from None
+        raise DataError(f"{path}: not a complete {form_of(path)} file ({error}); fetch it again") from None
 
 
 class SourceTable:
@@ -62,7 +62,7 @@ class ArrowTable(SourceTable):
         return sum(batch.num_rows for batch in self._batches())
 
     def iter_batches(self, rows_at_once, columns):
-        """Yield batches of some columns, of at most so many rows."""
+        """Yield batches of some columns, of at most that many rows."""
         for batch in self._batches():
             for first in range(0, batch.num_rows, rows_at_once):
                 yield batch.select(columns).slice(first, rows_at_once)
@@ -120,4 +120,4 @@ def require_form(path):
         head = handle.read(8)
     for start, (form, remedy) in FORMS.items():
         if head.startswith(start) and form != form_of(path):
-            raise DataError(f"{path}: it holds {form}, whatever its name says: {remedy}")
+            raise DataError(f"{path}: it holds {form}, despite its name: {remedy}")

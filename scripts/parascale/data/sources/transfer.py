@@ -25,7 +25,7 @@ LOGIN_NODE_HELP = (
 )
 REFUSED_HELP = (
     "If it is a set of Hugging Face, accept its terms on its page, then run `hf auth login` once on this machine: "
-    "the token it keeps is used. The configuration holds none of it."
+    "the token it keeps is used. It never belongs in the configuration."
 )
 
 
@@ -36,7 +36,7 @@ class Retryable(Exception):
 def pieces_folder(source, output):
     """The folder beside `output` that keeps a download under way. Pieces of other settings are removed.
 
-    It is no declared output of a rule: Snakemake deletes those when a job fails, and the next attempt would start at nothing.
+    It is not a declared output of a rule: Snakemake deletes those when a job fails, and the next attempt would start at nothing.
     """
     folder = Path(f"{output}.partial")
     note = folder / "source.json"

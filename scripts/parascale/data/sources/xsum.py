@@ -88,11 +88,11 @@ def _articles(archive, wanted):
             for member in tar:
                 name = PurePosixPath(member.name)
                 if member.isfile() and name.suffix == ".summary" and name.stem in wanted:
-                    yield name.stem, tar.extractfile(member).read().decode("utf-8")
+                    yield name.stem, tar.extractfile(member).read().decode("utf-8")  # type: ignore[union-attr] # a file
     except (tarfile.ReadError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's own, such as a full one
-        raise _unlike_published(archive, f"the archive of articles is not whole ({error})") from None
+        raise _unlike_published(archive, f"the archive of articles is incomplete ({error})") from None
     except UnicodeDecodeError as error:
         said = f"article {name.stem} of the archive is not UTF-8 text ({error.reason})"
         raise _unlike_published(archive, said) from None

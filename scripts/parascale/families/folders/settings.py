@@ -132,7 +132,8 @@ def _declared(folder: str, kind: str | None, no_parts: str | None) -> dict:
     """What a model offers, as `offer_of` has it, by the library's own class of its `model_type`, as far as that says it: importing it would
     load torch. What else its modules refuse is known when they are counted."""
     found, name = find_spec("transformers"), str(kind).replace("-", "_")
-    places = [Path(found.origin).parent / "models" / each for each in (name, name.rpartition("_")[0])] if found else []
+    origins = [found.origin] if found and found.origin else []  # a mere folder of that name has none
+    places = [Path(at).parent / "models" / each for at in origins for each in (name, name.rpartition("_")[0])]
     files = (file.read_text(encoding="utf-8") for place in places for file in place.glob("configuration_*.py"))
     classes = (each for text in files for each in re.split(r"^class ", text, flags=re.MULTILINE))
     text = next((each for each in classes if f'    model_type = "{kind}"\n' in each), "")
@@ -141,7 +142,7 @@ def _declared(folder: str, kind: str | None, no_parts: str | None) -> dict:
     why = NO_PLAN if "(PreTrainedConfig):" in text and "\n    sub_configs" not in text else UNSAID
     declared = [axis for axis in PLANS if axis == "fsdp" or (why == NO_PLAN and f"base_model_{axis}_plan = {{" in text)]
     here = kind and found  # else the folder, or the library, may be on another machine
-    refusals = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
+    refusals: dict[str, str | None] = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
     refusals["cp"] = no_parts
     if unknown := sorted(set(ways) - ROLES.keys()):
         refusals["tp"] = NO_EQUAL.format(unknown[0])

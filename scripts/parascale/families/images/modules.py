@@ -25,7 +25,7 @@ class Convolution(nn.Module):
         self.convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
         if settings.norm == "group":
             groups = next(count for count in range(min(GROUPS, outputs), 0, -1) if outputs % count == 0)
-            self.norm = nn.GroupNorm(groups, outputs, eps=settings.norm_eps)
+            self.norm: nn.Module = nn.GroupNorm(groups, outputs, eps=settings.norm_eps)
         else:
             self.norm = nn.BatchNorm2d(outputs, eps=settings.norm_eps)
         self.activation = nn.ReLU() if activation else None
@@ -85,7 +85,7 @@ class XResNet(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, pixels_BCHW):
-        kind = self.stem[0].convolution.weight.dtype
+        kind = self.stem[0].convolution.weight.dtype  # type: ignore[union-attr] # a module
         images_BCHW = ((pixels_BCHW - self.mean) / self.deviation).to(kind, memory_format=torch.channels_last)
         images_BCHW = self.stages(self.pool(self.stem(images_BCHW)))
         return self.head(images_BCHW.mean((2, 3)))

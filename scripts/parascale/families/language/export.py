@@ -55,7 +55,7 @@ def config(model, weights, window):
 
 def architecture(model):
     """`gpt2` or `llama` for a Model; CheckpointError that names what has no equal."""
-    needs = {
+    needs: dict = {
         GPT2: {"position": ("learned",), "norm": ("layer",), "activation": tuple(ACTIVATIONS)},
         LLAMA: {"position": ("rotary",), "norm": ("rms",), "activation": ("swiglu",)},
     }
@@ -95,7 +95,7 @@ def _llama(model):
 
 
 def _gpt2(model):
-    found = {
+    found: dict = {
         "transformer.wte.weight": ((VOCABULARY,), False),
         "transformer.wpe.weight": (("embedding.positions.weight",), False),
     }

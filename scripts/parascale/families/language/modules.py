@@ -61,7 +61,7 @@ class Attention(nn.Module):
             return self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask)
         grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
         if grouped and not _takes_groups(q_BHTE, mask):
-            k_BHSE, v_BHSE, grouped = *_for_each_head(q_BHTE, k_BHSE, v_BHSE), False
+            (k_BHSE, v_BHSE), grouped = _for_each_head(q_BHTE, k_BHSE, v_BHSE), False
         return F.scaled_dot_product_attention(
             q_BHTE, k_BHSE, v_BHSE, mask, probability, is_causal=self.causal and mask is None, enable_gqa=grouped
         )

@@ -28,7 +28,7 @@ class DecoderBlock(Block):
         self.cross_attention = Attention(settings, causal=False, across=True)
         self.cross_attention_dropout = Dropout(settings.dropout)
 
-    def forward(self, hidden_BTD, memory_BSD, mask_BS):
+    def forward(self, hidden_BTD, memory_BSD, mask_BS):  # type: ignore[override] # it sees a document too
         hidden_BTD = self.sublayer(hidden_BTD, "attention")
         hidden_BTD = self.sublayer(hidden_BTD, "cross_attention", memory_BSD=memory_BSD, mask_BS=mask_BS)
         return self.sublayer(hidden_BTD, "feed_forward")
