@@ -41,7 +41,7 @@ CASES = {
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}, {"kv_heads": 2}, bf16=True),
     "pp 2 1F1B": Case(pp(2, 4, "1F1B"), {"kv_heads": 2}, fp32=True),
     "pp 2 V tied": Case(pp(2, 4, "ZBVZeroBubble"), LLAMA | TIED),
-    "pp 2 zero bubble accumulated": Case(pp(2, 3, "InterleavedZeroBubble"), PUBLISHED, {"accumulate": 2}),
+    "pp 2 zero bubble": Case(pp(2, 4, "InterleavedZeroBubble"), PUBLISHED),
     "cp 2 uneven": Case({"cp": 2}, {"kv_heads": 2}, UNEVEN, fp32=True),
     "cp 4 llama selective": Case({"cp": 4, **SELECTIVE}, LLAMA, fp32=True, bf16=True),
     "cp 2 compile": Case({"cp": 2, "compile": True}, {"kv_heads": 2}),
