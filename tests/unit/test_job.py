@@ -12,9 +12,8 @@ from parascale.lease import Lease
 from parascale.store.trainings import Store
 from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.job import ChangedDataError, job_of, published
-
-from .test_plan_budget import project
-from .test_store import fill
+from tests.made_up.project import project
+from tests.made_up.results import fill
 
 RUNS = "run\tworkload\tinit_from\nfirst\tlm-small\t-\nsecond\tlm-small\tfirst\n"
 

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import re
 from array import array
@@ -14,8 +13,8 @@ from parascale.report import numbers
 from parascale.report.job import load_job, render_job
 from parascale.report.usage import PARTS, over_time, usage_table
 from parascale.telemetry import COLUMNS, read_samples
-from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
-from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
+from tests.made_up.devices import GIB, START, gpu_lines, write_devices
+from tests.made_up.results import CLUSTER, SHARES, edited, fake, write_lines, write_results
 from tests.unit.page_cells import Cells
 
 LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 3600.0}
@@ -45,14 +44,14 @@ def job_of(root, devices=None, attempts=None, **options):
         write_devices(folder, devices)
     if attempts:
         if (folder / "attempts.jsonl").exists():
-            (folder / "attempts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in attempts))
-        described = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps({**described, "attempts": attempts}))
+            write_lines(folder / "attempts.jsonl", attempts)
+        edited(folder / "run.json", attempts=attempts)
     return load_job(results, work, "run")
 
 
 WELL = gpu_lines(memory=30 * GIB)
 ONE_LIMIT = [attempt(1, "stopped", 3520, **LIMIT), attempt(2, "finished", 600)]
+HANG = attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")
 PLANTED = {
     "nothing": {},
     "several, the worst first": {
@@ -77,11 +76,7 @@ PLANTED = {
     "heat": {"devices": gpu_lines(throttled={2: "hardware_thermal"})},
     "low use": {"devices": gpu_lines(use=0.3)},
     "a GPU that idles while others wait": {"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.5])},
-    "a hang": {
-        "attempts": [attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")],
-        "status": "running",
-        "steps": 10,
-    },
+    "a hang": {"attempts": [HANG], "status": "running", "steps": 10},
     "full memory": {"devices": gpu_lines(memory=39 * GIB)},
     "empty memory": {"devices": gpu_lines(memory=2 * GIB)},
     "one micro-batch": {"pp": 4, "dp": 1},
@@ -113,9 +108,8 @@ def test_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
     joules = sum(map(max, counted.values()))
     assert shown["total"]["GPU energy"] == numbers.energy(joules)
     assert f">{shown['max']['GPU use']}</td>" in render_job(job)
-    assert float(
-        Cells(render_job(job)).found["job-table", "Energy of the GPUs", "energy_joules_value"]
-    ) == pytest.approx(joules)
+    energy = Cells(render_job(job)).found["job-table", "Energy of the GPUs", "energy_joules_value"]
+    assert float(energy) == pytest.approx(joules)
 
 
 def test_a_total_is_unknown_if_that_of_one_device_is(tmp_path):

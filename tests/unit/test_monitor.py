@@ -17,8 +17,8 @@ from parascale.slurm import fields, parse_job
 from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import DeviceMonitor, monitored, publish
+from tests.made_up.results import CLUSTER, SITE
 from tests.pace import starts, wait_for
-from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
 

@@ -1,7 +1,5 @@
 """Formulas beside figures that others have published, each with its source."""
 
-from dataclasses import replace
-
 import pytest
 
 from parascale.families import model_sizes
@@ -11,6 +9,7 @@ from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.predict import DataFacts
 from parascale.settings import Model, make
 from parascale.settings.layout import DEGREES
+from tests.made_up.project import changed
 from tests.published import score, stacks
 from tests.unit.test_plan_memory import make_run
 from tests.unit.test_plan_score import ROWS, SITES
@@ -129,7 +128,7 @@ def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
     for row in rows:
         site = SITES[row["machine"]]
         run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
-        workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
+        workload = changed(run.workload, training={"accumulate": 1})
         ranked = [
             tuple(getattr(each.layout, axis) for axis in DEGREES)
             for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)

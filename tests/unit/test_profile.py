@@ -17,7 +17,8 @@ from parascale.report.job import load_job, render_job
 from parascale.settings import Run, Workload, make
 from parascale.settings.strict import load
 from parascale.train.clock import OPERATORS, StepProfiler, profiler
-from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
+from tests.command import program
+from tests.made_up.results import CLUSTER, SITE, fake, write_results
 
 
 def steps(folder, first, last, asked=(3, 4)):
@@ -93,8 +94,7 @@ def test_the_launcher_puts_nsight_before_each_process_or_says_what_is_missing(tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequirementError, match="nsys"):
         _ = launch.python_command
-    (tmp_path / "nsys").write_text("#!/bin/sh\n")
-    (tmp_path / "nsys").chmod(0o755)
+    program(tmp_path / "nsys", "")
     command = launch.python_command
     assert command[:2] == [str(tmp_path / "nsys"), "profile"] and "--capture-range=cudaProfilerApi" in command
     assert command[-5:] == [sys.executable, "-u", "train.py", "--run", "x"]

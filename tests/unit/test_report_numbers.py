@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_everything import build_report
-from tests.unit.fake_results import matrix
+from tests.made_up.everything import build_report
+from tests.made_up.results import matrix
 from tests.unit.page_cells import Cells
 
 

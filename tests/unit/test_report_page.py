@@ -14,8 +14,8 @@ from parascale.report.page import warnings
 from parascale.report.plans import next_steps
 from parascale.report.verdict import verdicts
 from tests.command import call
+from tests.made_up.results import BASE, CLUSTER, ddp, fake, matrix, report_of, workload, write_results
 from tests.pace import processor_seconds, starts
-from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, matrix, report_of, workload, write_results
 
 
 def test_rebuilding_gives_the_same_bytes(matrix_report):

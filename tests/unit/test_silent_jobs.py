@@ -8,7 +8,7 @@ import pytest
 
 from parascale import slurm
 from parascale.files import write_json
-from tests.unit.slurm_executor import data_job, job_of
+from tests.made_up.cluster import data_job, job_of
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "RunTime": "1-00:00:00"}

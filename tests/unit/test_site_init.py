@@ -17,8 +17,8 @@ from parascale.plan import limits
 from parascale.plan.planner import Planner
 from parascale.plan.survey import Shape, data_sheet, survey
 from parascale.settings import load_project_file
-from tests.unit.clusters import AMD, PARTITIONS, RECORDED, SHARED, SMALL
-from tests.workflow.small_project import link_project
+from tests.made_up.cluster import AMD, PARTITIONS, RECORDED, SHARED, SMALL
+from tests.made_up.project import link_project
 
 ROOT = Path(__file__).parents[2]
 ACCOUNTS = {"meadow": ["lab", "course"], "northern": ["project_465"], "cluster": []}

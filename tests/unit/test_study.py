@@ -2,23 +2,22 @@
 
 import csv
 import dataclasses
-import json
 
 import pytest
 
 from parascale.commands.comparison import write_comparison
 from parascale.commands.scaling import study_of
 from parascale.errors import ConfigError
-from parascale.files import read_json_lines, write_text
+from parascale.files import read_json_lines
 from parascale.plan.budget import make_plan
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.report.scaling_tables import costs, milestones
 from parascale.report.scaling_text import write_study
 from parascale.settings import identity, load_project_file
-from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_results import Fake, edited, write_results
-from tests.unit.planned_project import write
+from tests.made_up.devices import gpu_lines, write_devices
+from tests.made_up.project import write, write_files
+from tests.made_up.results import Fake, edited, write_lines, write_results
 
 RUNS = """run	workload	nodes	gpus_per_node	dp	tp	average_every
 one	w	1	4	4	1	-
@@ -37,8 +36,7 @@ def load(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, config="runs: rows.tsv\n", dim=64, tokens=", train_tokens: 1000000")
     files = {"rows.tsv": RUNS, "workloads/bare.yaml": BARE, "workloads/told.yaml": TOLD, "workloads/own.py": ""}
-    for name, text in files.items():
-        (tmp_path / "config" / name).write_text(text)
+    write_files(tmp_path / "config", files)
     return lambda **studies: load_project_file(
         "config/config.yaml", overrides={"studies": studies, "root": str(tmp_path)}
     )
@@ -140,7 +138,7 @@ def records(project, seconds=seconds_of, leave_out=(), change=None):
                 line["seconds"]["total"] *= 3
         for change_lines in [change] * (change is not None):
             change_lines(run, lines)
-        write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        write_lines(path, lines)
         edited(path.with_name("summary.json"), seconds=sum(line["seconds"]["total"] for line in lines))
 
 

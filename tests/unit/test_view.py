@@ -16,7 +16,7 @@ from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View, user_message
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.project import jobs, project
 from tests.unit.test_watch import under_way
 
 RULES = [types.SimpleNamespace(name=name, has_wildcards=lambda: False) for name in ("fsdp", "ddp")]

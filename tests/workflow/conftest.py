@@ -7,9 +7,9 @@ import pytest
 from parascale.files import write_json, write_text
 from parascale.report import render_page
 from parascale.report.job import load_job, render_job
-from tests.unit.fake_devices import START, gpu_lines, write_devices
-from tests.unit.fake_everything import TEXT, build_report, finished, unfinished, write_everything
-from tests.unit.fake_results import fake, report_of
+from tests.made_up.devices import START, gpu_lines, write_devices
+from tests.made_up.everything import TEXT, build_report, finished, unfinished, write_everything
+from tests.made_up.results import fake, report_of
 from tests.workflow.browser import Browser, find_programs
 
 

@@ -11,10 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from .programs import call
+from tests.made_up.project import REPOSITORY, write_files
 
-REPOSITORY = Path(__file__).parents[2]
-PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+from .programs import call
 
 WORKLOAD = """
 title: Tiny
@@ -33,12 +32,6 @@ formats: {tokens: [arrow]}
 loaders: {seconds: 0.02, repeats: 1, cold: false}
 """
 RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
-
-
-def link_project(folder):
-    """The project by links in `folder`, where nothing is done yet."""
-    for name in PROJECT:
-        (folder / name).symlink_to(REPOSITORY / name)
 
 
 def write_texts(folder):
@@ -65,11 +58,8 @@ class SmallProject:
         for name in ("rules", "scripts", "config", "profiles"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         shutil.copy(REPOSITORY / "Snakefile", folder)
-        (folder / "envs").mkdir()
-        shutil.copy(REPOSITORY / "envs/constraints.txt", folder / "envs")
-        (folder / "config/workloads/tiny.yaml").write_text(WORKLOAD)
-        (folder / "config/config.yaml").write_text(CONFIG)
-        (folder / "config/tiny.tsv").write_text(RUNS)
+        write_files(folder, {"envs/constraints.txt": (REPOSITORY / "envs/constraints.txt").read_text()})
+        write_files(folder / "config", {"workloads/tiny.yaml": WORKLOAD, "config.yaml": CONFIG, "tiny.tsv": RUNS})
         write_texts(folder / "text")
 
     def command(self, arguments):

@@ -14,13 +14,15 @@ import torch
 
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
-from tests.unit.clusters import SHARED
+from tests.command import program
+from tests.made_up.cluster import SHARED
+from tests.made_up.project import link_project
 from tests.unit.folder_models import make_folder
 from tests.unit.test_documents import ROOT, THEIRS, commands
 from tests.unit.test_readme import TEXT, blocks
 
 from .programs import call
-from .small_project import link_project, write_texts
+from .small_project import write_texts
 
 # Edits that make the shipped small workloads smaller still; the names of the documents stay.
 WORDS = "{kind: files, location: ../../text, files: {train: train.txt, validation: validation.txt, test: test.txt}}"
@@ -177,10 +179,8 @@ class Reader:
         """Programs that answer as on a cluster."""
         for kind, text in zip(("node", "partition", "config"), SHARED, strict=True):
             (self.tools / f"{kind}.txt").write_text(text)
-        scontrol = '#!/bin/sh\ncat "$(dirname "$0")/$2.txt"\n'
-        for program, text in (("scontrol", scontrol), ("sacctmgr", "#!/bin/sh\necho lab\n")):
-            (self.tools / program).write_text(text)
-            (self.tools / program).chmod(0o700)
+        program(self.tools / "scontrol", 'cat "$(dirname "$0")/$2.txt"')
+        program(self.tools / "sacctmgr", "echo lab")
 
     def types(self, words):
         """(exit code, what was printed) of a command; each is run once."""

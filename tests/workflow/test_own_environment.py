@@ -13,9 +13,10 @@ from parascale import proof
 from parascale.files import read_json, read_json_lines
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
+from tests.made_up.project import REPOSITORY
 
 from ..own_environment import OLDEST, container, oldest_environment
-from .small_project import REPOSITORY, SmallProject
+from .small_project import SmallProject
 from .test_script import HELD, SCRIPT, WAIT, in_the_middle, launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -15,10 +15,11 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+from tests.made_up.project import REPOSITORY, link_project
 from tests.pace import processor_seconds, starts
 
 from .programs import call
-from .small_project import REPOSITORY, SmallProject, link_project
+from .small_project import SmallProject
 from .test_targets import jobs_in
 
 PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")

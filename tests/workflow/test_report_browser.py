@@ -14,8 +14,8 @@ import pytest
 from parascale.files import write_text
 from parascale.report import render_page
 from parascale.report.parts import PARTS
-from tests.unit.fake_everything import CLASSIFIER, SUMMARISER, TEXT
-from tests.unit.fake_results import ddp, fake, matrix, report_of
+from tests.made_up.everything import CLASSIFIER, SUMMARISER, TEXT
+from tests.made_up.results import ddp, fake, matrix, report_of
 
 SCREENS, PAPERS = (
     (390, 1024, 1440),

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from parascale import numerics, provenance
+from tests.made_up.project import REPOSITORY
 
 from .dry_runs import Edit, FinishedProject, cell, setting, text
 from .edits import CODE, DECIDES, DECIDES_NOTHING, LM, NEW_SETTINGS, RUNS, row, version
 from .finished import FILES, RESULTS, TARGETS
-from .small_project import REPOSITORY
 
 
 @pytest.fixture(scope="module")

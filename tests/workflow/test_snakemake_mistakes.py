@@ -5,8 +5,9 @@ import shlex
 
 import pytest
 
+from tests.made_up.project import REPOSITORY, link_project, write_files
+
 from .programs import call
-from .small_project import REPOSITORY, link_project
 
 LOCAL = "--profile profiles/local"
 # What Snakemake says of any start.
@@ -89,9 +90,7 @@ def test_a_mistake_is_one_good_line(words, said, tmp_path):
     for folder in (project, elsewhere):
         folder.mkdir()
     link_project(project)
-    for path, text in FILES.items():
-        (project / path).parent.mkdir(exist_ok=True)
-        (project / path).write_text(text, encoding="utf-8")
+    write_files(project, FILES)
     folder = elsewhere if "HERE" in said else project
     code, printed = call(["snakemake", *shlex.split(words)], folder, tmp_path / "printed.txt")
     lines = [line for line in printed.replace(str(folder), "HERE").splitlines() if not USUAL.match(line)]

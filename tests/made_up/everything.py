@@ -5,8 +5,8 @@ import contextlib
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json, write_text
 from tests.command import call
-from tests.unit.fake_results import CLUSTER, ddp, edited, fake, matrix, workload, write_results
-from tests.workflow.small_project import link_project
+from tests.made_up.project import link_project
+from tests.made_up.results import CLUSTER, ddp, edited, fake, matrix, workload, write_results
 
 TEXT = workload(data={"dataset": "prose"})
 SUMMARISER = workload("summary-small", "summarisation", {"dataset": "xsum"}, summary_window=24)

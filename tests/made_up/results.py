@@ -1,14 +1,18 @@
-"""Made-up records in the true schema, for tests of the report. The trainings' own code computes their summaries from them."""
+"""The made-up results, in the true schema: records of runs (`fake`, `ddp`, `matrix`, `write_results`, `report_of`), whose summaries the
+trainings' own code computes, what a finished training leaves (`fill`), and what plans learn from one (`observed`)."""
 
 import dataclasses
 import json
 import math
+import os
 import random
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.files import read_json, read_json_lines, write_json, write_text
+from parascale.plan.calibrate import Observation
 from parascale.report import build_report, load_records
 from parascale.settings import Layout, Run, Site, Workload, make
 from parascale.train.record import summarise
@@ -87,7 +91,7 @@ def report_of(root, *fakes, steps=None, summaries=None, runs=None):
         path = folders[0] / "runs" / name / "steps.jsonl"
         lines = list(read_json_lines(path))
         change(lines)
-        write_text(path, _lines(lines))
+        write_lines(path, lines)
         edited(path.with_name("summary.json"), seconds=sum(line["seconds"]["total"] for line in lines))
     for file, changed in (("summary.json", summaries), ("run.json", runs)):
         for name, values in (changed or {}).items():
@@ -127,12 +131,12 @@ def write_run(root, entry):
     lines = steps_of(entry)
     folder = root / ("results" if done else "work") / "runs" / name
     write_json(folder / "run.json", _run_json(entry, lines))
-    write_text(folder / "steps.jsonl", _lines(lines))
+    write_lines(folder / "steps.jsonl", lines)
     if done:
         facts = _facts(entry, lines)
         write_json(folder / "summary.json", summarise(entry.run, entry.site, lines, [_attempt(entry, lines)], facts))
     else:
-        write_text(folder / "attempts.jsonl", _lines([_attempt(entry, lines)]))
+        write_lines(folder / "attempts.jsonl", [_attempt(entry, lines)])
     if done and entry.verdict:
         _write_parity(root / "results" / "parity" / name, entry)
 
@@ -250,7 +254,7 @@ def _write_parity(folder, entry):
     lines = [{"step": step, "loss": 9 - 0.1 * step, "grad_norm": 1.0} for step in range(1, 21)]
     lines[9]["loss"] += entry.loss_shift
     judged = entry.verdict in ("same", "different")
-    write_text(folder / "steps.jsonl", _lines(lines))
+    write_lines(folder / "steps.jsonl", lines)
     verdict = {
         "schema_version": 1,
         "run": entry.run.run,
@@ -272,5 +276,26 @@ def _write_parity(folder, entry):
     write_json(folder / "verdict.json", verdict)
 
 
-def _lines(values):
-    return "".join(json.dumps(value) + "\n" for value in values)
+def write_lines(path, values):
+    """Write values as lines of JSON."""
+    write_text(Path(path), "".join(json.dumps(value) + "\n" for value in values))
+
+
+KEY = "a" * 64
+
+
+def fill(folder, run, key=KEY):
+    """What a finished training leaves."""
+    for tree in ("checkpoint", "best"):
+        (folder / tree).mkdir(parents=True)
+        (folder / tree / "weights").write_bytes(os.urandom(100))
+        write_manifest(folder / tree, {"step": 3}, describe_files(folder / tree, ["weights"]))
+    write_text(folder / "wandb/curves", key)
+    write_text(folder / "steps.jsonl", "{}\n")
+    write_json(folder / "run.json", {"run": run.run, "key": key, "settings": dataclasses.asdict(run)})
+    write_json(folder / "summary.json", {"run": run.run, "workload": run.workload.name, "core_hours": 2.5})
+
+
+def observed(run, step_seconds=0.5, vocabulary=5000, phases=None, source="run", **known):
+    """The Observation of a run, or of a probe, whose steps took so long."""
+    return Observation(source, run.run, dataclasses.asdict(run), vocabulary, step_seconds, phases or {}, **known)
