@@ -24,37 +24,18 @@ def gpu_lines(
             common = {"time": f"{start + number * interval + 0.01 * node:.3f}", "node": node, "host": f"node{node}"}
             for index in range(gpus):
                 busy = min(1.0, max(0.0, uses[index] * (1 + 0.05 * noise.gauss(0, 1))))
-                lines.append(
-                    common
-                    | {
-                        "kind": "gpu",
-                        "index": index,
-                        "rank": node * ranks + index if index < ranks else "",
-                        "utilisation": f"{busy:.4f}",
-                        "memory_bytes": memory if index < ranks else GIB // 2,
-                        "memory_total_bytes": 40 * GIB,
-                        "power_watts": f"{50 + 300 * busy:.1f}",
-                        "energy_joules": f"{(50 + 300 * uses[index]) * number * interval:.1f}",
-                        "temperature_celsius": 40 + round(30 * busy),
-                        "clock_mhz": 1335,
-                        "memory_clock_mhz": 1215,
-                        "throttled": (throttled or {}).get(index, "") if number % 2 else "",
-                    }
-                )
-            lines.append(
-                common
-                | {
-                    "kind": "host",
-                    "index": 0,
-                    "utilisation": 0.2,
-                    "cores_busy": 25.6,
-                    "memory_bytes": 64 * GIB,
-                    "memory_total_bytes": 512 * GIB,
-                    "read_bytes": 1000 * number * (number + node),
-                    "written_bytes": 50_000 * number,
-                    "monitor_seconds": f"{0.001 * number:.4f}",
-                }
-            )
+                used = index < ranks
+                gpu = {"kind": "gpu", "index": index, "rank": node * ranks + index if used else ""}
+                gpu |= {"utilisation": f"{busy:.4f}", "memory_bytes": memory if used else GIB // 2}
+                gpu |= {"memory_total_bytes": 40 * GIB, "power_watts": f"{50 + 300 * busy:.1f}"}
+                gpu |= {"energy_joules": f"{(50 + 300 * uses[index]) * number * interval:.1f}"}
+                gpu |= {"temperature_celsius": 40 + round(30 * busy), "clock_mhz": 1335, "memory_clock_mhz": 1215}
+                gpu |= {"throttled": (throttled or {}).get(index, "") if number % 2 else ""}
+                lines.append(common | gpu)
+            host = {"kind": "host", "index": 0, "utilisation": 0.2, "cores_busy": 25.6, "memory_bytes": 64 * GIB}
+            host |= {"memory_total_bytes": 512 * GIB, "read_bytes": 1000 * number * (number + node)}
+            host |= {"written_bytes": 50_000 * number, "monitor_seconds": f"{0.001 * number:.4f}"}
+            lines.append(common | host)
     return lines
 
 

@@ -4,6 +4,8 @@ sites of every size, and the jobs that its plan knows (`jobs`)."""
 import dataclasses
 from pathlib import Path
 
+import yaml
+
 from parascale.plan.hours import Job
 from parascale.plan.predict import DataFacts
 from parascale.settings import Config, Layout, Model, Run, Site, Workload, load_project_file, load_site, make, strict
@@ -17,34 +19,19 @@ PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 
 # --- as objects
 
-JURECA = strict.load(
-    Site,
-    {
-        "name": "jureca",
-        "device": "cuda",
-        "cores_per_node": 128,
-        "gpus_per_node": 4,
-        "gpu_memory_gb": 42.9,
-        "peak_tflops": {"bf16": 312, "fp32": 19.5},
-        "memory_gigabytes_per_second": 1555,
-        "partitions": [
-            {"name": "dc-gpu", "max_hours": 24, "max_nodes": 24},
-            {"name": "dc-gpu-devel", "max_hours": 2, "max_nodes": 4},
-        ],
-    },
-    "test",
-)
-CLUSTER = Site(
-    "cluster",
-    device="cuda",
-    gpu="A100",
-    gpus_per_node=4,
-    gpu_memory_gb=80.0,
-    peak_tflops={"bf16": 312.0},
-    memory_gigabytes_per_second=2039.0,
-    node_link=Link(300.0, 5.0),
-    network_link=Link(12.5, 5.0),
-)
+NODE = """
+device: cuda
+cores_per_node: 128
+gpus_per_node: 4
+gpu_memory_gb: 42.9
+peak_tflops: {fp32: 19.5, bf16: 312}
+memory_gigabytes_per_second: 1555
+partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
+"""
+JURECA = strict.load(Site, {"name": "jureca"} | yaml.safe_load(NODE), "test")
+A100 = {"device": "cuda", "gpu": "A100", "gpus_per_node": 4, "gpu_memory_gb": 80.0, "peak_tflops": {"bf16": 312.0}}
+A100 |= {"memory_gigabytes_per_second": 2039.0, "node_link": Link(300.0, 5.0), "network_link": Link(12.5, 5.0)}
+CLUSTER = Site("cluster", **A100)
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
 CPUS = Site("cpus", cores_per_node=64, threads_per_process=1)
 WORKLOAD = make(Workload, name="w", model=make(Model), training=LanguageTraining(steps=1000))
@@ -87,15 +74,6 @@ def shipped_site(name):
 
 # --- as files
 
-SITE = """
-device: cuda
-cores_per_node: 128
-gpus_per_node: 4
-gpu_memory_gb: 42.9
-peak_tflops: {fp32: 19.5, bf16: 312}
-memory_gigabytes_per_second: 1555
-partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
-"""
 SMALL = """
 data: {{source: {{kind: builtin, name: documentation}}, expected: {{vocabulary: 5000{tokens}}}}}
 model: {{dim: {dim}, heads: 4, layers: 4}}
@@ -123,7 +101,7 @@ def write(folder, dim=128, steps=1000, config="", tokens=""):
     """Write a project on nodes of four GPUs, with these settings."""
     files = {"Snakefile": "", "config/config.yaml": f"site: here\n{config}", "config/runs.tsv": RUNS}
     files["config/workloads/w.yaml"] = SMALL.format(dim=dim, steps=steps, tokens=tokens)
-    write_files(folder, files | {"config/sites/here.yaml": SITE})
+    write_files(folder, files | {"config/sites/here.yaml": NODE})
 
 
 def write_one(folder, workload, text, **cells):

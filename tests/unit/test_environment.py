@@ -171,10 +171,8 @@ def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
 def test_a_torch_that_cannot_go_backward_in_two_passes_is_told_before_the_first_job(version, refused, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     run = next(iter(load_project_file("config/config.yaml").runs.values()))
-    simple, split = (
-        changed(run, layout=Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule))
-        for schedule in ("Interleaved1F1B", "ZBVZeroBubble")
-    )
+    layout, schedules = Layout(gpus_per_node=2, pp=2, micro_batches=4), ("Interleaved1F1B", "ZBVZeroBubble")
+    simple, split = (changed(run, layout=changed(layout, schedule=each)) for each in schedules)
     monkeypatch.setattr(environment, "of_torch", {"__version__": version}.get)
     assert problems({}, CPU, [simple]) == [] and len(problems({}, CPU, [simple, split])) == refused
 

@@ -148,7 +148,5 @@ def test_a_label_that_is_no_class_is_listed(tmp_path):
     table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
     metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
-    with pytest.raises(
-        DataError, match=r"one that is not a class: 1\. The classes are 0, 1: give each row one of them"
-    ):
+    with pytest.raises(DataError, match=r"one that is not a class: 1\. The classes are 0, 1: give each row one"):
         index_of(tmp_path / "raw", tmp_path / "index")

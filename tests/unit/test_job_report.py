@@ -22,17 +22,9 @@ LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 360
 
 def attempt(number, outcome, seconds, start=START, **more):
     """An attempt as the record has it."""
-    return {
-        "start": "2026-01-02T03:04:05+00:00",
-        "started": start,
-        "seconds": seconds,
-        "outcome": outcome,
-        "first_step": 1 + 10 * (number - 1),
-        "last_step": 10 * number,
-        "job_id": str(100 + number),
-        "hosts": ["node0"],
-        **more,
-    }
+    attempt = {"start": "2026-01-02T03:04:05+00:00", "started": start, "seconds": seconds, "outcome": outcome}
+    attempt |= {"first_step": 10 * number - 9, "last_step": 10 * number, "job_id": str(100 + number)}
+    return attempt | {"hosts": ["node0"], **more}
 
 
 def job_of(root, devices=None, attempts=None, **options):
@@ -51,20 +43,15 @@ def job_of(root, devices=None, attempts=None, **options):
 
 WELL = gpu_lines(memory=30 * GIB)
 ONE_LIMIT = [attempt(1, "stopped", 3520, **LIMIT), attempt(2, "finished", 600)]
+CAPPED, WAITS = gpu_lines(4, 1, throttled={0: "power_cap"}), {**SHARES, "data": 0.635}
 HANG = attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")
 PLANTED = {
     "nothing": {},
-    "several, the worst first": {
-        "devices": gpu_lines(4, 1, throttled={0: "power_cap"}),
-        "attempts": ONE_LIMIT,
-        "dp": 1,
-        "idle_gpus": 3,
-        "shares": {**SHARES, "data": 0.635},
-    },
+    "several, the worst first": {"devices": CAPPED, "attempts": ONE_LIMIT, "dp": 1, "idle_gpus": 3, "shares": WAITS},
     "an idle GPU": {"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.01])},
     "GPUs nobody uses": {"devices": gpu_lines(4, 1), "dp": 1, "idle_gpus": 3},
     "idle by layout, without samples": {"dp": 1, "idle_gpus": 3},
-    "a slow loader": {"shares": {**SHARES, "data": 0.635}},
+    "a slow loader": {"shares": WAITS},
     "communication": {"shares": {**SHARES, "communication": 0.64}},
     "a bubble": {"shares": {**SHARES, "bubble": 0.66}},
     "the time limit": {"attempts": ONE_LIMIT},

@@ -80,11 +80,8 @@ def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit) as end:
         cli.parascale(words, prog_name="parascale")
     printed = capfd.readouterr()
-    lines = [
-        line
-        for line in (printed.err + printed.out).replace(f"{tmp_path}/", "").replace(str(tmp_path), "HERE").splitlines()
-        if line.strip()
-    ]
+    text = (printed.err + printed.out).replace(f"{tmp_path}/", "").replace(str(tmp_path), "HERE")
+    lines = [line for line in text.splitlines() if line.strip()]
     first = next((line for line in lines if re.match(r"error: |Error: |warning: |refused: ", line)), lines[0])
     assert "Traceback" not in printed.err
     assert re.fullmatch(re.escape(said).replace("…", ".*"), first), first

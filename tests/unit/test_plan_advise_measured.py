@@ -26,9 +26,8 @@ def advised_after(workload, gpus, *seen):
 
 def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
     """Layouts that were trained have the places of their measured steps, and say so."""
-    best, other, *_ = (
-        each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"
-    )
+    ranked = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)
+    best, other, *_ = (each for each in ranked if each.prediction.fits == "fits")
     seen = {best.layout: 3 * best.prediction.step_seconds, other.layout: other.prediction.step_seconds}
     after = advised_after(LLAMA, 4, *(trained(each.run, seen[each.layout]) for each in (best, other)))
     measured = [each for each in after if each.layout in seen]

@@ -107,13 +107,10 @@ def test_a_price_rests_on_the_probes_of_its_run(name, tmp_path):
     seen = [observed(each, phases={"forward": 0.5}, source="probe") for each in found.values()]
     calibration = Calibration(project.site.name, tuple(seen))
     bases = {run.run: calibration.basis(run) for run in project.runs.values() if not run.deterministic}
-    split = {
-        name: run.layout
-        for name, run in project.runs.items()
-        if name in bases and run.layout.nodes == run.layout.pp == 1
-    }
+    layouts = {name: project.runs[name].layout for name in bases}
+    split = [name for name, each in layouts.items() if each.nodes == each.pp == 1 and len(each.dimensions) < 2]
     assert set(bases.values()) == {"probe", "fit"}
-    assert {bases[name] for name, layout in split.items() if len(layout.dimensions) < 2} == {"probe"}
+    assert {bases[name] for name in split} == {"probe"}
     compiled = {run.layout.compile for run in project.runs.values()}
     assert compiled == {probe.layout.compile for probe in found.values()} and (True in compiled) == (name == "jureca")
 

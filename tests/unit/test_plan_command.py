@@ -97,10 +97,8 @@ def test_a_verb_that_names_a_run_needs_no_other_row(write, call, tmp_path, words
     with open(tmp_path / "config/runs.tsv", "a") as table:
         table.write("odd\tw\t1\t4\t3\nlost\tnone\t1\t1\t1\n")
     assert call(*words, "single")[0] != 78
-    assert call(*words, "sinle") == (
-        78,
-        "error: run `sinle` is not in config/runs.tsv; did you mean `single`? Allowed: single, wide, odd, lost\n",
-    )
+    said = "error: run `sinle` is not in config/runs.tsv; did you mean `single`? Allowed: single, wide, odd, lost\n"
+    assert call(*words, "sinle") == (78, said)
     assert call(*words, "odd")[0] == 78 and "line 4: run `odd`: dp × fsdp" in call(*words, "odd")[1]
     code, text = call(*words[:-1])
     if words[-1] == "--run":

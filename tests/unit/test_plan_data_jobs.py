@@ -71,10 +71,8 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
     """Its trainings, and the job that writes its summaries, and it is counted; before, they say which file is missing, or the command."""
     monkeypatch.setenv("DATA", str(tmp_path))
     files = "config/config.yaml", "config/jureca-xsum-t5.yaml"
-    project, job = (
-        load_project_file(*files, overrides={"root": str(tmp_path)}),
-        other("summarise", run="xsum-t5-single"),
-    )
+    project = load_project_file(*files, overrides={"root": str(tmp_path)})
+    job = other("summarise", run="xsum-t5-single")
     missing = Planner(project).prediction("xsum-t5-single")
     assert f"{tmp_path}/t5-small/config.json: no such file" in missing.unknown and missing.memory is None
     assert price(job, Planner(project), {}).expected is None
@@ -90,9 +88,8 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
 
 
 def test_more_data_costs_more(jureca):
-    small, large = (
-        price(other("prepare", dataset=name), jureca, {}).expected for name in ("wikitext2", "wikitext103-50k")
-    )
+    jobs = (other("prepare", dataset=name) for name in ("wikitext2", "wikitext103-50k"))
+    small, large = (price(job, jureca, {}).expected for job in jobs)
     assert large > 2 * small
 
 

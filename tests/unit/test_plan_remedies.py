@@ -28,10 +28,8 @@ def test_the_smallest_change_that_helps_is_advised():
     stages = Layout(gpus_per_node=2, pp=2, micro_batches=4, activation_checkpointing=True)
     deep, finer = (Run("r", workload, changed(stages, micro_batches=count)) for count in (4, 8))
     assert remedy_where_it_just_fits(deep, finer) == "micro_batches = 8"
-    kept, freed = (
-        Run("r", workload, Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True, reshard_after_forward=freed))
-        for freed in (False, True)
-    )
+    sharded = Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True)
+    kept, freed = (Run("r", workload, changed(sharded, reshard_after_forward=each)) for each in (False, True))
     assert remedy_where_it_just_fits(kept, freed) == "reshard_after_forward = true"
 
 

@@ -125,9 +125,8 @@ def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
 @pytest.mark.parametrize(("name", "workers", "waits"), [("jureca", 8, 0.0), ("jupiter", 8, 0.5), ("jupiter", 16, 0.0)])
 def test_on_jupiter_the_loader_decides_before_the_layout(name, workers, waits):
     """ImageNet's JPEGs, with as many threads as are shipped: its GPUs compute more than twice as fast as those for which that is enough."""
-    imagenet = changed(
-        load_workload("config/workloads", "imagenet"), training={"workers": workers, "global_batch": 1024}
-    )
+    imagenet = load_workload("config/workloads", "imagenet")
+    imagenet = changed(imagenet, training={"workers": workers, "global_batch": 1024})
     run = Run("r", imagenet, Layout(gpus_per_node=4, dp=4), "bf16")
     predicted = predict(run, SITES[name], facts=DataFacts(1000, 1_281_167, 50_000, 1.1e5))
     assert predicted.phases["data"] / predicted.step_seconds == pytest.approx(waits, abs=0.1)

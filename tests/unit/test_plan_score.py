@@ -27,14 +27,8 @@ SHIPPED, HELD_OUT = (0.046, 0.22, 0.42), (0.06, 0.24, 0.42)
 # Trainings on GH200, beside the checkout. Nothing was fitted to them.
 GH200 = score.RUNS.parents[3] / "shared/data/published/gh200.csv"
 # What a fit may move, and how far its source leaves it open: the deviation of the logarithm.
-OPEN = {
-    "a100 flops": 0.2,
-    "hopper flops": 0.2,
-    "moved": 0.1,
-    "node_bytes": 0.2,
-    "network_bytes": 0.2,
-    "stragglers": 1.0,
-}
+OPEN = {"a100 flops": 0.2, "hopper flops": 0.2, "moved": 0.1, "node_bytes": 0.2, "network_bytes": 0.2}
+OPEN |= {"stragglers": 1.0}
 HEAD = "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch"
 DEVIATION = 0.1  # of the logarithm of a published rate, of a source with nine rows
 
@@ -112,9 +106,8 @@ def test_a_machine_that_nothing_was_fitted_to_is_predicted():
 def test_less_power_and_links_in_pairs_take_longer():
     """Power alone slows products and attention; a CPU's share counts; without a word on power nothing changes."""
     site = SITES["h100-80"]
-    slow, shared, unknown = (
-        replace(site, **watts) for watts in ({"gpu_watts": 500.0}, {"cpu_watts": 200.0}, {"gpu_watts": None})
-    )
+    watts = {"gpu_watts": 500.0}, {"cpu_watts": 200.0}, {"gpu_watts": None}
+    slow, shared, unknown = (changed(site, **each) for each in watts)
     rates = [formula_rates(each, "bf16") for each in (site, slow, shared, unknown)]
     assert rates[1].flops == pytest.approx(1.21 * rates[0].flops, rel=0.01) and rates[1].moved == rates[0].moved
     assert rates[1] == rates[2] and rates[3] == rates[0]

@@ -139,7 +139,5 @@ def test_the_cap_names_what_it_cannot_account_for(planner):
     workflow(planner).started([3], BEGAN)
     plan = budget.make_plan(jobs(), planner, history={"prepare": 0.1}, spent=charged(planner))
     (warning,) = budget.warnings(plan)
-    assert (
-        "what was spent on train_single (single), whose workflow is still running or was killed: no record" in warning
-    )
+    assert "what was spent on train_single (single), whose workflow is still running or was killed: no" in warning
     assert plan.as_dict()["spent_unknown"] == ("train_single (single)",)

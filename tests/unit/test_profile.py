@@ -53,9 +53,8 @@ def test_the_report_of_the_job_shows_what_was_recorded(tmp_path):
     page = render_job(load_job(results, work, "run"))
     section = page.partition('<section id="operators"')[2].partition("</section>")[0]
     assert "aten::mm" in section
-    assert re.findall('<th scope="row"[^>]*>(.*?)</th>', section) == [
-        html.escape(operator["name"]) for operator in operators
-    ]
+    names = re.findall('<th scope="row"[^>]*>(.*?)</th>', section)
+    assert names == [html.escape(operator["name"]) for operator in operators]
     for name in ("calls", "cpu_seconds", "device_seconds"):
         shown = re.findall(f'data-figure="{name}" data-value="(.*?)"', section)
         assert [float(value) for value in shown] == [operator[name] for operator in operators]

@@ -46,9 +46,8 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_grey_in_the_table(tmp_
     runs = fake("single", **BASE), ddp(step_seconds=0.06), wrong, ddp("stuck", status="failed", steps=3)
     page = render_page(report_of(tmp_path, *runs))
     assert page.index('role="alert"') < page.index('<section id="workload-lm-small"')
-    rows = re.findall(
-        r'<tr data-run="(.*?)"( class="faded")?', page.split('id="runs-lm-small"')[1].split("</table>")[0]
-    )
+    table = page.split('id="runs-lm-small"')[1].split("</table>")[0]
+    rows = re.findall(r'<tr data-run="(.*?)"( class="faded")?', table)
     assert [run for run, _ in rows] == ["ddp", "single", "wrong", "stuck"]
     assert [run for run, faded in rows if faded] == ["wrong", "stuck"]
     assert 'role="alert"' not in matrix_page

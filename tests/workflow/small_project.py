@@ -69,15 +69,9 @@ class SmallProject:
     def start(self, *arguments):
         """Snakemake in the background, in a process group of its own."""
         (_, *words), environment = self.command(arguments)
-        return subprocess.Popen(
-            [str(Path(sys.executable).with_name("snakemake")), *words],
-            cwd=self.folder,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [str(Path(sys.executable).with_name("snakemake")), *words]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=self.folder, env=os.environ | environment, **streams)
 
     def snakemake(self, *arguments, fails=False):
         """What Snakemake printed, in a process that begins with its imports done."""
