@@ -97,10 +97,8 @@ def test_without_an_answer_nothing_is_known(command):
 
 def test_records_and_accounts_have_their_names(command):
     command("scontrol", "echo ReservationName=course State=ACTIVE; echo; echo ReservationName=exam")
-    assert slurm.records("reservation") == {
-        "course": {"ReservationName": "course", "State": "ACTIVE"},
-        "exam": {"ReservationName": "exam"},
-    }
+    course = {"ReservationName": "course", "State": "ACTIVE"}
+    assert slurm.records("reservation") == {"course": course, "exam": {"ReservationName": "exam"}}
     command("sacctmgr", "echo training; echo other; echo training")
     assert slurm.accounts() == ["other", "training"]
 

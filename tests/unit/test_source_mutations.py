@@ -40,16 +40,8 @@ NAMES += [
 ]
 FORMS = ("{} ", " {}", ".{}", "._{}", "{}.old", "{}~", "é{}", "e\u0301{}", "\udcff{}", "[{}]*", "{}\n", "2-{}")
 FORMS += ("copy of {}", "a\\{}")
-LEFT_BEHIND = [
-    ".ipynb_checkpoints/{}",
-    ".git/{}",
-    "._{}",
-    "__MACOSX/._{}",
-    ".Trash/{}",
-    "@eaDir/{}",
-    ".{}.swp",
-    ".DS_Store",
-]
+LEFT_BEHIND = [".ipynb_checkpoints/{}", ".git/{}", "._{}", "__MACOSX/._{}", ".Trash/{}", "@eaDir/{}"]
+LEFT_BEHIND += [".{}.swp", ".DS_Store"]
 CELLS = (None, "", " ", " cat", "²", "1", "01", "<eos>", "<EOS>", "a\nb", "a\u2028b", "a\0b", 7, 7.0, True)
 
 # --- changes: functions (tree, random) that change the tree; an exception says that one does not apply to it

@@ -209,13 +209,8 @@ print(*(each["name"] for each in matches(Seen(dict(os.environ), "cpu", 1, 2))), 
 
 def test_this_machine_is_looked_at():
     """By a process that is really bound and limited."""
-    done = subprocess.run(
-        [sys.executable, "-c", REALLY],
-        env=os.environ | {"MALLOC_CHECK_": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, environment = [sys.executable, "-c", REALLY], os.environ | {"MALLOC_CHECK_": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert {"cores", "ulimit -n", "MALLOC_CHECK_"} <= set(done.stdout.splitlines())
 
 

@@ -220,11 +220,8 @@ def test_where_a_program_is_missing_the_workflow_ends_at_once(executor, monkeypa
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_job_that_ended_before_anybody_had_written_it_down_is_written_down_for_its_run(executor, queued, monkeypatch):
     """Snakemake was killed between sbatch and its line, and no workflow lived while the job was in the queue."""
-    sent = {
-        "6": (1e9, f"{COMMENT} key"),
-        "7": (1e9 + 9, f"{COMMENT} old"),
-        "8": (1e9, "rule_train_tp_wildcards_tp key"),
-    }
+    sent = {"6": (1e9, f"{COMMENT} key"), "7": (1e9 + 9, f"{COMMENT} old")}
+    sent |= {"8": (1e9, "rule_train_tp_wildcards_tp key")}
     monkeypatch.setattr(slurm, "submitted", lambda name, since: sent)
     submissions.note(executor.paths.store, "6", "train_ddp", "run", "ddp", "key")
     executor.workflow.dag.jobs = [job_of("ddp"), data_job()]

@@ -41,13 +41,8 @@ def _job(results, work):
     folder = results / "runs/ddp"
     write_devices(folder, gpu_lines(4, 2, nodes=2, throttled={0: "power_cap"}))
     times = {"started": START, "seconds": 3550.0, "submitted": START - 900, "allocated": START, "limit_seconds": 3600.0}
-    first = {
-        "start": "2026-01-02T03:04:05+00:00",
-        "outcome": "stopped",
-        "job_id": "1",
-        "first_step": 1,
-        "last_step": 30,
-    }
+    first = {"start": "2026-01-02T03:04:05+00:00", "outcome": "stopped", "job_id": "1"}
+    first |= {"first_step": 1, "last_step": 30}
     last = {"start": "2026-01-02T04:34:05+00:00", "started": START + 5400, "outcome": "finished", "job_id": "2"}
     edited(folder / "run.json", attempts=[{**first, **times}, {**first, **last, "seconds": 700.0}])
     return load_job(results, work, "ddp")

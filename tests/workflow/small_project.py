@@ -98,6 +98,11 @@ class SmallProject:
         plan = json.loads((self.folder / "results/plan/plan.json").read_text())
         return dict(Counter(job["rule"] for job in plan["jobs"]))
 
+    def runs(self, rows, **workloads):
+        """Give it another run table and further workloads: name → text."""
+        files = {f"workloads/{name}.yaml": text for name, text in workloads.items()}
+        write_files(self.folder / "config", files | {"tiny.tsv": rows})
+
     def edit(self, name, old, new):
         """Replace text in a file."""
         path = self.folder / name

@@ -85,12 +85,10 @@ def test_the_page_asks_for_nothing_and_says_nothing_on_the_console(browser, page
 
 
 # (page, table, heading): text, numbers, and numbers with a unit of each cell's own.
-SORTED = [
-    *(("report", "runs-lm-small", heading) for heading in ("Layout", "Training")),
-    *(("report", "parity-table", heading) for heading in ("Verdict", "Loss difference, nats")),
-    *(("report", "quality-table-2", "ROUGE-1"), ("report", "checkpoints-table", "Time")),
-    *(("job", "operators-table", "Calls"), ("job", "usage-table", "Metric")),
-]
+SORTED = [("report", "runs-lm-small", "Layout"), ("report", "runs-lm-small", "Training")]
+SORTED += [("report", "parity-table", "Verdict"), ("report", "parity-table", "Loss difference, nats")]
+SORTED += [("report", "quality-table-2", "ROUGE-1"), ("report", "checkpoints-table", "Time")]
+SORTED += [("job", "operators-table", "Calls"), ("job", "usage-table", "Metric")]
 CLICK = """const [name, heading] = arguments, table = document.getElementById(name), heads = [...table.tHead.rows[0].cells];
 const column = heads.findIndex(cell => cell.textContent === heading), rows = [...table.tBodies[0].rows];
 heads[column].querySelector('button').click();
@@ -220,11 +218,9 @@ def test_results_and_reasons_are_seen_on_a_telephone(browser, pages):
 
 def test_a_report_of_ten_runs_opens_on_few_screens_and_is_printed_on_at_most_nine_pages(browser, tmp_path):
     """Three workloads on A4, as paper has it."""
-    sums, images = (
-        {"train": train, "baseline": f"{name}-single"} for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER))
-    )
     fakes = [entry for entry in matrix(TEXT) if entry.run.run not in ("naive", "waste", "local-sgd")]
-    for name, options in (("sum", sums), ("img", images)):
+    for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER)):
+        options = {"train": train, "baseline": f"{name}-single"}
         fakes += [fake(f"{name}-single", verdict="baseline", **options), ddp(f"{name}-ddp", **options)]
     page = tmp_path / "index.html"
     write_text(page, render_page(report_of(tmp_path, *fakes)))
