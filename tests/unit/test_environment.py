@@ -51,7 +51,8 @@ def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path, monkeypa
     assert f"numpy {metadata.version('numpy')} is installed, 1.0.0 is pinned" in text
     assert "no-such-package 2 is not installed" in text
     assert f"-m pip install 'parascale[train,workflow]' -c {pins}" in text
-    assert "pytest" not in text
+    assert "pytest 0.1" not in text
+    assert "0.1 is pinned" not in text
     monkeypatch.setattr(environment.metadata, "version", lambda name: "2.13.0+local")
     assert problems({"h5py": "2.13.0"}, CPU) == []
     assert problems({"h5py": "2.13"}, CPU) != []
