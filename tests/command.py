@@ -1,4 +1,4 @@
-"""The command as a user calls it."""
+"""The command as a user calls it, and programs that stand in for others."""
 
 import subprocess
 import sys
@@ -16,3 +16,11 @@ def parascale(*words, **options):
 def call(*words):
     """Run a verb in this process, which is quicker where nothing depends on a process of its own."""
     cli.parascale([*map(str, words)], standalone_mode=False)
+
+
+def program(path, script):
+    """A program of this name that runs lines of shell; gives the folder where it lies, for a PATH."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path.parent

@@ -13,6 +13,7 @@ from parascale.settings import Site, Workload, strict
 from parascale.settings.run import Run
 from parascale.store.keys import code_of_run
 from parascale.train.job import Job
+from tests.made_up.project import changed
 
 from . import tasks
 from .cases import ranks_of
@@ -98,23 +99,13 @@ def settings_below(tokens):
             "data": {"text": text or {}} if task != "classification" else {},
             "model": (SIZES if "kind" not in (model or {}) or model["kind"] in TRANSFORMERS else {}) | (model or {}),
             "optim": {"lr": 3e-3, "warmup_steps": 3, "clip_norm": 0.5, **(optim or {})},
-            "training": {
-                **({"window": WINDOW} if task != "classification" else {}),
-                "global_batch": 12,
-                "steps": STEPS,
-                "checkpoint_minutes": None,
-                **(training or {}),
-            },
+            "training": (
+                ({"window": WINDOW} if task != "classification" else {})
+                | {"global_batch": 12, "steps": STEPS, "checkpoint_minutes": None, **(training or {})}
+            ),
         }
-        values = {
-            "run": name,
-            "workload": workload,
-            "layout": {"gpus_per_node": world, **layout},
-            "baseline": "single",
-            "deterministic": True,
-            **run_keys,
-        }
-        run = strict.load(Run, values, "test")
+        values = {"run": name, "workload": workload, "layout": {"gpus_per_node": world, **layout}}
+        run = strict.load(Run, values | {"baseline": "single", "deterministic": True, **run_keys}, "test")
         run.check()
         if parity:
             run = with_evaluation(run.parity(parity, run.precision))
@@ -137,8 +128,7 @@ def settings_below(tokens):
 
 def with_evaluation(run):
     """A parity run that is evaluated at its end as well."""
-    training = dataclasses.replace(run.workload.training, evaluate=True)
-    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+    return changed(run, workload={"training": {"evaluate": True}})
 
 
 @pytest.fixture

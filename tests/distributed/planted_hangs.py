@@ -64,14 +64,9 @@ def hang(make, folder, name, fault):
     command = ["launch", "--processes", processes, "--site", folder / "site.yaml", "--timeout", 60]
     command += ["--logs", folder / "logs", "--", PROGRAM, json.dumps(settings), json.dumps(fault)]
     started = time.monotonic()
-    done = subprocess.run(
-        [*COMMAND, *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        env={key: value for key, value in os.environ.items() if not key.startswith("SLURM_")},
-    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([*COMMAND, *map(str, command)], **streams, timeout=600, env=environment)
     (folder / "output").write_text(done.stdout)
     assert done.returncode == 1, done.stdout
     lines = LINE.findall(done.stdout.splitlines()[-1])

@@ -145,9 +145,8 @@ def share_of(case, rank, world):
         share = list(range(rank * SAMPLES // world, (rank + 1) * SAMPLES // world))
     else:
         share = list(range(rank, SAMPLES, world))
-    return (
-        [(row + shift) % SAMPLES for row in share] if case.seed % 2 == 0 else [(row - shift) % SAMPLES for row in share]
-    )
+    sign = -1 if case.seed % 2 else 1
+    return [(row + sign * shift) % SAMPLES for row in share]
 
 
 def data_parallel(case, folder, rank, world, group=None):

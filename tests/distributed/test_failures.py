@@ -31,13 +31,9 @@ class Training:
         site.write_text(json.dumps(settings["site"]))
         launcher = ["launch", "--nodes", nodes, "--processes", processes, "--site", site, "--timeout", 60]
         command = [*launcher, "--logs", folder / "logs", "--", TRAINED, json.dumps(settings)]
-        self.process = subprocess.Popen(
-            [*COMMAND, *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        self.process = subprocess.Popen([*COMMAND, *map(str, command)], **streams, env=environment)
         self.steps = Path(settings["work"]) / "steps.jsonl"
         try:
             wait_for(lambda: self.process.poll() is not None or self.count() >= 3, "the first steps")

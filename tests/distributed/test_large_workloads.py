@@ -11,6 +11,7 @@ from parascale.data.text import prepare
 from parascale.files import read_json_lines
 from parascale.settings import Run, Source, load_workload
 from parascale.settings.data import Expected
+from tests.made_up.project import changed
 
 from .cases import but_slow
 from .examine import first_loss, train_and_watch_rates, train_settings
@@ -34,14 +35,10 @@ def raw(tmp_path_factory):
 
 def small(workload):
     """The workload with other sizes of vocabulary, model and window, and 3 steps; everything else is as shipped."""
-    model, data = workload.model, workload.data
-    return replace(
-        workload,
-        data=replace(data, text=replace(data.text, max_vocabulary=VOCABULARY)),
-        model=replace(model, dim=4 * model.heads, layers=2, hidden=8 * model.heads),
-        optim=replace(workload.optim, warmup_steps=1),
-        training=replace(workload.training, window=16, steps=3, evaluate_every=1),
-    )
+    model = workload.model
+    small = {"model": {"dim": 4 * model.heads, "layers": 2, "hidden": 8 * model.heads}, "optim": {"warmup_steps": 1}}
+    small |= {"training": {"window": 16, "steps": 3, "evaluate_every": 1}}
+    return changed(workload, data={"text": {"max_vocabulary": VOCABULARY}}, **small)
 
 
 @pytest.mark.parametrize("name", but_slow(["gpt2-124m", "llama-1b", "llama-7b"], {"gpt2-124m", "llama-1b"}))
@@ -62,12 +59,8 @@ def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_
 def small_imagewoof(name, engine, make_settings, tmp_path):
     """Settings of a run of a workload of Imagewoof on 17 images of 32 pixels; its rates and its loss are as shipped."""
     workload = load_workload(SHIPPED, name)
-    workload = replace(
-        workload,
-        data=replace(workload.data, expected=Expected()),
-        model=replace(workload.model, dim=8, depths=[1, 1]),
-        training=replace(workload.training, image_size=32, workers=0, global_batch=2),
-    )
+    small = {"model": {"dim": 8, "depths": [1, 1]}, "training": {"image_size": 32, "workers": 0, "global_batch": 2}}
+    workload = changed(workload, data={"expected": Expected()}, **small)
     keys = {"task": "classification", "data": make_images(tmp_path), **CLASSIFICATION}
     job = replace(job_from_settings(make_settings(name, **keys)), run=Run(name, workload, engine=engine))
     job.run.check()

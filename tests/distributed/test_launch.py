@@ -109,14 +109,11 @@ class Launched:
         script.write_text(code)
         given = {"nodes": nodes, "processes": processes, "logs": folder / "logs", **options}
         arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
-        self.process = subprocess.Popen(
-            in_network(address, [*LAUNCH, *arguments, *flags, "--", script, mode, folder]),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-            | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {}),
-        )
+        command = in_network(address, [*LAUNCH, *arguments, *flags, "--", script, mode, folder])
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment |= {"PATH": f"{path}:{os.environ['PATH']}"} if path else {}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, **streams, env=environment)
 
     def facts(self):
         """What each rank wrote down, once all run."""

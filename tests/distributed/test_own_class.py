@@ -87,11 +87,8 @@ def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settin
 
 def test_an_lstm_trains_alike_on_two_processes_as_it_is(make_settings, single, tmp_path):
     (tmp_path / "lstm.py").write_text(LSTM)
-    keys = {
-        "model": {"kind": f"{tmp_path}/lstm.py:LSTM", "dim": 16, "layers": 2},
-        "precision": "fp64",
-        "parity": COMPARED,
-    }
+    model = {"kind": f"{tmp_path}/lstm.py:LSTM", "dim": 16, "layers": 2}
+    keys = {"model": model, "precision": "fp64", "parity": COMPARED}
     assert verdict_of({"dp": 2}, keys, make_settings, single, tmp_path)["verdict"] == "same"
 
 

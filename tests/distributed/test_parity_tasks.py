@@ -50,13 +50,8 @@ def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretraine
     """Embeddings and output layer share a matrix in both models, and BART has a buffer besides."""
     case = tasks.FINE_TUNING_CASES[name]
     folder, data = pretrained(name.split()[0])
-    keys = keys_of(
-        "summarisation",
-        {"model": {"kind": "pretrained", "pretrained": str(folder)}, **tasks.FINE_TUNING},
-        case,
-        data,
-        precision,
-    )
+    tuned = {"model": {"kind": "pretrained", "pretrained": str(folder)}, **tasks.FINE_TUNING}
+    keys = keys_of("summarisation", tuned, case, data, precision)
     keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
     run, facts, _ = compare(case, keys, make_settings, single, tmp_path)
     assert run.workload.model.dropout == (0.2 if precision == "fp64" else 0.0)
@@ -98,13 +93,8 @@ def check_norm_calls(run, facts):
 
 
 def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):
-    keys = {
-        "task": "classification",
-        "data": str(images),
-        "precision": "fp64",
-        "parity": COMPARED,
-        **tasks.CLASSIFICATION,
-    }
+    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": COMPARED}
+    keys |= tasks.CLASSIFICATION
     settings = make_settings("case", {"dp": 2, "sync_batch_norm": False}, **keys)
     run_on_ranks(train_and_look, 2, tmp_path / "ranks", settings)
     verdict = compare_folders(settings["output"], single(**keys)["output"])

@@ -278,11 +278,8 @@ def test_the_two_lines_of_the_readme_find_what_it_shows(tmp_path, monkeypatch):
     """In the script of the document, which is told of no loss."""
     root = Path(__file__).parents[2]
     page = (root / "docs/proof.md").read_text(encoding="utf-8")
-    shown = re.search(
-        r"^    (from parascale import prove)\n    (with .*\):)  #.*\n    \$ (.*)\n((?:    .*\n)+)",
-        (root / "README.md").read_text(),
-        re.M,
-    )
+    lines = r"(?m)^    (from parascale import prove)\n    (with .*\):)  #.*\n    \$ (.*)\n((?:    .*\n)+)"
+    shown = re.search(lines, (root / "README.md").read_text())
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace("        record.loss(loss)\n", "")
     code, added = re.subn(r"with prove\.recording.*", shown[2].replace('"proof/ddp"', "sys.argv[1]"), code)
     assert added == 1 and shown[1] in code

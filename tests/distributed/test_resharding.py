@@ -31,11 +31,7 @@ LAYOUTS = {
     "3d": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
 }
 FORMS = ("safetensors", "pt")
-QUICK = (
-    "fsdp",
-    "tp",
-    "pp",
-)  # one of each kind of parts: shards of rows, shards of columns, and stages; all others are slow
+QUICK = ("fsdp", "tp", "pp")  # one of each kind of parts: shards of rows, of columns, and stages; all others are slow
 MODEL = {"layers": 2, "tied": True}
 TRAINING = {"steps": 4, "evaluate": False}
 

@@ -75,10 +75,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(layout, masks, make_settings, tm
     train(stopped, tmp_path / "again")
     assert_same_bits(stopped, whole)
     attempts = read_json(Path(stopped["output"]) / "run.json")["attempts"]
-    assert [(a["first_step"], a["last_step"], a["outcome"]) for a in attempts] == [
-        (1, 7, "stopped"),
-        (8, 20, "finished"),
-    ]
+    found = [(a["first_step"], a["last_step"], a["outcome"]) for a in attempts]
+    assert found == [(1, 7, "stopped"), (8, 20, "finished")]
     row = reported(stopped)
     assert int(row["attempts"]) == 2
     assert float(row["wall_seconds"]) == pytest.approx(sum(attempt["seconds"] for attempt in attempts))
@@ -112,9 +110,8 @@ def test_what_surrounds_a_training_is_in_its_log_and_its_record(make_settings, t
 def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_path):
     """A later attempt knows more: its own forecast would flatter the plan. In another layout the old one would be no forecast."""
     for name, after, kept in (("same", "single", 1.0), ("other", "ddp", 2.0)):
-        stop_at(
-            3, make_settings(name, LAYOUTS["single"]) | {"prediction": {"seconds": 1.0}}, tmp_path / f"{name}-before"
-        )
+        begun = make_settings(name, LAYOUTS["single"]) | {"prediction": {"seconds": 1.0}}
+        stop_at(3, begun, tmp_path / f"{name}-before")
         settings = make_settings(name, LAYOUTS[after]) | {"prediction": {"seconds": 2.0}}
         train(settings, tmp_path / f"{name}-after")
         assert read_json(Path(settings["output"]) / "run.json")["prediction"] == {"seconds": kept}

@@ -42,13 +42,8 @@ def summary(rows):
     """{rows, median, kept, worst, covered}: relative errors, the one that 95 of 100 stay below, and the part within the range of 80 %."""
     off = sorted(map(error, rows))
     inside = sum(abs(row.off) <= RANGE * formula_error("cuda", int(row.cells["gpus"])) for row in rows)
-    return {
-        "rows": len(off),
-        "median": statistics.median(off),
-        "kept": off[min(len(off) - 1, int(KEPT * len(off)))],
-        "worst": off[-1],
-        "covered": inside / len(off),
-    }
+    found = {"rows": len(off), "median": statistics.median(off), "worst": off[-1], "covered": inside / len(off)}
+    return found | {"kept": off[min(len(off) - 1, int(KEPT * len(off)))]}
 
 
 def grids(rows):

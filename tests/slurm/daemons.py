@@ -19,19 +19,9 @@ class DaemonError(BoxError):
 
 
 # What the computer must have, and the Debian package that has it.
-PROGRAMS = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "slurmdbd": "slurmdbd",
-    "sbatch": "slurm-client",
-    "munged": "munge",
-    "mariadbd": "mariadb-server",
-    "mariadb-install-db": "mariadb-server",
-    "ip": "iproute2",
-    "unshare": "util-linux",
-    "hostname": "hostname",
-    "pkill": "procps",
-}
+PROGRAMS = {name: name for name in ("slurmctld", "slurmd", "slurmdbd", "hostname")}
+PROGRAMS |= {"sbatch": "slurm-client", "munged": "munge", "ip": "iproute2", "unshare": "util-linux", "pkill": "procps"}
+PROGRAMS |= dict.fromkeys(("mariadbd", "mariadb-install-db"), "mariadb-server")
 
 
 def why_not() -> str | None:
@@ -59,20 +49,9 @@ def start_munge(login: Machine, directory: Path) -> subprocess.Popen:
     key = state / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
-    munged = start(
-        login,
-        directory,
-        [
-            "munged",
-            "--foreground",
-            "--force",
-            f"--socket={munge_socket(directory)}",
-            f"--key-file={key}",
-            f"--pid-file={state}/munge.pid",
-            f"--seed-file={state}/munge.seed",
-            f"--log-file={log}",
-        ],
-    )
+    command = ["munged", "--foreground", "--force", f"--socket={munge_socket(directory)}", f"--log-file={log}"]
+    command += [f"--key-file={key}", f"--pid-file={state}/munge.pid", f"--seed-file={state}/munge.seed"]
+    munged = start(login, directory, command)
     logs = [log, directory / f"log/{login.name}-munged.out"]
     until("munged answers", munge_socket(directory).exists, logs, munged)
     return munged
@@ -83,38 +62,17 @@ def start_database(login: Machine, directory: Path) -> subprocess.Popen:
     # A server that starts removes every temporary table that it finds where it keeps its own: those of a neighbour's, in /tmp.
     temporary = directory / "state/mariadb-tmp"
     temporary.mkdir(exist_ok=True)
-    install = [
-        "mariadb-install-db",
-        "--no-defaults",
-        "--user=root",
-        f"--datadir={data}",
-        f"--tmpdir={temporary}",
-        "--skip-test-db",
-        "--auth-root-authentication-method=normal",
-        "--skip-name-resolve",
-    ]
+    common = ["--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={temporary}"]
+    install = ["mariadb-install-db", *common, "--skip-test-db", "--auth-root-authentication-method=normal"]
+    install += ["--skip-name-resolve"]
     with log.open("w") as stream:
         if subprocess.run(install, stdout=stream, stderr=stream).returncode:
             raise DaemonError(f"the database was not made:\n{log.read_text()}")
+    command = ["mariadbd", *common, "--skip-networking", f"--socket={database_socket(directory)}"]
+    command += [f"--pid-file={directory}/state/mariadb.pid", f"--log-error={log}", "--innodb-lock-wait-timeout=900"]
     # Nothing here has to survive a power cut, so no write waits for the disk.
-    mariadb = start(
-        login,
-        directory,
-        [
-            "mariadbd",
-            "--no-defaults",
-            "--user=root",
-            f"--datadir={data}",
-            f"--tmpdir={temporary}",
-            "--skip-networking",
-            f"--socket={database_socket(directory)}",
-            f"--pid-file={directory}/state/mariadb.pid",
-            f"--log-error={log}",
-            "--innodb-flush-log-at-trx-commit=0",
-            "--innodb-doublewrite=0",
-            "--innodb-lock-wait-timeout=900",
-        ],
-    )
+    command += ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0"]
+    mariadb = start(login, directory, command)
     until("MariaDB answers", database_socket(directory).exists, [log], mariadb)
     return mariadb
 

@@ -99,14 +99,8 @@ class Machine:
     def popen(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> subprocess.Popen:
         """Start a daemon on this machine: in a session of its own, both streams appended to `log`."""
         with log.open("ab") as stream:
-            return subprocess.Popen(
-                self.enter(command, cwd="/"),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=env,
-                start_new_session=True,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+            return subprocess.Popen(self.enter(command, cwd="/"), **streams, env=env, start_new_session=True)
 
     def processes(self, environment: str = "") -> dict[int, str]:
         """Number, seen from outside, and command line of every process on this machine but the first.

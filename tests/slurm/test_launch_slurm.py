@@ -13,12 +13,7 @@ from parascale.slurm import srun_command
 
 pytestmark = pytest.mark.slurm
 
-SITE = {
-    "name": "box",
-    "cores_per_node": 128,
-    "gpus_per_node": 4,
-    "network": {"interface": "ib0", "host_suffix": "i"},
-}
+SITE = {"name": "box", "cores_per_node": 128, "gpus_per_node": 4, "network": {"interface": "ib0", "host_suffix": "i"}}
 # The environment of a rule's shell below Snakemake's job-step plugin: few variables of Slurm are left.
 JOB_STEP = """#!/bin/bash
 for name in $(compgen -e); do

@@ -96,10 +96,8 @@ def test_they_are_stopped_and_killed_continue_are_charged_shown_and_priced(clust
         assert [line["step"] for line in runs[name].steps()] == list(range(1, steps + 1))
         assert rows[name]["work"] == work and float(rows[name]["train_loss"]) < loss < float(rows[name]["rate"])
     firsts = {name: [each["first_step"] for each in run.attempts()] for name, run in runs.items()}
-    assert (firsts["waves-nodes"], firsts["waves-ddp"]) == (
-        [1, HELD + 1],
-        [None, 1],
-    )  # the killed one had saved nothing yet
+    assert firsts["waves-nodes"] == [1, HELD + 1]
+    assert firsts["waves-ddp"] == [None, 1], "the killed one had saved nothing yet"
     assert firsts["fields"][0] == 1 < firsts["fields"][1] and firsts["fields"][1] % 10 == 1
     for name in ("trainer", "accelerate", "lightning"):  # without a line of ours
         row = rows[name]
@@ -169,9 +167,8 @@ def test_one_in_an_environment_of_its_users_own_is_stopped_continues_and_is_pric
     rows = [*ROWS[:2], {"run": "lost", "workload": "lost"}]
     with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:
         write_waves(workflow.folder / "box/workloads")
-        (workflow.folder / "box/workloads/lost.yaml").write_text(
-            "task: script\ncommand: waves.py\npython: /no/python\n"
-        )
+        lost = "task: script\ncommand: waves.py\npython: /no/python\n"
+        (workflow.folder / "box/workloads/lost.yaml").write_text(lost)
         with open(workflow.folder / "box/sites/jureca.yaml", "a") as file:
             file.write(yaml.safe_dump({"script": {"python": str(python)}}))
         runs = {name: workflow.run(name) for name in ("waves-nodes", "waves-ddp")}
@@ -190,10 +187,8 @@ def test_one_in_an_environment_of_its_users_own_is_stopped_continues_and_is_pric
         workflow.full_speed()
         workflow.wait(timeout=600)
         for name, run in runs.items():
-            assert [(each["first_step"], each["outcome"]) for each in run.attempts()] == [
-                (1, "stopped"),
-                (HELD + 1, "finished"),
-            ]
+            found = [(each["first_step"], each["outcome"]) for each in run.attempts()]
+            assert found == [(1, "stopped"), (HELD + 1, "finished")]
             assert [line["step"] for line in run.steps()] == list(range(1, 201))
             described = read_json(run.result / "run.json")
             assert described["versions"]["torch"].startswith(OLDEST) and len(described["hosts"]) == 1 + (

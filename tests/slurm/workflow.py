@@ -119,12 +119,9 @@ class Workflow:
         command += ["--config", *values, "--", *targets]
         self.root.mkdir(exist_ok=True)
         with open(self.root / "snakemake.log", "a") as log:
-            self.process = subprocess.Popen(
-                self.cluster.on_login(command, cwd=self.folder),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "DATA": str(self.folder / "box/data")},
-            )
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "DATA": str(self.folder / "box/data")}
+            command = self.cluster.on_login(command, cwd=self.folder)
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         return self
 
     def wait(self, timeout, succeeds=True):

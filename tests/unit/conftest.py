@@ -10,13 +10,13 @@ from parascale.plan.planner import Planner
 from parascale.report import build_report, load_records, write_report
 from parascale.settings.project import load_project_file
 from tests import command
-from tests.unit import planned_project
-from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_everything import build_report as build_everything
-from tests.unit.fake_everything import finished, write_everything
-from tests.unit.fake_results import matrix, write_results
+from tests.made_up import project
+from tests.made_up.cluster import executor_in
+from tests.made_up.devices import gpu_lines, write_devices
+from tests.made_up.everything import build_report as build_everything
+from tests.made_up.everything import finished, write_everything
+from tests.made_up.results import matrix, write_results
 from tests.unit.http_server import Site, serve
-from tests.unit.slurm_executor import executor_in
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def jureca(tmp_path_factory):
 @pytest.fixture
 def write(tmp_path):
     """A function that writes a small project with the settings that it is given."""
-    return functools.partial(planned_project.write, tmp_path)
+    return functools.partial(project.write, tmp_path)
 
 
 @pytest.fixture

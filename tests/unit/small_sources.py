@@ -224,11 +224,8 @@ def text_reading(tree, names=("text",), copies=False):
     words = {
         path: {word for word in re.split("[^a-z]+", path.lower()) if word in SPLITS} for path in without_foreign(tree)
     }
-    paths = [
-        path
-        for path in words
-        if words[path] and path.lower().endswith((".txt", ".jsonl", ".parquet", ".md")) and "README" not in path
-    ]
+    endings = (".txt", ".jsonl", ".parquet", ".md")
+    paths = [path for path in words if words[path] and path.lower().endswith(endings) and "README" not in path]
     require_whole(paths)
     found = []
     for path in sorted(paths, key=lambda path: path.split("/")):
@@ -238,11 +235,8 @@ def text_reading(tree, names=("text",), copies=False):
             lines = tree[path].decode("utf-8-sig").removesuffix("\n").split("\n") if tree[path] else []
             rows = [(line.rstrip("\r"),) for line in lines]
         else:
-            rows = (
-                list(zip(*(column(loaded(path, tree[path])[0], name) for name in names), strict=True))
-                if tree[path].strip()
-                else []
-            )
+            table = loaded(path, tree[path])[0] if tree[path].strip() else None
+            rows = list(zip(*(column(table, name) for name in names), strict=True)) if table else []
         found += [(SPLITS[word], *row) for row in rows]
     assert all(text.encode() or True for _, *row in found for text in row if text is not None)
     return found

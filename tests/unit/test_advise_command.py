@@ -53,13 +53,9 @@ def test_advice_can_be_ranked_by_what_it_costs(write, advise):
 
 def test_advice_for_a_larger_batch_takes_longer_steps(write, advise):
     write()
-    small, large = (
-        json.loads(advise("--workload", "w", "--gpus", "8", "--precision", "fp32", "--global-batch", batch, "--json"))[
-            0
-        ]["prediction"]
-        for batch in ("24", "96")
-    )
-    assert large["step_seconds"] > 1.1 * small["step_seconds"]
+    words = "--workload", "w", "--gpus", "8", "--precision", "fp32", "--json", "--global-batch"
+    small, large = (json.loads(advise(*words, batch))[0]["prediction"]["step_seconds"] for batch in ("24", "96"))
+    assert large > 1.1 * small
 
 
 def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise, golden):
@@ -69,9 +65,9 @@ def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise, golden
     text, steps = advise(*arguments), json.loads(advise(*arguments, "--json"))
     golden(text)
     rows = re.findall(r"^ +(\d+)  .*?  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?", text, re.MULTILINE)
-    assert [(str(step["gpus"]), f"{step['efficiency']:.0%}", step["strategy"], step["knee"]) for step in steps] == [
-        (gpus, f"{efficiency}%", strategy, bool(knee)) for gpus, efficiency, strategy, knee in rows
-    ]
+    told = [(gpus, f"{efficiency}%", strategy, bool(knee)) for gpus, efficiency, strategy, knee in rows]
+    found = [(str(step["gpus"]), f"{step['efficiency']:.0%}", step["strategy"], step["knee"]) for step in steps]
+    assert found == told
     assert [step["gpus"] for step in steps] == [1, 2, 4, 8, 16, 32]
     assert {step["gpus"]: step["free_from"] for step in steps if step["free_from"]} == {4: 1}
     assert all(step["prediction"]["wall_seconds"] > 0 and step["layout"] and step["reason"] for step in steps)
@@ -86,9 +82,8 @@ def test_core_hours_say_how_far_they_take_each_layout(write, advise, more, golde
     golden(text)
     paid = re.findall(r"pay for .*: ([\d,]+) steps in .* min(, in jobs of up to 24 h)?$", text, re.MULTILINE)
     assert len(paid) >= 4
-    assert paid == [
-        (f"{each['steps']:,}", ", in jobs of up to 24 h" * (each["days"] > 1)) for each in found[: len(paid)]
-    ]
+    several = ", in jobs of up to 24 h"
+    assert paid == [(f"{each['steps']:,}", several * (each["days"] > 1)) for each in found[: len(paid)]]
     first = found[0]
     assert first["tokens_low"] < first["tokens"] < first["tokens_high"]
     assert first["days"] * 24 * 128 * first["layout"]["nodes"] == pytest.approx(5000, rel=1e-4)

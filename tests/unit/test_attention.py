@@ -15,13 +15,8 @@ from parascale.train.clock import AttentionSeen
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 ROW = re.compile(r"\| ([\d., ]+) \| (`.+`) \| (no|yes|any) \| (no|yes|any) \| (\w+) \|")
-TYPES = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+TYPES = {"fp64": torch.float64, **dict.fromkeys(("fp32", "tf32"), torch.float32)}
+TYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
 BOTH = {"no": [False], "yes": [True], "any": [False, True]}
 

@@ -64,10 +64,8 @@ def test_the_builtin_corpus_is_the_same_each_time_and_its_splits_share_nothing(s
     raw = small_corpus(tmp_path / "raw")
     again = small_corpus(tmp_path / "again")
     assert raw.manifest["splits"] == again.manifest["splits"]
-    assert raw.manifest["origin"]["versions"] == {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "do_not_import_me": "1.0",
-    }
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "do_not_import_me": "1.0"}
+    assert raw.manifest["origin"]["versions"] == versions
     texts = {split: list(raw.documents(split)) for split in raw.splits}
     everything = [text.lower() for found in texts.values() for text in found]
     assert len(everything) == len(set(everything))

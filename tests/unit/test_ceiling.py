@@ -1,6 +1,5 @@
 """What a training could reach at most on a GPU, counted from what its step dispatches: no change may take it back unseen."""
 
-import dataclasses
 import re
 import runpy
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.made_up.project import changed
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks/ceiling.py"
 
@@ -57,9 +58,7 @@ def test_clipping_moves_four_bytes_a_parameter(script):
     """The optimizer writes back the gradient that it scales; a pass of its own would move eight."""
     run, moved = script["run_of"]("gpt2-124m", {"dim": 64, "heads": 2, "compile": False}, 1), []
     for limit in (1.0, None):
-        optim = dataclasses.replace(run.workload.optim, clip_norm=limit)
-        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, optim=optim))
-        counter, _, _ = script["ceiling"](changed, 100)
+        counter, _, _ = script["ceiling"](changed(run, workload={"optim": {"clip_norm": limit}}), 100)
         moved.append(counter.bytes["eager"])
     parameters = script["model_sizes"](run.workload.model, 100, *run.workload.sizes).count
     assert moved[0] - moved[1] == pytest.approx(4 * parameters, rel=0.001)

@@ -1,15 +1,14 @@
 """What trainings were charged in the end, by the accounting or by their records."""
 
 import dataclasses
-import json
 
 import pytest
 
 from parascale import slurm, submissions
-from parascale.files import csv_text
+from parascale.files import csv_text, write_json
 from parascale.paths import Paths
 from parascale.plan import ledger
-from tests.unit.test_plan_budget import JURECA
+from tests.made_up.project import JURECA
 
 
 def test_sacct_is_summed(tmp_path):
@@ -17,24 +16,15 @@ def test_sacct_is_summed(tmp_path):
     parsed = slurm.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
     assert parsed["7"] == slurm.Charged(2, 256, 2400.0)
     paths = Paths(tmp_path)
-    folder = paths.run("a")
-    folder.mkdir(parents=True)
-    described = {
-        "run": "a",
-        "site": dataclasses.asdict(JURECA),
-        "job_ids": ["7"],
-        "prediction": {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 142.2},
-    }
-    (folder / "run.json").write_text(json.dumps(described))
-    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
+    predicted = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 142.2}
+    described = {"run": "a", "site": dataclasses.asdict(JURECA), "job_ids": ["7"], "prediction": predicted}
+    write_json(paths.run("a") / "run.json", described)
+    write_json(paths.run("a") / "summary.json", {"wall_seconds": 2300.0, "core_hours": 163.6})
     (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: parsed)
-    assert (
-        row["core_hours_charged"] == pytest.approx(2 * 128 * 2400 / 3600)
-        and row["source"] == "sacct"
-        and row["ratio"] == 1.2
-    )
+    assert row["core_hours_charged"] == pytest.approx(2 * 128 * 2400 / 3600)
+    assert (row["source"], row["ratio"]) == ("sacct", 1.2)
     (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: {})
-    assert row["core_hours_charged"] == 163.6 and row["source"] == "record"
+    assert (row["source"], row["core_hours_charged"]) == ("record", 163.6)
     assert csv_text(ledger.COMPARED, [row]).splitlines()[1].startswith("a,probe,")
 
 
@@ -42,10 +32,8 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     """One that died before its record began, one whose record was erased, a run that never finished, earlier settings and other
     kinds. What was predicted is compared with the last settings."""
     paths, hour = Paths(tmp_path), slurm.Charged(1, 128, 3600.0)
-    folder = paths.run("a")
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"site": dataclasses.asdict(JURECA), "job_ids": ["4"]}))
-    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 3600.0, "core_hours": 128.0}))
+    write_json(paths.run("a") / "run.json", {"site": dataclasses.asdict(JURECA), "job_ids": ["4"]})
+    write_json(paths.run("a") / "summary.json", {"wall_seconds": 3600.0, "core_hours": 128.0})
     jobs = [("2", "run", "a", "new"), ("1", "run", "a", "old"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
     for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
         submissions.note(paths.store, job, "train_single", kind, run, key)

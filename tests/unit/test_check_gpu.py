@@ -24,6 +24,8 @@ from parascale.parallel.communication import OPERATIONS
 from parascale.plan.planner import data_facts
 from parascale.plan.predict import predict
 from parascale.train import parity
+from tests.command import program
+from tests.made_up.results import write_lines
 
 from ..distributed.harness import run_on_ranks
 
@@ -144,11 +146,10 @@ def planted(fault):
         other = fault == "other bits again" and job.run.run == "again"
         other = other or (fault == "other bits when continued" and job.run.run == "killed")
         seconds = {"total": (predicted.step_seconds or 1.0) * (1.2 if fault == "slow" else 1.15)}
-        lines = [
-            {"step": step, "loss": 3.0, "grad_norm": 1.0, "tokens": 4096, "seconds": seconds} for step in range(1, 17)
-        ]
+        common = {"loss": 3.0, "grad_norm": 1.0, "tokens": 4096, "seconds": seconds}
+        lines = [{"step": step, **common} for step in range(1, 17)]
         lines[8] |= {"loss": 3.0000000000000004 if other else 3.0, "checkpoint_seconds": 0.5}
-        write_text(job.output / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(job.output / "steps.jsonl", lines)
         write_json(job.output / "run.json", {"attempts": [{"first_step": 1 if fault == "began anew" else 5}]})
         summary = {"work_unit": "tokens", "seconds": 1.0, "phases": {"data": 0.01}}
         write_json(job.output / "summary.json", summary | {"attention": "math" if fault == "math" else "cudnn"})
@@ -266,11 +267,8 @@ def test_it_ends_in_time_with_what_it_has(tmp_path, monkeypatch, capsys):
     assert check.main(["--output", str(tmp_path), "--seconds", "2"]) == 1
     assert time.monotonic() - started < 600
     rows = read_json(tmp_path / "check.json")["parts"]
-    assert {name: [row["verdict"] for row in rows[name]] for name in rows} == {
-        "bad": ["failed", "failed"],
-        "long": ["passed", "not reached"],
-        "last": ["passed", "not reached"],
-    }
+    verdicts = {name: [row["verdict"] for row in rows[name]] for name in rows}
+    assert verdicts == {"bad": ["failed"] * 2, "long": ["passed", "not reached"], "last": ["passed", "not reached"]}
     assert "rank 1 failed" in capsys.readouterr().out
 
 
@@ -353,8 +351,7 @@ def test_a_step_is_judged_by_what_its_board_may_draw(gpu, share, bf16, tmp_path,
 )
 def test_power_is_what_the_driver_says_of_this_gpu(said, watts, tmp_path, monkeypatch):
     if said:
-        (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\ntest "$1" = --id=GPU-0a && {said}\n')
-        (tmp_path / "nvidia-smi").chmod(0o755)
+        program(tmp_path / "nvidia-smi", f'test "$1" = --id=GPU-0a && {said}')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert processes.power_limit("0a") == watts
 

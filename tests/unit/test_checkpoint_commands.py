@@ -110,9 +110,8 @@ def test_a_layer_is_the_sum_of_its_tensors(runs):
     (layer,) = [row for row in found["layers"] if row["layer"] == "blocks.1"]
     sizes = [math.prod(row["shape"]) for row in rows]
     assert layer["largest"] == max(row["largest"] for row in rows)
-    assert layer["mean"] == pytest.approx(
-        sum(row["mean"] * size for row, size in zip(rows, sizes, strict=True)) / sum(sizes)
-    )
+    whole = sum(row["mean"] * size for row, size in zip(rows, sizes, strict=True))
+    assert layer["mean"] == pytest.approx(whole / sum(sizes))
 
 
 def test_a_run_is_the_same_as_its_checkpoint_in_another_form(runs, tmp_path):

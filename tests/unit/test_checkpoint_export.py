@@ -53,15 +53,8 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     assert difference == 0.0
 
 
-MARKS = [
-    "",
-    "a <eos> b",
-    "<eos>",
-    "x<eos>y <unk> the<unk>cat <UNK> <EOS>",
-    "<mask> <pad>",
-    "ΟΔΟΣ İ é 🙂",
-    "t\tf\x1c \x85 n\xa0b\u200bc",
-]
+MARKS = ["", "a <eos> b", "<eos>", "x<eos>y <unk> the<unk>cat <UNK> <EOS>", "<mask> <pad>", "ΟΔΟΣ İ é 🙂"]
+MARKS += ["t\tf\x1c \x85 n\xa0b\u200bc"]
 TOKENIZERS = {
     "words": {},
     "words in lower case": {"lowercase": True},
@@ -145,9 +138,8 @@ def test_verification_evaluates_every_form_alike(data, tmp_path):
 
     write_json(folder / "verify.json", result)
     rows = conversions(tmp_path / "results")
-    assert [(row["run"], row["layout"], row["form"], row["identical"]) for row in rows] == [
-        ("small", "single", form, True) for form in ("safetensors", "pt", "transformers")
-    ]
+    found = [(row["run"], row["layout"], row["form"], row["identical"]) for row in rows]
+    assert found == [("small", "single", form, True) for form in ("safetensors", "pt", "transformers")]
     assert all(row["gb_per_second"] > 0 for row in rows)
 
 

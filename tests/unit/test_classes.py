@@ -132,9 +132,8 @@ def test_workers_change_nothing_and_a_batch_that_is_kept_stays_as_it_was():
 def test_batches_are_pinned_for_a_gpu_and_for_nothing_else(monkeypatch):
     """A copy beside the GPU's work needs it; on a machine without a GPU there is no such memory."""
     asked = []
-    monkeypatch.setattr(
-        classes, "empty_pixels", lambda *how: asked.append(how) or torch.empty(1, 3, 16, 16, dtype=torch.uint8)
-    )
+    empty = lambda *how: asked.append(how) or torch.empty(1, 3, 16, 16, dtype=torch.uint8)  # noqa: E731
+    monkeypatch.setattr(classes, "empty_pixels", empty)
     for device in (None, torch.device("cpu"), torch.device("cuda", 0)):
         next(ClassImages(Reader(), 16).batches([[0]], 0, device))
     assert asked == [(1, 16, False), (1, 16, False), (1, 16, True)]
@@ -222,9 +221,7 @@ def test_an_image_that_a_worker_cannot_decode_is_named_when_its_batch_comes():
         next(found)
 
 
-@given(
-    width=st.integers(1, 300), height=st.integers(1, 300), smallest=st.floats(0.05, 1.0), seed=st.integers(0, 2**32 - 1)
-)
+@given(st.integers(1, 300), st.integers(1, 300), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
 def test_a_crop_lies_within_the_image_and_is_not_too_small(width, height, smallest, seed):
     left, top, right, bottom = random_crop(width, height, smallest, np.random.default_rng(seed))
     assert 0 <= left < right <= width + 1e-9 and 0 <= top < bottom <= height + 1e-9

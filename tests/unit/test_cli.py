@@ -11,7 +11,8 @@ import pytest
 
 from parascale import cli
 from parascale.errors import ConfigError, ParascaleError
-from tests.command import COMMAND, parascale
+from tests.command import COMMAND, parascale, program
+from tests.made_up import failing
 
 # `prove` compares what scripts outside a project recorded, and a model is looked at without one.
 OUTSIDE = (("prove",), ("schema",))  # need no project
@@ -107,10 +108,10 @@ def test_verbs_that_only_rules_call_are_hidden():
 
 def test_help_and_planning_import_no_torch():
     for words in (["--help"], ["plan", "--run", "single"]):
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "parascale", *words], capture_output=True, text=True
-        )
-        assert done.returncode == 0 and not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+        command = [sys.executable, "-X", "importtime", "-m", "parascale", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0
+        assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
 def test_a_shell_completes_verbs_and_the_names_of_runs():
@@ -137,13 +138,6 @@ def ending(monkeypatch, capfd):
         return end.value.code, capfd.readouterr().err
 
     return of
-
-
-def failing(error):
-    def work():
-        raise error
-
-    return work
 
 
 @pytest.mark.parametrize(
@@ -181,8 +175,7 @@ def test_output_that_cannot_be_written_at_the_end(monkeypatch):
 def test_what_would_fail_again_is_noted_before_words_that_a_full_disk_may_refuse(words, tmp_path):
     """The job's log may lie on that disk. Then Slurm's own has the words."""
     noted, log = tmp_path / "noted", tmp_path / "slurm.log"
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {noted}\necho "JobId=7 StdOut={log}"\n')
-    (tmp_path / "scontrol").chmod(0o755)
+    program(tmp_path / "scontrol", f'echo "$@" >> {noted}\necho "JobId=7 StdOut={log}"')
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     with open("/dev/full", "w") as full:
         assert subprocess.run([*COMMAND, *words], stdout=full, stderr=full, env=environment).returncode == 78

@@ -72,9 +72,7 @@ def test_a_mistyped_key_is_an_error_that_names_it_and_a_near_one(case, data):
 @pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, *_ in SETTINGS))
 def test_each_setting_of_a_file_refuses_another_type_keeps_its_bounds_and_decides_something(kind):
     for _, model, setting in (case for case in SETTINGS if case[0] is kind):
-        assert setting.info.decides in DECISIONS, (
-            f"`{setting.key}`: say in its declaration, or its class's, what it decides"
-        )
+        assert setting.info.decides in DECISIONS, f"`{setting.key}`: say in its class, or beside it, what it decides"
         wrong = ["a list"] if typing.get_origin(setting.hint) is dict else {"bool": 1}
         with pytest.raises(ConfigError, match=f"file\\.yaml: `{re.escape(setting.key)}` (must be |= .* is not known)"):
             load(kind, setting.key, wrong, model)
@@ -160,12 +158,7 @@ LM = LanguageModelling
         (LM, "data.text.max_vocabulary", 2, "`data.text.max_vocabulary` = 2 must be at least 3"),
         (Layout, "activation_checkpointing", "x", "is not known. Allowed: false, selective, true$"),
         (Config, "checkpoints.forms", [], "`checkpoints.forms` is empty"),
-        (
-            Site,
-            "partitions",
-            [{"name": "a"}, {"name": "b", "max_hour": 2}],
-            r"unknown key `partitions\[1\].max_hour`; did you mean `max_hours`",
-        ),
+        (Site, "partitions", [{"name": "a"}, {"name": "b", "max_hour": 2}], r"key `partitions\[1\].max_hour`; did you"),
         (Site, "partitions", [{}], r"`partitions\[0\].name` is missing \(its name in Slurm\)"),
     ],
 )

@@ -37,9 +37,8 @@ def turned(data):
 
 def samples():
     """Encoded images of every kind that a training meets; the last five are no JPEGs of 1 or 3 colours."""
-    photos = [
-        photo(seed, 160 + 7 * seed, 200 - 5 * seed, subsampling=seed % 3, progressive=seed % 2) for seed in range(7)
-    ]
+    kinds = ((n, 160 + 7 * n, 200 - 5 * n, {"subsampling": n % 3, "progressive": n % 2}) for n in range(7))
+    photos = [photo(*size, **how) for *size, how in kinds]
     kinds = [photo(7, mode="L"), turned(photo(8)), photo(9, 33, 400), photo(10, 17, 19)]
     image = Image.open(io.BytesIO(photo(11)))
     others = [encoded(image.convert(mode), "PNG") for mode in ("RGB", "RGBA", "P")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import shutil
 
 import numpy as np
@@ -17,6 +16,8 @@ from parascale.errors import ConfigError, DataError
 from parascale.settings import Source, Text
 from parascale.settings.data import ExpectedText, TextData
 from tests.command import call
+from tests.made_up.project import write_one
+from tests.made_up.results import write_lines
 from tests.unit.pretrained_folders import make_t5
 from tests.unit.test_text import raw_of
 from tests.unit.test_tokenizers import byte_level, gpt2, saved
@@ -37,7 +38,7 @@ def pairs_of(folder):
 def source(folder):
     """Several files a split, slices, of which one is empty, and a split of one row."""
     for name in "ab":
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        write_lines(folder / f"{name}.jsonl", ROWS)
     return {"train": ["a.jsonl", "b.jsonl[2:6]", "b.jsonl[:10%]"], "validation": "b.jsonl[1:2]", "test": "b.jsonl[6:]"}
 
 
@@ -75,7 +76,7 @@ def test_any_number_of_jobs_makes_the_same_bytes(kind, tmp_path):
 
 def test_the_first_job_accepts_rows_without_a_column_that_later_rows_have(tmp_path):
     rows = [{"document": "a b"}] * 4 + [{"document": "a b", "summary": "c"}] * 4
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "a.jsonl", rows)
     raw = read_in_place(tmp_path, "a.jsonl")
     work, text = pairs_of(tmp_path)
     work(raw, text, ExpectedText(), tmp_path / "one")
@@ -166,11 +167,9 @@ def test_the_command_encodes_joins_and_refuses_what_is_no_shard_and_what_is_toke
     raw_of(tmp_path / "results/data/w", train="the cat\nthe mat\nthe dog")
     model = saved(tmp_path / "model", *gpt2()[:2])
     text = f"data: {{shards: 2, text: {{tokenizer: pretrained, pretrained: {model}}}}}\n"
-    (tmp_path / "w.yaml").write_text(f"{text}training: {{window: 2, global_batch: 1, steps: 2}}\n")
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
+    project = write_one(tmp_path, "w", f"{text}training: {{window: 2, global_batch: 1, steps: 2}}\n")
 
     def prepare(*words):
-        project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
         call("data", "prepare", "--workload", "w", *words, *project)
         return capsys.readouterr().err
 

@@ -20,6 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from parascale import __version__, cli
 from parascale.settings import load_project_file
+from tests.made_up.project import write_files
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
@@ -62,9 +63,7 @@ PLACEHOLDERS = {
 THEIRS = {
     **dict.fromkeys(("prompts.txt", "runs.csv", "machines.csv", "script.py"), "x\n"),
     "mine.yaml": "slurm-qos: course\n",
-    "laptop.yaml": re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/proposal.md").read_text(encoding="utf-8"), re.DOTALL)[
-        0
-    ],
+    "laptop.yaml": re.search(r"(?s)```yaml\n(.*?)```", (ROOT / "docs/proposal.md").read_text(encoding="utf-8"))[1],
 }
 
 
@@ -109,8 +108,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with this project's files, and those that a reader would have."""
     for name in ("config", "profiles", "envs", "Snakefile", "rules", "scripts", "tests", "Makefile", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for name, text in THEIRS.items():
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, THEIRS)
     monkeypatch.setenv("DATA", str(tmp_path))
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     monkeypatch.chdir(tmp_path)

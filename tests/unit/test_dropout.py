@@ -39,16 +39,10 @@ def test_so_many_are_dropped_and_the_others_weigh_more(probability):
 def test_masks_of_other_places_are_independent():
     """Of seeds, steps, layers, samples, positions and features: two masks of 0.2 agree in 68 % of places, 3 standard deviations off."""
     first = mask(range(32), (32, 64))
-    others = {
-        "seed": mask(range(32), (32, 64), seed=2),
-        "step": mask(range(32), (32, 64), step=2),
-        "layer": mask(range(32), (32, 64), layer="other.dropout"),
-        "sample": mask(range(1, 33), (32, 64)),
-        "far sample": mask(range(64, 96), (32, 64)),
-        "position": first.roll(1, 1),
-        "feature": first.roll(1, 2),
-        "part": mask(range(32), (32, 64), part=1),
-    }
+    ways = {"seed": 2, "step": 2, "layer": "other.dropout", "part": 1}
+    others = {name: mask(range(32), (32, 64), **{name: other}) for name, other in ways.items()}
+    others |= {"sample": mask(range(1, 33), (32, 64)), "far sample": mask(range(64, 96), (32, 64))}
+    others |= {"position": first.roll(1, 1), "feature": first.roll(1, 2)}
     for name, other in others.items():
         assert (first == other).float().mean().item() == pytest.approx(0.68, abs=6e-3), name
 

@@ -37,11 +37,8 @@ def batch(length=PLACES, seed=0):
     """A document of `length` tokens, its mask, and a whole summary."""
     generator = torch.Generator().manual_seed(seed)
     documents = torch.randint(0, VOCABULARY, (1, PLACES), generator=generator)
-    return (
-        documents,
-        torch.arange(PLACES)[None] < length,
-        torch.randint(0, VOCABULARY, (1, SUMMARY), generator=generator),
-    )
+    summaries = torch.randint(0, VOCABULARY, (1, SUMMARY), generator=generator)
+    return documents, torch.arange(PLACES)[None] < length, summaries
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -64,21 +61,10 @@ def test_every_matrix_has_its_place_in_the_tensor_plan(name):
 
 
 # Our name → theirs, for a block's parts in `transformers`' encoder-decoders of BART's family.
-BLENDERBOT = {
-    "attention_norm": "self_attn_layer_norm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.o": "self_attn.out_proj",
-    "cross_attention_norm": "encoder_attn_layer_norm",
-    "cross_attention.q": "encoder_attn.q_proj",
-    "cross_attention.k": "encoder_attn.k_proj",
-    "cross_attention.v": "encoder_attn.v_proj",
-    "cross_attention.o": "encoder_attn.out_proj",
-    "feed_forward_norm": "final_layer_norm",
-    "feed_forward.up": "fc1",
-    "feed_forward.down": "fc2",
-}
+BLENDERBOT = {"feed_forward_norm": "final_layer_norm", "feed_forward.up": "fc1", "feed_forward.down": "fc2"}
+for mine, theirs in (("attention", "self_attn"), ("cross_attention", "encoder_attn")):
+    BLENDERBOT |= {f"{mine}.{part}": f"{theirs}.{part}_proj" for part in "qkv"}
+    BLENDERBOT |= {f"{mine}.o": f"{theirs}.out_proj", f"{mine}_norm": f"{theirs}_layer_norm"}
 
 
 def test_given_the_weights_of_a_transformers_model_the_logits_are_the_same():
@@ -92,9 +78,8 @@ def test_given_the_weights_of_a_transformers_model_the_logits_are_the_same():
         activation_function="gelu", dropout=0.0, init_std=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     theirs = BlenderbotForConditionalGeneration(config).eval()
-    ours = build_model(
-        make(Model, kind="encoder_decoder", dim=16, heads=4, layers=2, hidden=64, tied=True), VOCABULARY, PLACES, PLACES
-    ).eval()
+    model = make(Model, kind="encoder_decoder", dim=16, heads=4, layers=2, hidden=64, tied=True)
+    ours = build_model(model, VOCABULARY, PLACES, PLACES).eval()
     weights = theirs.state_dict()
 
     def their_name(name):

@@ -1,6 +1,5 @@
 """The environment check names what is missing or of another version, and what to install."""
 
-import dataclasses
 import importlib.util
 import operator
 import re
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,18 +20,17 @@ from parascale.launch.environment import PINS, check_environment, problems, read
 from parascale.launch.preflight import check_root
 from parascale.settings import Layout, Site, load_project_file
 from tests.command import parascale
+from tests.made_up.project import REPOSITORY, changed, write_files
 
-ROOT = Path(__file__).parents[2]
 CPU = Site("here")
 CUDA = Site("here", device="cuda")
 
 
 def test_the_pins_of_what_a_run_needs_are_read():
     pins = read_pins(PINS)
-    assert {"torch", "snakemake", "snakemake-executor-plugin-slurm", "snakemake-executor-plugin-slurm-jobstep"} <= set(
-        pins
-    )
-    assert "pytest" not in pins and "aiohttp" not in pins
+    plugins = {"snakemake-executor-plugin-slurm", "snakemake-executor-plugin-slurm-jobstep"}
+    assert {"torch", "snakemake"} | plugins <= set(pins)
+    assert not {"pytest", "aiohttp"} & set(pins)
 
 
 def test_what_a_pinned_package_needs_is_pinned():
@@ -52,12 +49,13 @@ def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path, monkeypa
         check_environment(CPU, pins_path=pins)
     text = str(raised.value)
     assert f"numpy {metadata.version('numpy')} is installed, 1.0.0 is pinned" in text
-    assert (
-        "no-such-package 2 is not installed" in text and f"-m pip install 'parascale[train,workflow]' -c {pins}" in text
-    )
-    assert "pytest 0.1" not in text and "0.1 is pinned" not in text
+    assert "no-such-package 2 is not installed" in text
+    assert f"-m pip install 'parascale[train,workflow]' -c {pins}" in text
+    assert "pytest 0.1" not in text
+    assert "0.1 is pinned" not in text
     monkeypatch.setattr(environment.metadata, "version", lambda name: "2.13.0+local")
-    assert problems({"h5py": "2.13.0"}, CPU) == [] and problems({"h5py": "2.13"}, CPU) != []
+    assert problems({"h5py": "2.13.0"}, CPU) == []
+    assert problems({"h5py": "2.13"}, CPU) != []
 
 
 @pytest.mark.parametrize(
@@ -127,13 +125,10 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
     """A login node may have none, so that only the job can tell."""
     monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
-    (tmp_path / "gpus.yaml").write_text("device: cuda\n")
-    (tmp_path / "nothing.py").touch()
-    command = ["launch", "--site", str(tmp_path / "gpus.yaml"), "--logs", str(tmp_path / "logs")]
-    with pytest.raises(SystemExit) as ended:
-        cli.parascale(
-            [*command, "--", str(tmp_path / "nothing.py")]
-        )  # not `main`, which would cut off this process at its end
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path, {"gpus.yaml": "device: cuda\n", "nothing.py": ""})
+    with pytest.raises(SystemExit) as ended:  # not `main`, which would cut off this process at its end
+        cli.parascale(["launch", "--site", "gpus.yaml", "--logs", "logs", "--", "nothing.py"])
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", said)
@@ -142,11 +137,10 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
 
 def test_interfaces_that_a_strategy_needs_are_looked_for(monkeypatch):
     """They move between versions of torch; better to know before a job has waited in the queue."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(REPOSITORY)
     run = next(iter(load_project_file("config/config.yaml").runs.values()))
-    layouts = [{"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2}]
-    runs = [dataclasses.replace(run, layout=Layout(gpus_per_node=2, **degrees)) for degrees in layouts]
-    runs.append(dataclasses.replace(run, layout=Layout(gpus_per_node=4, dp=2, tp=2), engine="lightning"))
+    runs = [changed(run, layout=Layout(gpus_per_node=2, **{axis: 2})) for axis in ("dp", "fsdp", "tp", "pp")]
+    runs.append(changed(run, layout=Layout(gpus_per_node=4, dp=2, tp=2), engine="lightning"))
     assert problems({}, CPU, runs) == []
     gone = ["torch.distributed.tensor.parallel:no_such_thing", "torch.distributed.gone:tensor", "no_such_package:it"]
     monkeypatch.setitem(environment.INTERFACES, "tp", gone)
@@ -162,27 +156,24 @@ def test_interfaces_that_a_strategy_needs_are_looked_for(monkeypatch):
 
 
 def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(REPOSITORY)
     run = next(each for each in load_project_file("config/config.yaml").runs.values() if each.workload.of_images)
-    training = dataclasses.replace(run.workload.training, decoder="dali")
-    chosen = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+    chosen = changed(run, workload={"training": {"decoder": "dali"}})
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("nvidia") else there(name))
     assert problems({}, CPU, [run]) == []
     (said,) = problems({}, CPU, [run, chosen])
     assert said.startswith("NVIDIA DALI is not installed")
     assert said.endswith("pip install -r envs/requirements-dali.txt")
-    assert (ROOT / said.split()[-1]).is_file()
+    assert (REPOSITORY / said.split()[-1]).is_file()
 
 
 @pytest.mark.parametrize(("version", "refused"), [("2.12.1+cu126", True), ("2.13.0+cpu", False)])
 def test_a_torch_that_cannot_go_backward_in_two_passes_is_told_before_the_first_job(version, refused, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(REPOSITORY)
     run = next(iter(load_project_file("config/config.yaml").runs.values()))
-    simple, split = (
-        dataclasses.replace(run, layout=Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule))
-        for schedule in ("Interleaved1F1B", "ZBVZeroBubble")
-    )
+    layout, schedules = Layout(gpus_per_node=2, pp=2, micro_batches=4), ("Interleaved1F1B", "ZBVZeroBubble")
+    simple, split = (changed(run, layout=changed(layout, schedule=each)) for each in schedules)
     monkeypatch.setattr(environment, "of_torch", {"__version__": version}.get)
     assert problems({}, CPU, [simple]) == [] and len(problems({}, CPU, [simple, split])) == refused
 
@@ -214,7 +205,7 @@ def test_what_the_source_names_can_be_imported():
 
 def test_the_command_is_quick_and_imports_no_torch():
     command = [sys.executable, "-X", "importtime", "-m", "parascale", "check", "--run", "ddp", "--run", "pp"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "pinned versions as tested" in done.stdout
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
@@ -222,12 +213,11 @@ def test_the_command_is_quick_and_imports_no_torch():
 
 def test_a_pretrained_model_that_is_not_there_is_told(tmp_path):
     """As the workflow does before its first job, which a workflow that is imported as a module leaves to this verb."""
-    (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads/w.yaml").write_text(
-        "task: summarisation\ntraining: {steps: 2}\nmodel: {kind: pretrained}\ndata: {text: {tokenizer: pretrained, pretrained: ../t5}}\n"
-    )
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
-    (tmp_path / "mine.yaml").write_text("runs: runs.tsv\nworkloads: workloads\n")
-    done = parascale("check", "--configfile", tmp_path / "mine.yaml", "--base", ROOT / "config")
+    model = "model: {kind: pretrained}\ndata: {text: {tokenizer: pretrained, pretrained: ../t5}}\n"
+    files = {"workloads/w.yaml": f"task: summarisation\ntraining: {{steps: 2}}\n{model}"}
+    files |= {"runs.tsv": "run\tworkload\nsingle\tw\n", "mine.yaml": "runs: runs.tsv\nworkloads: workloads\n"}
+    write_files(tmp_path, files)
+    done = parascale("check", "--configfile", tmp_path / "mine.yaml", "--base", REPOSITORY / "config")
     assert done.returncode == PERMANENT_FAILURE
-    assert done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert str(tmp_path / "t5") in done.stderr

@@ -89,13 +89,8 @@ def in_blocks(size):
     return lambda hidden: torch.cat([part.mean(1, True).expand_as(part) for part in hidden.split(size, 1)], 1)
 
 
-EARLIER = {
-    "nothing": lambda x: x,
-    "sums": lambda x: x.cumsum(1),
-    "FFT": convolved,
-    "none": lambda x: x * torch.nan,
-    "zeros": lambda x: 0 * x,
-}
+EARLIER = {"nothing": lambda x: x, "sums": lambda x: x.cumsum(1), "FFT": convolved}
+EARLIER |= {"none": lambda x: x * torch.nan, "zeros": lambda x: 0 * x}
 LATER = {
     "mean": lambda x: x + x.mean(1, keepdim=True),
     "one of many": lambda x: x + 0.02 * x.mean(1, keepdim=True),

@@ -68,12 +68,8 @@ def bigram(tmp_path, monkeypatch):
         (tmp_path / "bigrams").mkdir(exist_ok=True)
         (tmp_path / "bigrams" / name).write_text(text)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    workload = make(
-        Workload,
-        name="test",
-        model=make(Model, kind="bigram", dim=64, layers=8, counts=str(tmp_path / "counts")),
-        training={"window": 32, "global_batch": 16, "steps": 2},
-    )
+    model = make(Model, kind="bigram", dim=64, layers=8, counts=str(tmp_path / "counts"))
+    workload = make(Workload, name="test", model=model, training={"window": 32, "global_batch": 16, "steps": 2})
     return Run("test", workload, Layout(), "fp32")
 
 
@@ -96,9 +92,8 @@ def test_a_new_family_is_planned_and_trains(bigram):
 
 
 def test_a_family_without_words_of_transformers_says_who_has_them(bigram):
-    with pytest.raises(
-        CheckpointError, match=r"no equivalent of model\.kind = bigram\. Exported: transformers, transformer_lm"
-    ):
+    said = r"no equivalent of model\.kind = bigram\. Exported: transformers, transformer_lm"
+    with pytest.raises(CheckpointError, match=said):
         words_of("bigram")
 
 

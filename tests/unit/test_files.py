@@ -69,9 +69,8 @@ def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
     """Protects against a machine that loses power: a name must not reach the disk before its content does."""
     events = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (events.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
-    )
+    noted = lambda handle: (events.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(os, "replace", lambda source, target: (events.append("rename"), replace(source, target)))
     with atomic_path(tmp_path / "target") as partial:
         write_folder(partial, "new")

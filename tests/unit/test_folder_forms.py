@@ -20,6 +20,8 @@ from .pretrained_folders import edit_config, edit_weights, make_bart, make_t5
 NUMBERS = torch.randint(7, 31, (3, PLACES), generator=torch.Generator().manual_seed(2))
 NONE, HEAD = (lambda folder: None), "lm_head.weight"
 BALANCE = "model.layers.1.mlp.gate.e_score_correction_bias"
+BIAS, POOLER = "model.layers.0.self_attn.q_proj.bias", "bert.pooler.dense.weight"
+BESIDE, ODD = "`lm_head.weight` .*`tie_word_embeddings` = false", {"rope_type": "odd"}
 
 
 def family(name, **more):
@@ -46,6 +48,15 @@ def own_head(of, scale=0.5):
     return weights(lambda stored: {HEAD: scale * stored[of]})
 
 
+def balanced(stored):
+    return {BALANCE: torch.arange(4.0)} if BALANCE in stored else {}
+
+
+def untied(folder):
+    LLAMA_HEAD(folder)
+    edit_config(folder, tie_word_embeddings=False)
+
+
 def only_bin(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -62,50 +73,30 @@ FORMS = {
     "decoder": (family("Llama"), NONE, None),
     "decoder, told to tie": (family("Llama", **TIED), NONE, None),
     "tied twice alike": (family("Llama", **TIED), own_head("model.embed_tokens.weight", 1.0), None),
-    "tied beside a head": (family("Llama", **TIED), LLAMA_HEAD, "`lm_head.weight` .*`tie_word_embeddings` = false"),
+    "tied beside a head": (family("Llama", **TIED), LLAMA_HEAD, BESIDE),
     "a layer too many": (family("Llama"), config(num_hidden_layers=1), r"no place .* model\.layers\.1\..* more"),
-    "a bias too many": (
-        family("Llama"),
-        adds("model.layers.0.self_attn.q_proj.bias"),
-        "no place .* model.layers.0.self_attn.q_proj.bias",
-    ),
+    "a bias too many": (family("Llama"), adds(BIAS), f"no place .* {BIAS}"),
     "rotary frequencies of old": (family("Llama"), adds("model.layers.0.self_attn.rotary_emb.inv_freq", 4), None),
     "masks of old": (family("GPT-2"), adds("transformer.h.0.attn.bias", (1, 1, 32, 32)), None),
     "its kernels of attention": (family("Llama"), config(_attn_implementation="flash_attention_2"), None),
     "an activation of its own": (family("Llama"), config(hidden_act="silly"), "does not build it: KeyError: 'silly'"),
-    "a key that its class lacks": (
-        family("Llama", layer_types=None),
-        config(rope_parameters={"rope_type": "odd"}),
-        "odd",
-    ),
+    "a key that its class lacks": (family("Llama", layer_types=None), config(rope_parameters=ODD), "odd"),
     "weights as .bin": (family("Llama"), only_bin, r"pytorch_model\.bin.*save_pretrained"),
     "mixture, tied": (family("Qwen3-MoE", num_experts_per_tok=2, **TIED), NONE, None),
     "mixture with its second loss": (family("Mixtral", output_router_logits=True), NONE, "`output_router_logits`"),
-    "mixture with a trained buffer": (
-        family("GLM-4-MoE", initializer_range=0.2),
-        weights(lambda stored: {BALANCE: torch.arange(4.0)} if BALANCE in stored else {}),
-        None,
-    ),
+    "mixture with a trained buffer": (family("GLM-4-MoE", initializer_range=0.2), weights(balanced), None),
     "encoder": (family("BERT"), NONE, "sees tokens that come later.*`is_decoder` = true"),
     "encoder as a decoder": (family("BERT", is_decoder=True), NONE, None),
     "positions after padding": (family("RoBERTa", is_decoder=True), NONE, "positions .* padding"),
     "encoder-decoder": (T5, NONE, None),
     "encoder-decoder, BART": (BART, NONE, None),
-    "encoder-decoder beside a head": (
-        T5,
-        own_head("shared.weight"),
-        "`lm_head.weight` .*`tie_word_embeddings` = false",
-    ),
+    "encoder-decoder beside a head": (T5, own_head("shared.weight"), BESIDE),
     "encoder-decoder, a bias too many": (T5, adds("encoder.block.0.layer.1.DenseReluDense.wo.bias", 16), "no place"),
 }
 # The same mechanisms in other families and parts.
 MORE = {
-    "tied beside a head, GPT-2": (family("GPT-2"), GPT_HEAD, "`lm_head.weight` .*`tie_word_embeddings` = false"),
-    "untied by its config": (
-        family("Llama", **TIED),
-        lambda folder: (LLAMA_HEAD(folder), config(tie_word_embeddings=False)(folder)),
-        None,
-    ),
+    "tied beside a head, GPT-2": (family("GPT-2"), GPT_HEAD, BESIDE),
+    "untied by its config": (family("Llama", **TIED), untied, None),
     "no head": (family("Llama"), lacks(HEAD), "lack `lm_head.weight`"),
     "a layer too few": (family("Llama"), config(num_hidden_layers=3), r"lack `model.layers.2\."),
     "a bias too few": (family("Qwen2"), lacks("model.layers.1.self_attn.q_proj.bias"), "lack `.*q_proj.bias`"),
@@ -113,12 +104,8 @@ MORE = {
     "mixture": (family("Mixtral"), NONE, None),
     "an expert too few": (family("Mixtral"), config(num_local_experts=5), r"is \[4, .* config.json \[5"),
     "a name too many": (family("GPT-2"), adds("wte.weight", (VOCABULARY, 32)), "no place .*wte.weight"),
-    "its pooler": (
-        family("BERT", is_decoder=True),
-        adds("bert.pooler.dense.weight", (32, 32)),
-        "no place .* bert.pooler.dense.weight",
-    ),
-    "BART beside a head": (BART, own_head("model.shared.weight"), "`lm_head.weight` .*`tie_word_embeddings` = false"),
+    "its pooler": (family("BERT", is_decoder=True), adds(POOLER, (32, 32)), f"no place .* {POOLER}"),
+    "BART beside a head": (BART, own_head("model.shared.weight"), BESIDE),
     "encoder-decoder, a layer too few": (BART, lacks("model.decoder.layers.1.fc1.bias"), "lack `.*fc1.bias`"),
 }
 
@@ -126,11 +113,8 @@ MORE = {
 def ours(folder, seq2seq):
     """The loss that a training begins with, on NUMBERS."""
     text = {"tokenizer": "pretrained", "pretrained": str(folder)}
-    kind = (
-        {"kind": "pretrained", "pretrained": str(folder)}
-        if seq2seq
-        else {"kind": "transformers", "folder": str(folder), "weights": True}
-    )
+    kind = {"kind": "transformers", "folder": str(folder), "weights": True}
+    kind = {"kind": "pretrained", "pretrained": str(folder)} if seq2seq else kind
     task = {"task": "summarisation"} if seq2seq else {}
     training = {"window": PLACES, "steps": 2} | ({"summary_window": PLACES} if seq2seq else {})
     workload = make(Workload, name="x", data={"text": text}, model=kind, training=training, **task)

@@ -17,17 +17,9 @@ from tests.unit.test_imagenet import imagenet_tars
 from tests.unit.test_url import SPLITS, site, source_of  # noqa: F401 - a fixture
 from tests.unit.trees import tar_of, write_tree, zip_of
 
-FOREIGN = [
-    ".ipynb_checkpoints/train-checkpoint.txt",
-    "__MACOSX/set/train.txt",
-    "__MACOSX/set/._train.txt",
-    "set/._train.txt",
-    ".git/train.txt",
-    ".Trash-1000/files/train.txt",
-    "$RECYCLE.BIN/train.txt",
-    "train/README.md",
-    "lost+found/train.txt",
-]
+FOREIGN = [".ipynb_checkpoints/train-checkpoint.txt", "__MACOSX/set/train.txt", "__MACOSX/set/._train.txt"]
+FOREIGN += ["set/._train.txt", ".git/train.txt", ".Trash-1000/files/train.txt", "$RECYCLE.BIN/train.txt"]
+FOREIGN += ["train/README.md", "lost+found/train.txt"]
 
 
 @pytest.mark.parametrize("path", FOREIGN)
@@ -55,12 +47,8 @@ def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
 def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path, monkeypatch):
     monkeypatch.setenv("HIDDEN", ".cache")
     write_tree(tmp_path, {f".cache/{name}": f"{name}\n" for name in ("train.txt", "README.md", "._x.txt")})
-    for path, found in (
-        ("$HIDDEN/*.txt", ["train.txt"]),
-        (".cache/*.txt", ["train.txt"]),
-        (".cache/README.md", ["README.md"]),
-        ("*/README*", None),
-    ):
+    meant = {"$HIDDEN/*.txt": ["train.txt"], ".cache/*.txt": ["train.txt"], ".cache/README.md": ["README.md"]}
+    for path, found in (meant | {"*/README*": None}).items():
         source = Source(kind="files", location=str(tmp_path), files={"train": path})
         if found is None:
             with pytest.raises(DataError, match="no file matches"):

@@ -19,6 +19,7 @@ from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.workload import ImageTraining
 from tests.command import parascale
+from tests.made_up.project import write_one
 from tests.unit.image_sets import FORMATS, image_folder, jpeg, packed_index
 
 GOOD = jpeg(1)
@@ -67,9 +68,8 @@ def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, t
 def test_one_bad_sample_loses_no_work(shards, mixed, tmp_path):
     """The list comes at the end, and whatever is answered to it, no shard is converted again."""
     index, choice = mixed(b""), Formats(shards=shards, threads=2)
-    with pytest.raises(
-        DataError, match=r"1 bad samples:\n  train, train/3(.|\n)*bad_samples: skip.*remove the folder of"
-    ):
+    said = r"1 bad samples:\n  train, train/3(.|\n)*bad_samples: skip.*remove the folder of"
+    with pytest.raises(DataError, match=said):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
     assert not (tmp_path / "hdf5/manifest.json").exists()
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/*")}
@@ -86,12 +86,8 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     """Snakemake removes the record of a job that fails, and with it the proof that the shard is there."""
     folder = tmp_path / "results/data/set"
     shutil.copytree(mixed(b"").folder, folder / "index")
-    (tmp_path / "set.yaml").write_text(
-        "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
-    )
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tset\n")
-    project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
-    project += ["--config", "formats={shards: 2, threads: 2}"]
+    text = "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
+    project = [*write_one(tmp_path, "set", text), "--config", "formats={shards: 2, threads: 2}"]
 
     def run(*more):
         done = parascale("data", "convert", "--dataset", "set", "--format", "hdf5", *project, *more)
@@ -99,10 +95,8 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
 
     shards = [run("--shard", str(number)) for number in range(2)]
     assert [code for code, _, _ in shards] == [0, 0]
-    assert sorted(out for _, out, _ in shards) == [
-        "",
-        "dataset `set`: 1 bad samples:\n  train, train/3: the file is empty\n",
-    ]
+    bad = "dataset `set`: 1 bad samples:\n  train, train/3: the file is empty\n"
+    assert sorted(out for _, out, _ in shards) == ["", bad]
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
         assert code == PERMANENT_FAILURE and "train, train/3: the file is empty" in complaint
@@ -134,12 +128,8 @@ def test_a_flipped_byte_is_found_when_read_and_when_verified(made):
     shard.write_bytes(content)
     reader = open_images(folder, "train", check=True)
     assert reader[4] == open_images(folder, "train")[4]
-    for read in (
-        lambda: reader[5],
-        lambda: reader.view(5),
-        lambda: reader.read_batch([1, 5]),
-        lambda: list(reader.iterate(0)),
-    ):
+    reads = lambda: reader[5], lambda: reader.view(5), lambda: reader.read_batch([1, 5]), lambda: [*reader.iterate(0)]
+    for read in reads:
         with pytest.raises(DataError, match=rf"sample 5 \(number {row['source']} .*checksum differs"):
             read()
     with pytest.raises(DataError, match="sha256 differs") as caught:
@@ -151,9 +141,8 @@ def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
     _, folder = made
     shard = folder / read_json(folder / "manifest.json")["splits"]["train"]["shards"][0]["file"]
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(
-        DataError, match=rf"train\.h5 is cut short.*remove {shard.parent} and {folder}/\*\.json, and run"
-    ):
+    said = rf"train\.h5 is cut short.*remove {shard.parent} and {folder}/\*\.json, and run"
+    with pytest.raises(DataError, match=said):
         open_images(folder, "train")
     shard.unlink()
     with pytest.raises(DataError, match=r"train\.h5 is missing"):

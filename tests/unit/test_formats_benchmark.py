@@ -149,11 +149,9 @@ def test_rows_from_shared_memory_are_of_a_copy_that_is_gone_afterwards(folders, 
     monkeypatch.setattr(benchmark, "_run", spied)
     settings = Loaders(seconds=0.01, repeats=1, workers=[], cold=False, shared_memory=True)
     rows = benchmark.benchmark("set", [folders["hdf5"], folders["files"]], settings, SMALL)
-    assert sorted({(row["format"], row["place"], row["access"]) for row in rows}) == [
-        (name, place, access)
-        for name, place in (("files", "disk"), ("hdf5", "disk"), ("hdf5", "shm"))
-        for access in ("random", "sequential")
-    ]
+    places = itertools.product((("files", "disk"), ("hdf5", "disk"), ("hdf5", "shm")), ("random", "sequential"))
+    found = sorted({(row["format"], row["place"], row["access"]) for row in rows})
+    assert found == [(*place, access) for place, access in places]
     assert set(read) == {("disk", False), ("shm", True)} and not list(memory.iterdir())
     ours = [row for row in rows if row["format"] == "hdf5"]
     assert len({(row["inodes"], row["bytes"], row["write_seconds"]) for row in ours}) == 1, "those of the format"
@@ -171,9 +169,8 @@ def test_a_cold_pass_reads_no_sample_twice(most, decoder, read, folders, monkeyp
 @pytest.mark.parametrize("access", ["sequential", "random"])
 def test_warm_passes_read_what_the_first_one_did_and_cold_ones_another_order(cache, access, folders, monkeypatch):
     monkeypatch.setattr(measure, "drop_from_cache", lambda paths: True)
-    monkeypatch.setattr(
-        measure, "_one_pass", lambda case, reading, *_: {"first": 0.0, "read": list(itertools.islice(reading, 90))}
-    )
+    one = lambda case, reading, *_: {"first": 0.0, "read": list(itertools.islice(reading, 90))}  # noqa: E731
+    monkeypatch.setattr(measure, "_one_pass", one)
     case = case_of(folders["hdf5"], Loaders(repeats=3, workers=[]), cache=cache, access=access, decoder=None)
     _, passes, _ = (measure._warm_passes if cache == "warm" else measure._cold_passes)(case)
     differ = len({str(each["read"]) for each in passes})

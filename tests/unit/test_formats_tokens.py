@@ -51,12 +51,8 @@ def test_tokens_and_windows_are_the_same_in_every_format(name, flat, tmp_path):
     convert_tokens(flat, "text", name, tmp_path / "again")
     for path in (tmp_path / name).iterdir():
         assert path.name == "cost.json" or sha256(path) == sha256(tmp_path / "again" / path.name)
-    assert verify_tokens(tmp_path / name, flat, "text") == {
-        "format": name,
-        "dataset": "text",
-        "tokens": 5600,
-        "identical": True,
-    }
+    expected = {"format": name, "dataset": "text", "tokens": 5600, "identical": True}
+    assert verify_tokens(tmp_path / name, flat, "text") == expected
     ours, theirs = Windows(open_tokens(tmp_path / name, "train"), 64), Windows(flat.split("train"), 64)
     for one, other in zip(ours.batch(range(len(ours))), theirs.batch(range(len(theirs))), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -50,11 +50,8 @@ def results(tmp_path_factory):
         checkpoint(root / name)
     for name, held in (("summary", {"best_step": 3}), ("run", {})):
         write_json(root / f"runs/one/{name}.json", held)
-    return found | {
-        "conversion": root / "converted/checkpoint.json",
-        "checkpoint": root / "runs/one/checkpoint",
-        "training": root / "runs/one/summary.json",
-    }
+    found |= {"conversion": root / "converted/checkpoint.json", "checkpoint": root / "runs/one/checkpoint"}
+    return found | {"training": root / "runs/one/summary.json"}
 
 
 def parts(kind, path):
@@ -62,11 +59,8 @@ def parts(kind, path):
     if kind == "training":
         return list((path.parent / "best").iterdir())
     folder = path if path.is_dir() else path.parent
-    files = [
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and file.name not in (path.name, COST, "verify.json", "manifest.json")
-    ]
+    spared = path.name, COST, "verify.json", "manifest.json"
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in spared]
     # Once its shards are tied together, a format is read without their records.
     return [file for file in files if file.parent == folder or file.suffix not in (".json", ".npy")]
 

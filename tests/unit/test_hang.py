@@ -18,32 +18,24 @@ from parascale.launch.interpreter import ON_PATH
 from parascale.launch.workers import STACK_SIGNAL, Failure, Worker, root_cause
 from parascale.notes import WAITING, error_in, frames_in, note_path, state_in, state_of
 from parascale.train.flight_state import FlightState, is_new
+from tests.made_up.results import write_lines
 
-GROUPS = {
-    "0": ["all ranks", [0, 1, 2, 3]],
-    "1": ["dp", [0, 2]],
-    "2": ["dp", [1, 3]],
-    "3": ["tp", [0, 1]],
-    "4": ["tp", [2, 3]],
-}
+GROUPS = {"0": ["all ranks", [0, 1, 2, 3]], "1": ["dp", [0, 2]], "2": ["dp", [1, 3]]}
+GROUPS |= {"3": ["tp", [0, 1]], "4": ["tp", [2, 3]]}
 
 
 def waits(group, number, operation="all_reduce (4)", new=False, time=100.0, **joined):
     """The note of a rank that waits in a collective of a group."""
     call = {"group": group, "counted": group, "number": number, "operation": operation, "time": time}
     counts = {name.strip("g"): count for name, count in joined.items()} | {group: number}
-    return {"doing": WAITING, "where": "step.py:1 (f)", "since": 90.0, "groups": GROUPS} | {
-        "joined": counts,
-        "call": call,
-        "new": new,
-    }
+    known = {"doing": WAITING, "where": "step.py:1 (f)", "since": 90.0, "groups": GROUPS}
+    return known | {"joined": counts, "call": call, "new": new}
 
 
 def does(doing, guessed=False, decisive=False, **joined):
     counts = {name.strip("g"): count for name, count in joined.items()}
-    return {"doing": doing, "guessed": guessed, "decisive": decisive, "groups": GROUPS} | (
-        {"joined": counts} if joined else {}
-    )
+    known = {"doing": doing, "guessed": guessed, "decisive": decisive, "groups": GROUPS}
+    return known | ({"joined": counts} if joined else {})
 
 
 SENDS = waits("1", None, "send or receive", time=None)
@@ -99,17 +91,9 @@ def test_a_call_is_new_if_others_came_before_it_than_ever(calls, new):
 
 def entry(name, sizes, number, retired, alone=False):
     """An entry of torch's flight recorder."""
-    return {
-        "profiling_name": name,
-        "input_sizes": sizes,
-        "collective_seq_id": number,
-        "retired": retired,
-        "is_p2p": alone,
-    } | {
-        "process_group": ("1", "mesh_pp"),
-        "state": "scheduled",
-        "time_created_ns": number * 10**9,
-    }
+    known = {"profiling_name": name, "input_sizes": sizes, "collective_seq_id": number, "retired": retired}
+    known |= {"process_group": ("1", "mesh_pp"), "state": "scheduled", "time_created_ns": number * 10**9}
+    return known | {"is_p2p": alone}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +152,7 @@ def test_a_rank_that_was_aborted_failed_at_what_it_did_and_not_at_what_started_i
 def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path):
     record = tmp_path / "attempts.jsonl"
     for started, expected in ((1.0, None), (1e11, "why")):
-        record.write_text(json.dumps({"started": 0.5}) + "\n" + json.dumps({"started": started}) + "\n")
+        write_lines(record, [{"started": 0.5}, {"started": started}])
         note_cause(tmp_path, "why")
         assert [json.loads(line).get("cause") for line in record.read_text().splitlines()] == [None, expected]
 
@@ -176,10 +160,8 @@ def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path
 def test_ranks_of_whose_calls_only_the_places_are_known(tmp_path):
     """As of a user's script: the stacks tell, and one that is elsewhere than most is named, though not as certain."""
     places = [("all_reduce", "a.py:3 (f)")] * 2 + [("recv", "a.py:9 (g)")]
-    notes = [
-        {"doing": WAITING, "operation": operation, "where": where, "host": "node0", "since": None}
-        for operation, where in places
-    ]
+    common = {"doing": WAITING, "host": "node0", "since": None}
+    notes = [common | {"operation": operation, "where": where} for operation, where in places]
     said = who_waits(notes)
     assert said.startswith(
         "perhaps rank 2 on node0 did not join the all_reduce, where rank 0 on node0 waited at a.py:3"
@@ -242,14 +224,11 @@ def test_a_rank_that_gave_up_waiting_is_not_the_cause(code, log, waited, tmp_pat
 
 def test_what_stands_on_the_path_of_ranks_hides_no_sitecustomize_and_needs_little(tmp_path):
     source = (ON_PATH / "sitecustomize.py").read_text()
-    parsed = ast.parse(source, feature_version=(3, 9))
-    assert {
-        each.name.partition(".")[0] for node in ast.walk(parsed) if isinstance(node, ast.Import) for each in node.names
-    } <= (sys.stdlib_module_names)
+    imports = [each for each in ast.walk(ast.parse(source, feature_version=(3, 9))) if isinstance(each, ast.Import)]
+    assert {each.name.partition(".")[0] for node in imports for each in node.names} <= sys.stdlib_module_names
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.mine = True")
-    program = (
-        f"import os, sys; assert sys.mine; os.kill(os.getpid(), {int(STACK_SIGNAL)}); print(os.environ['PYTHONPATH'])"
-    )
+    signalled = f"os.kill(os.getpid(), {int(STACK_SIGNAL)})"
+    program = f"import os, sys; assert sys.mine; {signalled}; print(os.environ['PYTHONPATH'])"
     environment = {"PYTHONPATH": f"{ON_PATH}:{tmp_path}", "PARASCALE_STACK": f"{int(STACK_SIGNAL)}:{tmp_path}/stack"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path) and frames_in((tmp_path / "stack").read_text())[-1][2] == "<module>"

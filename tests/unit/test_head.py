@@ -66,9 +66,8 @@ def test_in_bf16_it_is_as_exact_as_all_logits_in_fp32(chunk, device, monkeypatch
     expected = results(head, exact, whole(head, exact, labels, 0.0))
     assert found[0].dtype == torch.float32
     for ours, true in zip(found, expected, strict=True):
-        assert (
-            ours.double() - true
-        ).norm() < 0.006 * true.norm()  # half of bf16's 2⁻⁷ twice: logits and their gradient
+        # Half of bf16's 2⁻⁷ twice: logits and their gradient.
+        assert (ours.double() - true).norm() < 0.006 * true.norm()
 
 
 def test_no_more_than_a_chunk_of_logits_lies_there(monkeypatch):

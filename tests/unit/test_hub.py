@@ -25,13 +25,9 @@ from tests.unit.image_sets import index_of, jpeg
 
 COMMIT = "b08601e04326c79dfdd32d625aee71d232d685c3"
 TOKEN = "hf_of_a_test"
-CONFIGS = [
-    {
-        "config_name": "small",
-        "data_files": [{"split": "train", "path": "small/train-*"}, {"split": "dev", "path": ["small/dev-*"]}],
-    },
-    {"config_name": "large", "data_files": [{"split": "train", "path": "large/*"}]},
-]
+SMALL = [{"split": "train", "path": "small/train-*"}, {"split": "dev", "path": ["small/dev-*"]}]
+CONFIGS = [{"config_name": "small", "data_files": SMALL}]
+CONFIGS += [{"config_name": "large", "data_files": [{"split": "train", "path": "large/*"}]}]
 
 
 def parquet(*texts, column="text"):
@@ -109,9 +105,7 @@ def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, conten
 
 
 def test_tokens_come_from_the_hub_as_well_and_outlive_the_download(site, tmp_path):
-    parts = {
-        split: np.arange(number, number + 9, dtype=np.uint16) for number, split in enumerate(("train", "val", "test"))
-    }
+    parts = {split: np.arange(n, n + 9, dtype=np.uint16) for n, split in enumerate(("train", "val", "test"))}
     publish(site, {f"birds_{split}_000000.bin": part.tobytes() for split, part in parts.items()})
     raw = download(source_of(site), tmp_path / "raw")
     assert raw.holds_tokens()

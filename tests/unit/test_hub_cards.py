@@ -89,9 +89,8 @@ def splits_of(**splits):
 )
 def test_a_card_is_resolved_as_the_hub_does(site, tmp_path, configs, settings, expected):
     files = ["data/train-0", "data/old/train-0", "en/train-0", ".cache/train-0"]
-    publish(
-        site, {f"{path}.parquet": parquet(path) for path in files}, [{"config_name": "x", **each} for each in configs]
-    )
+    named = [{"config_name": "x", **each} for each in configs]
+    publish(site, {f"{path}.parquet": parquet(path) for path in files}, named)
     assert texts_of(download(source_of(site, **settings), tmp_path / "raw")) == {"train": expected}
 
 
@@ -119,11 +118,8 @@ def test_shards_below_data_come_before_other_names(site, tmp_path):
     ],
 )
 def test_a_card_that_cannot_be_followed_is_named(site, tmp_path, config, message):
-    publish(
-        site,
-        {"data/train.parquet": parquet("a")},
-        [{"config_name": "x", **config} if isinstance(config, dict) else config],
-    )
+    config = {"config_name": "x", **config} if isinstance(config, dict) else config
+    publish(site, {"data/train.parquet": parquet("a")}, [config])
     with pytest.raises(DataError, match=message):
         download(source_of(site), tmp_path / "raw")
 

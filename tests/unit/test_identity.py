@@ -86,18 +86,14 @@ def test_a_setting_moves_the_identities_that_it_decides_and_no_others(kind, sett
 
 
 def test_the_words_of_a_difference_name_key_and_both_values():
-    run, other = (
-        run_of("transformer_lm"),
-        run_of("transformer_lm", **{"workload.optim.lr": 2e-3, "workload.model.layers": 4}),
-    )
+    others = {"workload.optim.lr": 2e-3, "workload.model.layers": 4}
+    run, other = run_of("transformer_lm"), run_of("transformer_lm", **others)
     assert identity.difference(other, run) == "`model.layers` 2 → 4, `optim.lr` 0.001 → 0.002"
 
 
 def test_weak_scaling_is_compared_without_the_batch_and_its_rate():
-    weak = run_of(
-        "transformer_lm",
-        **{"scaling": "weak", "layout.dp": 2, "layout.gpus_per_node": 2, "workload.optim.lr_scaling": "linear"},
-    )
+    wide = {"scaling": "weak", "layout.dp": 2, "layout.gpus_per_node": 2, "workload.optim.lr_scaling": "linear"}
+    weak = run_of("transformer_lm", **wide)
     assert weak.global_batch == 128 and weak.peak_lr == 2e-3
     assert identity.difference(weak, run_of("transformer_lm")) == ""
     strong = run_of("transformer_lm", **{"workload.training.global_batch": 128, "workload.optim.lr": 2e-3})

@@ -1,6 +1,5 @@
 """Raw images are drawn, left where they lie, or fetched; what was fetched is kept, and comes whole or not at all."""
 
-import errno
 import hashlib
 import tarfile
 
@@ -13,6 +12,7 @@ from parascale.data.sources import url
 from parascale.errors import ConfigError, RequirementError
 from parascale.settings import Source
 from parascale.settings.formats import Images
+from tests.made_up import FULL_DISK, failing
 from tests.unit.image_sets import image_folder
 
 SMALL = Images(train=40, validation=10, test=10, size=32)
@@ -65,17 +65,10 @@ def test_an_archive_by_address_is_unpacked_and_indexed(site, made, tmp_path, que
     index_images(images_root(raw), Images(), tmp_path / "index")
     index = ImageIndex(tmp_path / "index")
     assert index.classes == ["cat", "dog"]
-    found = {
-        (split, images.name(i), index.classes[images.labels[i]]): images.read(i)
-        for split in index.splits
-        for images in [index.split(split)]
-        for i in range(len(images))
-    }
-    assert found == {
-        (split, path.relative_to(made).as_posix(), path.parent.name): path.read_bytes()
-        for split, folder in (("train", "train"), ("validation", "val"))
-        for path in made.glob(f"{folder}/*/*.jpg")
-    }
+    for split, folder in (("train", "train"), ("validation", "val")):
+        images, files = index.split(split), made.glob(f"{folder}/*/*.jpg")
+        read = {(images.name(i), index.classes[images.labels[i]]): images.read(i) for i in range(len(images))}
+        assert read == {(str(path.relative_to(made)), path.parent.name): path.read_bytes() for path in files}
     assert not (tmp_path / "raw.partial").exists()
     download_images(source_of(site, query), Images(), tmp_path / "raw")
     assert len(site.requests) == 1, "what is there and whole is kept"
@@ -89,11 +82,8 @@ def test_what_is_no_archive_is_refused_before_anything_is_fetched(site, tmp_path
 
 
 def test_a_full_disk_is_said_and_the_archive_is_not_fetched_again(site, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched, pytest.raises(RequirementError, match="disk or its quota is full"):
-        patched.setattr(url, "unpack", full)
+        patched.setattr(url, "unpack", failing(FULL_DISK))
         download_images(source_of(site), Images(), tmp_path / "raw")
     assert not (tmp_path / "raw").exists()
     download_images(source_of(site), Images(), tmp_path / "raw")

@@ -19,12 +19,8 @@ def write_packed(path, labels, names=None, image=None, **columns):
     rows = [make_jpeg(number + len(path.name)) for number in range(len(labels))]
     path.parent.mkdir(exist_ok=True)
     table = pa.table({"image": pa.array(rows, image), "label": labels, **columns})
-    metadata = {
-        "huggingface": names
-        if isinstance(names, str)
-        else json.dumps({"info": {"features": {"label": {"names": names}}}})
-    }
-    pq.write_table(table.replace_schema_metadata(metadata if names else None), path)
+    told = names if isinstance(names, str) else json.dumps({"info": {"features": {"label": {"names": names}}}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": told} if names else None), path)
     return rows
 
 
@@ -60,11 +56,7 @@ LATIN = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"caf\xe9", b"ba
     ("first", "second", "message"),
     [
         (([0, 1], ["a", "b"]), ([0, 1], ["b", "a"]), None),
-        (
-            ([0, 1],),
-            ([0, 1], "no JSON"),
-            "validation.parquet: the metadata `huggingface` on column `label` cannot be read",
-        ),
+        (([0, 1],), ([0, 1], "no JSON"), "validation.parquet: the metadata `huggingface` on column `label` cannot be"),
         (([0, 1],), ([0, 1], "[1]"), "validation.parquet: the metadata `huggingface`"),
         (([0, 1], ["a", "a"]), ([0, 1],), "train.parquet: the metadata .*twice"),
         (([[0, 1], [1]],), ([0, 1],), "train.parquet: column `label` holds list.*several labels an image"),
@@ -86,10 +78,10 @@ def test_packed_tables_that_are_not_as_they_should_be_are_named(first, second, m
     else:
         write_packed(other, ["a", "b"])
         table, whole = pq.read_table(other), other.read_bytes()
-        if second in ("no image", "twice"):
-            pq.write_table(
-                table.drop(["image"]) if second == "no image" else table.append_column("label", table["label"]), other
-            )
+        if second == "no image":
+            pq.write_table(table.drop(["image"]), other)
+        elif second == "twice":
+            pq.write_table(table.append_column("label", table["label"]), other)
         else:
             other.write_bytes(whole[:-100] if second == "cut" else whole[:40] + bytes(400) + whole[440:])
     if message is None:
@@ -156,7 +148,5 @@ def test_a_label_that_is_no_class_is_listed(tmp_path):
     table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
     metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
-    with pytest.raises(
-        DataError, match=r"missing or unknown label: 1\. The classes are 0, 1: give each row one of them, or remove it"
-    ):
+    with pytest.raises(DataError, match=r"missing or unknown label: 1\. The classes are 0, 1: give each row one"):
         index_of(tmp_path / "raw", tmp_path / "index")

@@ -61,11 +61,9 @@ def test_parquet_that_holds_the_images_as_the_hub_has_it(tmp_path):
     """Struct of bytes and path, whole numbers as labels, names in Hugging Face's metadata, several files."""
     (tmp_path / "raw").mkdir()
     images = [make_jpeg(seed) for seed in range(6)]
+    rows = [{"bytes": image, "path": f"{seed}.jpg"} for seed, image in enumerate(images)]
     for number in range(2):
-        rows = [{"bytes": image, "path": f"{seed}.jpg"} for seed, image in enumerate(images)][
-            number * 3 : number * 3 + 3
-        ]
-        table = pa.table({"image": rows, "label": pa.array([1, 0, 1], pa.int64())})
+        table = pa.table({"image": rows[number * 3 : number * 3 + 3], "label": pa.array([1, 0, 1], pa.int64())})
         metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
         pq.write_table(table.replace_schema_metadata(metadata), tmp_path / f"raw/train-{number:05d}-of-00002.parquet")
     index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0)
@@ -119,10 +117,7 @@ def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path)
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (
-            ["set/{}/a/0.jpg", "set/{}/b/0.jpg", "more/0.jpg"],
-            "raw/set: holds splits .*set `data.source.location` to it",
-        ),
+        (["set/{}/a/0.jpg", "set/{}/b/0.jpg", "more/0.jpg"], "raw/set: holds splits .*set `data.source.location` to"),
         (["cat/{}/0.jpg", "dog/{}/0.jpg"], "raw/cat: holds splits"),
         (["set/Train/0.jpg", "set/TEST/0.jpg", "more/0.jpg"], "raw/set: holds splits"),
         (["set/{}-00000-of-00001.parquet", "set/0.jpg", "more/0.jpg"], "raw/set: holds splits"),
@@ -173,13 +168,7 @@ def test_images_that_a_camera_turned_are_counted(packed, tmp_path):
     """Orientation is applied by no decoder, as torchvision applies none; the index says how many images have one."""
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
-    kinds = [
-        ("JPEG", {"exif": turned}),
-        ("PNG", {"exif": turned}),
-        ("WEBP", {"exif": turned}),
-        ("JPEG", {}),
-        ("PNG", {}),
-    ]
+    kinds = [(name, {"exif": turned}) for name in ("JPEG", "PNG", "WEBP")] + [("JPEG", {}), ("PNG", {})]
     images = [encoded(Image.open(io.BytesIO(make_jpeg(seed))), name, **how) for seed, (name, how) in enumerate(kinds)]
     (tmp_path / "raw").mkdir()
     if packed:

@@ -27,11 +27,8 @@ ALLOWED = {
 }
 ALLOWED["check"] = {"settings", "data", "families", "evaluation", "checkpoint", "parallel", "train", "plan", "launch"}
 ALLOWED["commands"] = set(ALLOWED)  # the verbs, which nothing but the command loads
-BESIDE = {
-    "cli.py": {"settings"},
-    "script.py": {"settings"},
-    "__main__.py": {"check"},
-}  # modules beside the rooms that may import from one
+# Modules beside the rooms that may import from one.
+BESIDE = {"cli.py": {"settings"}, "script.py": {"settings"}, "__main__.py": {"check"}}
 WITHOUT_TORCH = ("settings", "families", "store", "plan", "report", "launch", "data", "commands")
 # What is imported only where it is used: batches as tensors, and of families what is no settings and no sizes.
 NEEDS_TORCH = re.compile(

@@ -18,6 +18,7 @@ from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
 from tests.distributed.cases import but_slow, ranks_of
 from tests.forks import FORKS
+from tests.made_up import failing
 
 LANGUAGE = {"dim": 12, "heads": 6, "kv_heads": 3, "layers": 3, "hidden": 42, "activation": "swiglu", "tied": True}
 IMAGES = {"kind": "xresnet", "dim": 16, "depths": [1, 1]}
@@ -35,15 +36,11 @@ LAYOUTS = {
 
 def run_of(layout, model=LANGUAGE):
     images = model.get("kind") == "xresnet"
-    workload = {
-        "name": "x",
-        "task": "classification" if images else "language_model",
-        "model": model,
-        "training": {"steps": 1, "global_batch": 36, **({"image_size": 32} if images else {"window": 12})},
-    }
-    return strict.load(
-        Run, {"run": "x", "workload": workload, "layout": {"gpus_per_node": ranks_of(layout), **layout}}, "test"
-    )
+    training = {"steps": 1, "global_batch": 36, **({"image_size": 32} if images else {"window": 12})}
+    workload = {"name": "x", "model": model, "training": training}
+    workload |= {"task": "classification"} if images else {}
+    layout = {"gpus_per_node": ranks_of(layout), **layout}
+    return strict.load(Run, {"run": "x", "workload": workload, "layout": layout}, "test")
 
 
 def model_of(run):
@@ -106,9 +103,8 @@ def test_a_rank_draws_its_own_shard_of_the_same_weights(layout):
             seen[name][here] = True
         assert drawn == sum(values.size for name, _, values, _ in weights if "norm" not in name and "bias" not in name)
     assert all(mask.all() for mask in seen.values())
-    assert {name: sum(parts.values()) for name, parts in bits.items()} == {
-        name: shard.bits() for name, shard in shards_.items()
-    }
+    summed = {name: sum(parts.values()) for name, parts in bits.items()}
+    assert summed == {name: shard.bits() for name, shard in shards_.items()}
 
 
 WHOLE = torch.arange(6.0).view(2, 3)
@@ -140,10 +136,7 @@ def test_nothing_is_drawn_where_a_checkpoint_is_restored_and_what_it_lacks_is_fi
 def test_a_class_that_fills_no_parameters_itself_is_not_built_for_a_checkpoint():
     part = torch.nn.Linear(3, 2)
     before = part.weight.clone()
-
-    def built():
-        raise AssertionError("every weight of it is drawn")
-
+    built = failing(AssertionError("every weight of it is drawn"))
     initialise(part, built, 1, {}, restored=True)
     assert torch.equal(part.weight, before)
     with pytest.raises(AssertionError, match="drawn"):
@@ -178,14 +171,8 @@ def test_normal_weights_have_the_moments_and_quantiles_of_a_normal_distribution(
 
 def test_weights_of_other_places_names_and_seeds_are_independent():
     first = drawn((1000, 1000))
-    others = {
-        "name": drawn((1000, 1000), "v"),
-        "seed": drawn((1000, 1000), seed=2),
-        "row": first.roll(1, 0),
-        "column": first.roll(1, 1),
-        "row 512": first.roll(512, 0),
-        "transposed": first.T,
-    }
+    others = {"name": drawn((1000, 1000), "v"), "seed": drawn((1000, 1000), seed=2), "transposed": first.T}
+    others |= {"row": first.roll(1, 0), "column": first.roll(1, 1), "row 512": first.roll(512, 0)}
     for name, other in others.items():
         assert abs((first * other).mean()) < 5e-3, name  # of the diagonal, 1e-3 is the same
     rows = torch.corrcoef(first)  # every pair of rows: the largest of half a million

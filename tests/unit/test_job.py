@@ -12,9 +12,8 @@ from parascale.lease import Lease
 from parascale.store.trainings import Store
 from parascale.train.acquire_run import acquire_run, continuation_of
 from parascale.train.job import ChangedDataError, job_of, published
-
-from .test_plan_budget import project
-from .test_store import fill
+from tests.made_up.project import project
+from tests.made_up.results import fill
 
 RUNS = "run\tworkload\tinit_from\nfirst\tlm-small\t-\nsecond\tlm-small\tfirst\n"
 
@@ -116,10 +115,8 @@ def test_what_stepped_aside_before_stays_when_more_of_its_kind_does(job):
     for aside in job.work.parent.glob("single.superseded-*"):
         assert (aside / "did").read_text() == "first"
     begun(edited, "edited again")
-    assert sorted((path / "did").read_text() for path in job.work.parent.glob("single.superseded-*")) == [
-        "first",
-        "second",
-    ]
+    aside = job.work.parent.glob("single.superseded-*")
+    assert sorted((path / "did").read_text() for path in aside) == ["first", "second"]
     lease, *_ = acquire_run(job)
     assert (job.work / "did").read_text() == "second"
     lease.release()

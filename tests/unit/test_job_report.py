@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import re
 from array import array
@@ -13,8 +12,8 @@ from parascale.errors import ParascaleError
 from parascale.report import numbers
 from parascale.report.job import PARTS, load_job, over_time, render_job, usage_table
 from parascale.telemetry import COLUMNS, read_samples
-from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
-from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
+from tests.made_up.devices import GIB, START, gpu_lines, write_devices
+from tests.made_up.results import CLUSTER, SHARES, edited, fake, write_lines, write_results
 from tests.unit.page_cells import Cells
 
 LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 3600.0}
@@ -22,17 +21,9 @@ LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 360
 
 def attempt(number, outcome, seconds, start=START, **more):
     """An attempt as the record has it."""
-    return {
-        "start": "2026-01-02T03:04:05+00:00",
-        "started": start,
-        "seconds": seconds,
-        "outcome": outcome,
-        "first_step": 1 + 10 * (number - 1),
-        "last_step": 10 * number,
-        "job_id": str(100 + number),
-        "hosts": ["node0"],
-        **more,
-    }
+    attempt = {"start": "2026-01-02T03:04:05+00:00", "started": start, "seconds": seconds, "outcome": outcome}
+    attempt |= {"first_step": 10 * number - 9, "last_step": 10 * number, "job_id": str(100 + number)}
+    return attempt | {"hosts": ["node0"], **more}
 
 
 def job_of(root, devices=None, attempts=None, **options):
@@ -44,27 +35,22 @@ def job_of(root, devices=None, attempts=None, **options):
         write_devices(folder, devices)
     if attempts:
         if (folder / "attempts.jsonl").exists():
-            (folder / "attempts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in attempts))
-        described = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps({**described, "attempts": attempts}))
+            write_lines(folder / "attempts.jsonl", attempts)
+        edited(folder / "run.json", attempts=attempts)
     return load_job(results, work, "run")
 
 
 WELL = gpu_lines(memory=30 * GIB)
 ONE_LIMIT = [attempt(1, "stopped", 3520, **LIMIT), attempt(2, "finished", 600)]
+CAPPED, WAITS = gpu_lines(4, 1, throttled={0: "power_cap"}), {**SHARES, "data": 0.635}
+HANG = attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")
 PLANTED = {
     "nothing": {},
-    "several, the worst first": {
-        "devices": gpu_lines(4, 1, throttled={0: "power_cap"}),
-        "attempts": ONE_LIMIT,
-        "dp": 1,
-        "idle_gpus": 3,
-        "shares": {**SHARES, "data": 0.635},
-    },
+    "several, the worst first": {"devices": CAPPED, "attempts": ONE_LIMIT, "dp": 1, "idle_gpus": 3, "shares": WAITS},
     "an idle GPU": {"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.01])},
     "GPUs nobody uses": {"devices": gpu_lines(4, 1), "dp": 1, "idle_gpus": 3},
     "idle by layout, without samples": {"dp": 1, "idle_gpus": 3},
-    "a slow loader": {"shares": {**SHARES, "data": 0.635}},
+    "a slow loader": {"shares": WAITS},
     "communication": {"shares": {**SHARES, "communication": 0.64}},
     "a bubble": {"shares": {**SHARES, "bubble": 0.66}},
     "the time limit": {"attempts": ONE_LIMIT},
@@ -76,11 +62,7 @@ PLANTED = {
     "heat": {"devices": gpu_lines(throttled={2: "hardware_thermal"})},
     "low use": {"devices": gpu_lines(use=0.3)},
     "a GPU that idles while others wait": {"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.5])},
-    "a hang": {
-        "attempts": [attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")],
-        "status": "running",
-        "steps": 10,
-    },
+    "a hang": {"attempts": [HANG], "status": "running", "steps": 10},
     "full memory": {"devices": gpu_lines(memory=39 * GIB)},
     "empty memory": {"devices": gpu_lines(memory=2 * GIB)},
     "one micro-batch": {"pp": 4, "dp": 1},
@@ -112,9 +94,8 @@ def test_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
     joules = sum(map(max, counted.values()))
     assert shown["total"]["GPU energy"] == numbers.energy(joules)
     assert f">{shown['max']['GPU use']}</td>" in render_job(job)
-    assert float(
-        Cells(render_job(job)).found["job-table", "Energy of the GPUs", "energy_joules_value"]
-    ) == pytest.approx(joules)
+    energy = Cells(render_job(job)).found["job-table", "Energy of the GPUs", "energy_joules_value"]
+    assert float(energy) == pytest.approx(joules)
 
 
 def test_a_total_is_unknown_if_that_of_one_device_is(tmp_path):

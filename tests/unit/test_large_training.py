@@ -26,9 +26,8 @@ def project(tmp_path, monkeypatch):
     (workload,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "workloads/mine.yaml").write_text(workload)
     (tmp_path / "workloads/mine-proof.yaml").write_text(re.search(r"^    (\{extends.*)$", page, re.MULTILINE)[1])
-    (tmp_path / "proof.tsv").write_text(
-        "".join(f"{row}\n" for row in re.findall(r"^    (.*\t.*)$", page, re.MULTILINE))
-    )
+    rows = re.findall(r"^    (.*\t.*)$", page, re.MULTILINE)
+    (tmp_path / "proof.tsv").write_text("".join(f"{row}\n" for row in rows))
     np.arange(1234, dtype=np.uint32).tofile(tmp_path / "all.bin")
     monkeypatch.setenv("DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -38,10 +37,8 @@ def project(tmp_path, monkeypatch):
 
 def test_the_proof_compares_a_layout_with_one_process_of_the_same_model_and_fits(project):
     planner = Planner(project)
-    assert {name: (run.strategy, run.baseline) for name, run in project.runs.items()} == {
-        "proof-1": ("single", "proof-1"),
-        "proof-16": ("fsdp", "proof-1"),
-    }
+    found = {name: (run.strategy, run.baseline) for name, run in project.runs.items()}
+    assert found == {"proof-1": ("single", "proof-1"), "proof-16": ("fsdp", "proof-1")}
     assert {planner.prediction(name).fits for name in project.runs} == {"fits"}
     assert list(project.datasets) == ["mine"]
 

@@ -1,6 +1,5 @@
 """One writer a run: a living holder is respected, a dead one replaced, and one that was thought dead gives way."""
 
-import errno
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from parascale import lease as module
 from parascale.errors import TrainingError
 from parascale.files import read_json, user_name, write_json
 from parascale.lease import Lease
+from tests.made_up import FULL_DISK, failing
 from tests.pace import wait_for
 
 
@@ -49,12 +49,9 @@ def test_a_living_holder_is_named(tmp_path):
 
 
 def test_a_lease_that_may_not_be_read_names_its_owner_or_the_number_of_a_user_without_a_name(tmp_path, monkeypatch):
-    def forbidden(path):
-        raise PermissionError
-
     (tmp_path / "lease.json").touch()
     os.chown(tmp_path / "lease.json", 54321 if os.getuid() == 0 else -1, -1)
-    monkeypatch.setattr(module, "read_json", forbidden)
+    monkeypatch.setattr(module, "read_json", failing(PermissionError()))
     owner = "54321" if os.getuid() == 0 else user_name(os.getuid())
     with pytest.raises(TrainingError, match=f"of the user {owner}, and not readable.*--root"):
         Lease(tmp_path).acquire()
@@ -131,11 +128,7 @@ def test_a_damaged_lease_that_nobody_renews_is_free(content, tmp_path, given_up_
 
 def test_a_full_disk_leaves_no_lease(tmp_path, monkeypatch):
     """Half of one would keep the next start waiting."""
-
-    def fails(value, file):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module.json, "dump", fails)
+    monkeypatch.setattr(module.json, "dump", failing(FULL_DISK))
     with pytest.raises(OSError, match="No space left"):
         Lease(tmp_path).acquire()
     assert not Lease(tmp_path).holder()
@@ -211,18 +204,12 @@ def test_only_a_later_start_of_the_same_job_takes_a_living_holders_place(job, re
     assert former.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("write_json", OSError(28, "No space left on device")), ("read_json", PermissionError())]
-)
+@pytest.mark.parametrize(("name", "error"), [("write_json", FULL_DISK), ("read_json", PermissionError())])
 def test_a_file_system_that_fails_for_a_while_does_not_end_the_lease(name, error, tmp_path, monkeypatch):
     lease = Lease(tmp_path)
     lease.acquire()
     before, real = read_json(lease.path)["time"], getattr(module, name)
-
-    def fails(*_):
-        raise error
-
-    monkeypatch.setattr(module, name, fails)
+    monkeypatch.setattr(module, name, failing(error))
     time.sleep(0.3)
     monkeypatch.setattr(module, name, real)
     wait_for(lambda: read_json(lease.path)["time"] != before, "it to be renewed again")

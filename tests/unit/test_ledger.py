@@ -6,7 +6,6 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +16,9 @@ from parascale.plan.ledger import rule_history
 from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.collect import members
 from snakemake_logger_plugin_parascale.live import Ledger
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.cluster import Thing
+from tests.made_up.project import jobs, project
+from tests.made_up.results import write_lines
 
 ROOT = Path(__file__).parents[2]
 BEGAN = 1_800_000_000.0
@@ -63,8 +64,7 @@ def test_a_training_counts_as_long_as_it_ran(ledger):
 
 def test_a_failed_attempt_counts_and_the_job_waits_again(ledger):
     work = ledger.planner.project.paths.under_way / "runs" / "ddp-8"
-    work.mkdir(parents=True)
-    (work / "attempts.jsonl").write_text(json.dumps(attempt(BEGAN + HOUR, 1800.0)) + "\n")
+    write_lines(work / "attempts.jsonl", [attempt(BEGAN + HOUR, 1800.0)])
     before = ledger.line(BEGAN)
     ledger.started([4], BEGAN)
     ledger.failed(4, BEGAN + 2 * HOUR)
@@ -81,20 +81,19 @@ def test_a_training_that_becomes_far_dearer_is_told_once_and_before_it_has(ledge
     work = planner.project.paths.under_way / "runs" / "ddp-8"
     write_json(work / "run.json", {"steps": predicted.steps, "prediction": predicted.as_dict()})
     seconds = pace * predicted.seconds / predicted.steps
-    lines = [{"step": step, "seconds": {"total": seconds}} for step in range(1, steps + 1)]
-    (work / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = ({"step": step, "seconds": {"total": seconds}} for step in range(1, steps + 1))
+    write_lines(work / "steps.jsonl", lines)
     assert [*ledger.dearer()] == [], "it has not been started"
     ledger.started([3, 4], BEGAN)
     for started in (BEGAN - HOUR, BEGAN + 60.0):
         assert [*ledger.dearer()] == [], "what is there is an older training's"
-        (work / "attempts.jsonl").write_text(json.dumps({"started": started}) + "\n")
+        write_lines(work / "attempts.jsonl", [{"started": started}])
     told = [*ledger.dearer()]
-    assert len(told) == said and [*ledger.dearer()] == []
-    if said:
-        hours, times = (
-            float(each)
-            for each in re.search(r"\(ddp-8\) will cost about ([\d.]+) core-h, ([\d.]+) ×", told[0]).groups()
-        )
+    assert len(told) == said
+    assert [*ledger.dearer()] == []
+    for line in told:
+        found = re.search(r"\(ddp-8\) will cost about ([\d.]+) core-h, ([\d.]+) ×", line)
+        hours, times = map(float, found.groups())
         assert 1.5 < times < pace and hours == pytest.approx(times * predicted.core_hours, rel=0.05)
 
 
@@ -124,9 +123,8 @@ def chain(tmp_path):
 
 def benchmark(ledger, seconds, when):
     """What Snakemake leaves of `convert`."""
-    path = ledger.plan.jobs[1].benchmark
-    with open(path, "w", encoding="utf-8") as table:
-        table.write(f"s\th:m:s\tmax_rss\n{seconds}\t0:30:00\t-\n")
+    path = Path(ledger.plan.jobs[1].benchmark)
+    path.write_text(f"s\th:m:s\tmax_rss\n{seconds}\t0:30:00\t-\n")
     os.utime(path, (when, when))
 
 
@@ -181,14 +179,8 @@ def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):
 
 def test_of_a_group_snakemake_names_it_and_not_its_jobs():
     """Else nothing that ran in a group would count as used."""
-
-    class Thing(SimpleNamespace):
-        __hash__ = object.__hash__
-
-    jobs = [
-        Thing(rule=Thing(name=name), wildcards_dict={}, number=number)
-        for name, number in (("b", 4), ("a", 3), ("a", 7))
-    ]
+    named = ("b", 4), ("a", 3), ("a", 7)
+    jobs = [Thing(rule=Thing(name=name), wildcards_dict={}, number=number) for name, number in named]
     one, other = Thing(jobid="one's", toposorted=[jobs[:1], jobs[1:2]]), Thing(jobid="another's", toposorted=[jobs[2:]])
     dag = Thing(_group=dict(zip(range(3), (one, one, other), strict=True)), jobid=lambda job: job.number)
     assert [members(dag, each) for each in (9, "one's", "another's", "gone")] == [(9,), (4, 3), (7,), ()]

@@ -3,7 +3,6 @@
 A block of that file is a project with some edits (`> - path` removes a file), a command, and the first line that says what is wrong; `…` stands for any text.
 """
 
-import errno
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import yaml
 
 from parascale import cli
 from parascale.commands import launch
+from tests.made_up import FULL_DISK, failing
 
 FILE = Path(__file__).with_name("mistakes.txt")
 HERE = "config/sites/here.yaml"
@@ -38,11 +38,7 @@ PROJECT = {
 }
 
 
-FULL_DISK = "> full disk"
-
-
-def full_disk(_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+ON_FULL_DISK = "> full disk"
 
 
 def mistakes():
@@ -67,7 +63,7 @@ def edited(edit):
 @pytest.mark.parametrize(("edits", "words", "said"), list(mistakes()))
 def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, capfd):
     removed = [edit[4:] for edit in edits if edit.startswith("> - ")]
-    changes = dict(edited(edit) for edit in edits if edit != FULL_DISK and edit[4:] not in removed)
+    changes = dict(edited(edit) for edit in edits if edit != ON_FULL_DISK and edit[4:] not in removed)
     for path, content in {**PROJECT, **changes}.items():
         if path in removed:
             continue
@@ -78,17 +74,14 @@ def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     for start in ("run_node", "run_nodes_here"):
         monkeypatch.setattr(launch, start, lambda *_: pytest.fail("it was started"))
-    if FULL_DISK in edits:
-        monkeypatch.setattr(os, "fsync", full_disk)
+    if ON_FULL_DISK in edits:
+        monkeypatch.setattr(os, "fsync", failing(FULL_DISK))
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))
     with pytest.raises(SystemExit) as end:
         cli.parascale(words, prog_name="parascale")
     printed = capfd.readouterr()
-    lines = [
-        line
-        for line in (printed.err + printed.out).replace(f"{tmp_path}/", "").replace(str(tmp_path), "HERE").splitlines()
-        if line.strip()
-    ]
+    text = (printed.err + printed.out).replace(f"{tmp_path}/", "").replace(str(tmp_path), "HERE")
+    lines = [line for line in text.splitlines() if line.strip()]
     first = next((line for line in lines if re.match(r"error: |Error: |warning: |refused: ", line)), lines[0])
     assert "Traceback" not in printed.err
     assert re.fullmatch(re.escape(said).replace("…", ".*"), first), first

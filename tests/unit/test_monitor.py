@@ -17,8 +17,8 @@ from parascale.slurm import fields, parse_job
 from parascale.telemetry import COLUMNS, Device, figures, read_samples, total
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import DeviceMonitor, monitored, publish
+from tests.made_up.results import CLUSTER, SITE
 from tests.pace import starts, wait_for
-from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
 
@@ -78,9 +78,7 @@ def test_a_node_without_gpus_is_sampled(tmp_path):
         write_text(tmp_path / "some", "x" * 100_000)
     process, host = read_samples([path])
     assert (process.kind, process.rank, host.kind) == ("rank", 0, "host")
-    assert max(process.known("cores_busy")) > 0.5 * used / seconds, (
-        "this process took all of a core that others left it"
-    )
+    assert max(process.known("cores_busy")) > 0.5 * used / seconds, "it took all of a core that others left it"
     assert process.mean("memory_bytes") > 1e6 and process.increase("written_bytes") >= 100_000
     assert 0 <= host.mean("utilisation") <= 1 and host.mean("memory_total_bytes") > host.mean("memory_bytes") > 1e6
     assert len(process.times) >= 4 and math.isnan(process.values["cores_busy"][0]), "nothing to compare the first with"
@@ -189,9 +187,7 @@ def test_the_first_process_of_each_node_samples_the_processes_of_its_node(
     assert [path.name for path in tmp_path.iterdir()] == ([file] if file else [])
     found = read_samples(tmp_path.iterdir())
     assert [device.rank for device in found if device.kind == "rank"] == ([rank, rank + 1] if file else [])
-    assert not any(thread.name == "monitor" for thread in threading.enumerate()), (
-        "the sampler has ended with the training"
-    )
+    assert not [thread for thread in threading.enumerate() if thread.name == "monitor"], "it ends with the training"
 
 
 def test_without_a_driver_the_node_is_sampled_and_it_is_said(tmp_path, monkeypatch, capsys):

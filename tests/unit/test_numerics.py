@@ -111,9 +111,8 @@ def test_a_family_under_development_counts_as_it_is_until_it_is_declared(copied)
 def test_a_later_family_changes_keys_only_of_a_user_s_class_that_names_it(copied, tmp_path, monkeypatch):
     own = tmp_path / "own.py"
     model = SimpleNamespace(kind=f"{own}:Own", folder=None)
-    run = SimpleNamespace(
-        workload=SimpleNamespace(model=model, task="language_model", is_script=False), engine="native"
-    )
+    workload = SimpleNamespace(model=model, task="language_model", is_script=False)
+    run = SimpleNamespace(workload=workload, engine="native")
     later = copied / "families/mine/modules.py"
     monkeypatch.setattr(keys, "all_families", lambda: [*keys.FIRST, *(["mine"] if later.exists() else [])])
 

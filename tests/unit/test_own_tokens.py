@@ -23,9 +23,8 @@ from tests.unit.test_tokenizers import gpt2, saved
 from tests.unit.trees import read_in_place
 
 SIZE = 300  # entries of the vocabulary
-ROWS = [
-    np.random.default_rng(number).integers(0, SIZE, length).tolist() for number, length in enumerate((40, 1, 0, 300, 7))
-]
+LENGTHS = (40, 1, 0, 300, 7)
+ROWS = [np.random.default_rng(seed).integers(0, SIZE, length).tolist() for seed, length in enumerate(LENGTHS)]
 TOKENS = [number for row in ROWS for number in row]
 
 
@@ -109,22 +108,9 @@ def datasets_saved(path):
     return lambda: np.concatenate([np.array(row, np.int64) for row in datasets.load_from_disk(path)["input_ids"]])
 
 
-FLAT = {
-    nanogpt: "a.bin",
-    llmc: "a.bin",
-    llama3: "a.bin",
-    megatron: "a.bin",
-    megatron_short: "a.bin",
-    numpy_wide: "a.npy",
-}
-COPIED = {
-    numpy_other_end: "a.npy",
-    parquet: "a.parquet",
-    arrow: "a.arrow",
-    padded: "a.parquet",
-    blocks: "a.parquet",
-    datasets_saved: "a",
-}
+FLAT = dict.fromkeys((nanogpt, llmc, llama3, megatron, megatron_short), "a.bin") | {numpy_wide: "a.npy"}
+COPIED = dict.fromkeys((parquet, padded, blocks), "a.parquet")
+COPIED |= {numpy_other_end: "a.npy", arrow: "a.arrow", datasets_saved: "a"}
 
 
 def prepared(folder, files, text=None, **source):
@@ -225,11 +211,7 @@ def edit_index(place, value):
         (numpy_wide, lambda path: np.save(path, np.asfortranarray(np.ones((2, 3), int))), "one after the other"),
         (numpy_wide, lambda path: np.save(path, np.array([{}]), allow_pickle=True), "not a NumPy file"),
         (numpy_wide, lambda path: path.write_text("1 2 3"), "not a NumPy file(?!.*pickle)"),
-        (
-            nanogpt,
-            lambda path: np.uint16([3, SIZE]).tofile(path),
-            "holds 300, but the vocabulary has the numbers 0 to 299",
-        ),
+        (nanogpt, lambda path: np.uint16([3, SIZE]).tofile(path), "holds 300, but the vocabulary has the numbers 0 to"),
         (numpy_wide, lambda path: np.save(path, np.array([3, -1])), "holds -1, but"),
         (parquet, table(input_ids=[[1], None]), "`input_ids` has missing numbers"),
         (parquet, table(input_ids=[["a"]]), "or holds string: no tokens"),

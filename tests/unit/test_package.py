@@ -47,9 +47,7 @@ def names(needs):
 
 def all_pins():
     """Name → version of every pin."""
-    return {
-        canonicalize_name(name): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", PINS.read_text())
-    }
+    return {canonicalize_name(name): each for name, each in re.findall(r"(?m)^([\w.-]+)==(\S+)", PINS.read_text())}
 
 
 def test_ranges_allow_what_was_tested_and_each_direct_need_has_its_place():
@@ -96,9 +94,8 @@ def test_the_base_needs_no_extra(words, tmp_path):
 def test_what_an_extra_would_bring_is_named_in_one_line(words, package, tmp_path):
     done = without_extras(words, project(tmp_path))
     assert done.returncode == PERMANENT_FAILURE and done.stderr.count("\n") == 1
-    assert re.fullmatch(
-        rf"error: this needs the package `{package}`: .* -m pip install 'parascale\[train\]'\n", done.stderr
-    )
+    said = rf"error: this needs the package `{package}`: .* -m pip install 'parascale\[train\]'\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 @pytest.mark.parametrize("package", ["torch", "safetensors"])
@@ -144,9 +141,8 @@ class Empty:
 
     def call(self, *words, folder):
         here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return subprocess.run(
-            [self.folder / "bin/parascale", *words], cwd=folder, env=here, capture_output=True, text=True
-        )
+        command = [self.folder / "bin/parascale", *words]
+        return subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True)
 
     def works(self, folder):
         for words, said in VERBS.items():
@@ -161,9 +157,8 @@ def test_the_base_of_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     pip(empty.python, "install", "--constraint", PINS, wheel)
     seconds = time.perf_counter() - begun
     brought = empty.packages().keys() - known.keys()
-    print(
-        f"\n{seconds:.0f} s, {(empty.bytes() - empty.before) / 1e6:.0f} MB, {len(brought)} packages: {sorted(brought)}"
-    )
+    megabytes = (empty.bytes() - empty.before) / 1e6
+    print(f"\n{seconds:.0f} s, {megabytes:.0f} MB, {len(brought)} packages: {sorted(brought)}")
     wanted = names((*EXTRAS["train"], *EXTRAS["workflow"], *EXTRAS["dev"])) - {"pillow"}  # which matplotlib brings
     assert brought >= names(BASE) and not brought & wanted and brought <= all_pins().keys() | {"parascale"}
     empty.works(project(tmp_path))

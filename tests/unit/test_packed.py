@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 
-from parascale.data.number_tokenizer import NumberTokenizer
 from parascale.data.text import IGNORED, Windows, starts_of
+from parascale.data.tokenize import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import empty_batch
 from parascale.families import model_sizes

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,8 @@ from parascale.settings import Layout
 from parascale.train.exact import agreed
 from parascale.train.parity import TOLERANCES, Tolerance, compare, smallest_gradient, sums_tolerance
 from tests.command import call
+from tests.made_up.project import changed
+from tests.made_up.results import write_lines
 
 from .checkpoints import save_run
 
@@ -32,7 +33,7 @@ def recorded(folder, steps=2, losses=(3.0, 2.0, 1.0), norm=1.0, lr=1e-3, summary
     run, _, _ = save_run(folder, steps=steps, **saved)
     line = {"grad_norm": norm, "lr": lr, run.workload.unit: 48}
     lines = [{"step": n, "loss": loss} | line for n, loss in enumerate(losses, 1)]
-    write_text(folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "steps.jsonl", lines)
     write_json(folder / "summary.json", summary or {})
     return run, folder
 
@@ -42,10 +43,10 @@ def baseline(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("baseline"))
 
 
-def verdict_of(recorded, baseline, **changed):
+def verdict_of(recorded, baseline, **values):
     """What is said of a run, beside its baseline."""
     run, folder = recorded
-    return compare(dataclasses.replace(run, run="other", **changed), baseline[0], folder, baseline[1], tolerance=WIDE)
+    return compare(changed(run, run="other", **values), baseline[0], folder, baseline[1], tolerance=WIDE)
 
 
 def test_the_same_numbers_are_the_same(tmp_path, baseline):
@@ -61,10 +62,8 @@ def test_losses_outside_are_named_by_their_first_step(tmp_path, baseline, record
     assert found["first_step_outside"] == 2
 
 
-EXACT = {
-    "begun": {"bits": {"a": 1, "b": 2}, "apart": None},
-    "ended": {"optimizer": {"a": [0.1], "b": [0.1]}, "apart": None},
-}
+EXACT = {"begun": {"bits": {"a": 1, "b": 2}, "apart": None}}
+EXACT |= {"ended": {"optimizer": {"a": [0.1], "b": [0.1]}, "apart": None}}
 
 
 @pytest.mark.parametrize(
@@ -165,13 +164,7 @@ def moved(name, way, gradient, first=2, sgd=False):
 @pytest.mark.parametrize("sgd", [False, True])
 @pytest.mark.parametrize(
     ("way", "roundings", "verdict"),
-    [
-        (0.1, 8, "same"),
-        (0.1, 512, "different"),
-        (0.1, 0.0, "different"),
-        (math.nan, 8, "different"),
-        (math.inf, 8, "different"),
-    ],
+    [(0.1, 8, "same"), *((*each, "different") for each in ((0.1, 512), (0.1, 0.0), (math.nan, 8), (math.inf, 8)))],
 )
 def test_elements_whose_gradients_are_rounding_are_judged_only_for_being_numbers(
     way, roundings, verdict, sgd, tmp_path
@@ -205,11 +198,9 @@ def test_the_smallest_gradient_follows_from_what_the_optimizer_was_given(
     norms, clip_norm, precision, applied, baseline
 ):
     run, folder = baseline
-    workload = dataclasses.replace(run.workload, optim=dataclasses.replace(run.workload.optim, clip_norm=clip_norm))
-    run = dataclasses.replace(run, workload=workload, precision=precision)
-    weights = [
-        shape.numel() for name, (shape, _) in metadata.tensors(folder / "checkpoint").items() if name[:6] == "model."
-    ]
+    run = changed(run, workload={"optim": {"clip_norm": clip_norm}}, precision=precision)
+    tensors = metadata.tensors(folder / "checkpoint").items()
+    weights = [shape.numel() for name, (shape, _) in tensors if name.startswith("model.")]
     rounding = 2**-53 if precision == "fp64" else 2**-24
     found = smallest_gradient(run, [{"grad_norm": norm} for norm in norms], folder / "checkpoint")
     begun = math.sqrt(1 - run.workload.optim.betas[1] ** len(norms))  # as the mean square has not reached its own yet
@@ -218,8 +209,7 @@ def test_the_smallest_gradient_follows_from_what_the_optimizer_was_given(
 
 def test_another_recipe_is_no_comparison(tmp_path, baseline):
     own = recorded(tmp_path)
-    workload = own[0].workload
-    slower = dataclasses.replace(workload, optim=dataclasses.replace(workload.optim, lr=workload.optim.lr / 2))
+    slower = changed(own[0].workload, optim={"lr": own[0].workload.optim.lr / 2})
     found = verdict_of(own, baseline, workload=slower)
     assert found["verdict"] == "not comparable" and found["reason"].startswith("another recipe: ")
     assert "optim.lr" in found["reason"]

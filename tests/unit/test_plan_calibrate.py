@@ -1,13 +1,13 @@
 """What probes and finished runs teach: prices, start-up and constant memory; and what a step is made of."""
 
 import dataclasses
-import json
 import math
 import statistics
 
 import pytest
 
 from parascale.families import model_sizes
+from parascale.files import write_json
 from parascale.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation
@@ -17,12 +17,9 @@ from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
 from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import step_work
-from parascale.settings import Layout, Model, Run, Site, load_project_file, make
-from parascale.settings.workload import LanguageTraining
-from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
-
-LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
-WIDE = Site("wide", cores_per_node=64, threads_per_process=1)
+from parascale.settings import Layout, Model, Run, load_project_file, make
+from tests.made_up.project import CPUS, FACTS, JURECA, LAPTOP, WORKLOAD, changed, write_files
+from tests.made_up.results import observed
 
 
 @pytest.mark.parametrize(
@@ -42,20 +39,16 @@ def test_bubbles(layout, bubble):
 def test_a_calibration_is_kept_and_used(tmp_path):
     """Saved and loaded the same; a run seen before is predicted from history, another from the fit."""
     run = Run("seen", WORKLOAD)
-    observation = Observation(
-        "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
-    )
+    observation = observed(run, phases={"forward": 0.2, "backward": 0.3}, extra_seconds=7.0)
     path = tmp_path / "calibration" / "laptop.json"
     calibrate.save(Calibration("laptop", (observation,)), path)
     loaded = calibrate.load(path, "laptop")
     assert loaded == Calibration("laptop", (observation,))
-    again = loaded.predict(dataclasses.replace(run, run="again", seed=5), LAPTOP, FACTS)
-    assert again.basis == "history" and again.step_seconds == 0.5
+    again = loaded.predict(changed(run, run="again", seed=5), LAPTOP, FACTS)
+    assert (again.basis, again.step_seconds) == ("history", 0.5)
     mean = math.exp(HISTORY_ERROR**2 / 2)  # of a log-normal, over its median
     assert again.wall_seconds == pytest.approx(507.0 * mean)
-    other = dataclasses.replace(
-        run, workload=dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10, global_batch=128))
-    )
+    other = changed(run, workload={"training": {"steps": 10, "global_batch": 128}})
     assert 0.7 < loaded.predict(other, LAPTOP, FACTS).step_seconds < 1.1
 
 
@@ -90,15 +83,15 @@ def test_the_range_of_what_was_seen_is_at_least_as_wide_as_what_was_seen_differs
 def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():
     """Three times what formulas say of one layout is three times of another; of another workload it says nothing."""
     run, other = Run("seen", WORKLOAD), Run("other", WORKLOAD, Layout(dp=2, gpus_per_node=2))
-    elsewhere = dataclasses.replace(other, workload=dataclasses.replace(WORKLOAD, name="elsewhere"))
+    elsewhere = changed(other, workload={"name": "elsewhere"})
 
-    def observed(beside):
-        seen = Observation("run", "seen", dataclasses.asdict(run), 5000, 0.5, {}, extra_seconds=beside)
-        return [Calibration("laptop", (seen,)).predict(each, LAPTOP, FACTS) for each in (other, elsewhere)]
+    def taught(beside):
+        known = Calibration("laptop", (observed(run, extra_seconds=beside),))
+        return [known.predict(each, LAPTOP, FACTS) for each in (other, elsewhere)]
 
     predicted = sum(predict(run, LAPTOP, FACTS).beside.values())
-    known, unknown = (sum(each.beside.values()) for each in observed(predicted))
-    again, not_again = (sum(each.beside.values()) for each in observed(3 * predicted))
+    known, unknown = (sum(each.beside.values()) for each in taught(predicted))
+    again, not_again = (sum(each.beside.values()) for each in taught(3 * predicted))
     assert again == pytest.approx(3 * known) and not_again == pytest.approx(unknown)
 
 
@@ -140,17 +133,14 @@ def test_a_workload_is_probed_in_each_precision_of_its_runs():
 def test_a_price_rests_on_the_probes_of_its_run(name, tmp_path):
     """Those of a loaded table compute as its runs do: compiled where they are. Pipelines have no probe, nor has each axis between nodes."""
     project = load_project_file("config/config.yaml", f"config/{name}.yaml", overrides={"root": str(tmp_path)})
-    found, step = probes(project.runs, project.site), {"forward": 0.5}
-    seen = [Observation("probe", each.run, dataclasses.asdict(each), 5000, 0.5, step) for each in found.values()]
+    found = probes(project.runs, project.site)
+    seen = [observed(each, phases={"forward": 0.5}, source="probe") for each in found.values()]
     calibration = Calibration(project.site.name, tuple(seen))
     bases = {run.run: calibration.basis(run) for run in project.runs.values() if not run.deterministic}
-    split = {
-        name: run.layout
-        for name, run in project.runs.items()
-        if name in bases and run.layout.nodes == run.layout.pp == 1
-    }
+    layouts = {name: project.runs[name].layout for name in bases}
+    split = [name for name, each in layouts.items() if each.nodes == each.pp == 1 and len(each.dimensions) < 2]
     assert set(bases.values()) == {"probe", "fit"}
-    assert {bases[name] for name, layout in split.items() if len(layout.dimensions) < 2} == {"probe"}
+    assert {bases[name] for name in split} == {"probe"}
     compiled = {run.layout.compile for run in project.runs.values()}
     assert compiled == {probe.layout.compile for probe in found.values()} and (True in compiled) == (name == "jureca")
 
@@ -164,8 +154,8 @@ def test_runs_that_are_compiled_and_others_have_probes_of_their_own():
 def probed(run, startup, save, beside_tensors):
     """The Observation of a probe with known figures."""
     memory = total(peak_memory(run, 5000, "cpu")) + beside_tensors
-    settings = dataclasses.asdict(run)
-    return Observation("probe", run.run, settings, 5000, 0.5, {"forward": 0.5}, startup, None, save, memory)
+    known = {"startup_seconds": startup, "save_seconds": save, "peak_memory_bytes": memory}
+    return observed(run, phases={"forward": 0.5}, source="probe", **known)
 
 
 def test_start_up_saving_and_constant_memory_are_measured():
@@ -187,22 +177,11 @@ def test_start_up_saving_and_constant_memory_are_measured():
 def test_a_plan_rests_on_what_it_was_made_from():
     """Finished runs of one workload in one precision are no history of another, whose time limit must stay careful."""
     seen = Run("seen", WORKLOAD)
-    observation = Observation("run", "seen", dataclasses.asdict(seen), 5000, 0.5, {"forward": 0.5}, None, 7.0)
-    calibration = Calibration("jureca", (observation,))
-    other = dataclasses.replace(WORKLOAD, name="other")
-    bases = {
-        (workload.name, precision): calibration.basis(
-            Run("new", workload, Layout(gpus_per_node=2, dp=2), precision=precision)
-        )
-        for workload in (WORKLOAD, other)
-        for precision in ("fp32", "bf16")
-    }
-    assert bases == {
-        ("w", "fp32"): "fit",
-        ("other", "fp32"): "fit",
-        ("w", "bf16"): "formula",
-        ("other", "bf16"): "formula",
-    }
+    calibration = Calibration("jureca", (observed(seen, phases={"forward": 0.5}, extra_seconds=7.0),))
+    for workload in (WORKLOAD, changed(WORKLOAD, name="other")):
+        for precision, basis in (("fp32", "fit"), ("bf16", "formula")):
+            run = Run("new", workload, Layout(gpus_per_node=2, dp=2), precision=precision)
+            assert calibration.basis(run) == basis
 
 
 SEEN = Run("seen", WORKLOAD)
@@ -212,11 +191,11 @@ SEEN = Run("seen", WORKLOAD)
     ("place", "seen", "basis"),
     [
         (Paths.run, SEEN, "history"),
-        (Paths.run, dataclasses.replace(SEEN, seed=7), "history"),
-        (Paths.run, dataclasses.replace(SEEN, layout=Layout(gpus_per_node=2, dp=2)), "probe"),
-        (Paths.run, dataclasses.replace(SEEN, precision="bf16"), "formula"),
-        (Paths.run, dataclasses.replace(SEEN, deterministic=True), "formula"),
-        (Paths.run, dataclasses.replace(SEEN, layout=Layout(compile=True)), "formula"),
+        (Paths.run, changed(SEEN, seed=7), "history"),
+        (Paths.run, changed(SEEN, layout=Layout(gpus_per_node=2, dp=2)), "probe"),
+        (Paths.run, changed(SEEN, precision="bf16"), "formula"),
+        (Paths.run, changed(SEEN, deterministic=True), "formula"),
+        (Paths.run, changed(SEEN, layout=Layout(compile=True)), "formula"),
         (Paths.run, SEEN.parity(20, "fp32"), "formula"),
         (Paths.parity, SEEN.parity(20, "fp32"), "formula"),
         (Paths.parity, SEEN, "formula"),
@@ -226,36 +205,32 @@ def test_what_computes_otherwise_and_parity_runs_price_no_training(tmp_path, pla
     """Precision, determinism and compiling decide how fast a machine computes. A parity run is deterministic and has no cores for itself, as
     others run beside it: none is observed, not even one with the settings of the training."""
     folder = place(Paths(tmp_path), "seen")
-    folder.mkdir(parents=True)
     settings = {"run": "seen", "site": {"name": "laptop"}, "settings": dataclasses.asdict(seen), "vocabulary": 5000}
-    (folder / "run.json").write_text(json.dumps(settings))
+    write_json(folder / "run.json", settings)
     took = {"seconds": 4.0, "steps": 20, "wall_seconds": 9.0, "phases": {"forward": 1.0, "backward": 3.0}}
-    (folder / "summary.json").write_text(json.dumps(took))
+    write_json(folder / "summary.json", took)
     known = calibrate.known(Paths(tmp_path), "laptop")
-    assert known.predict(dataclasses.replace(SEEN, run="new"), LAPTOP, FACTS).basis == basis
+    assert known.predict(changed(SEEN, run="new"), LAPTOP, FACTS).basis == basis
 
 
 def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):
-    folder = tmp_path / "results/runs/broken"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text("{}")
-    (folder / "run.json").write_text("{")
+    write_files(tmp_path / "results/runs/broken", {"summary.json": "{}", "run.json": "{"})
     assert calibrate.known(Paths(tmp_path), "laptop") == Calibration("laptop")
 
 
 def work(layout, site=LAPTOP, model=WORKLOAD.model):
     """The Work of a step in a layout."""
-    run = Run("r", dataclasses.replace(WORKLOAD, model=model), layout)
+    run = Run("r", changed(WORKLOAD, model=model), layout)
     return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), site)
 
 
 def test_stages_of_different_length_wait_for_less():
     """The last stage has the output layer: while it waits for the first micro-batch, the others compute less than it does."""
-    layout, rates = Layout(gpus_per_node=2, pp=2, micro_batches=4), formula_rates(WIDE, "fp32")
+    layout, rates = Layout(gpus_per_node=2, pp=2, micro_batches=4), formula_rates(CPUS, "fp32")
     even = make(Model, dim=1024, heads=4, layers=2, hidden=65536)
     waits = {}
     for name, model in (("uneven", WORKLOAD.model), ("even", even)):
-        phases = step_seconds(work(layout, WIDE, model), rates, WIDE)
+        phases = step_seconds(work(layout, CPUS, model), rates, CPUS)
         waits[name] = phases["bubble"] / phases["compute"]
     assert waits["uneven"] < waits["even"] < 1.3 * layout.bubble
 
@@ -265,5 +240,5 @@ def test_processes_that_share_cores_fill_each_others_waiting():
     layout = Layout(gpus_per_node=4, dp=2, pp=2, micro_batches=16)
     share, rates = work(layout), formula_rates(LAPTOP, "fp32")
     crowded = step_seconds(share, rates, LAPTOP)
-    alone = step_seconds(share, rates, dataclasses.replace(WIDE, cores_per_node=4))
+    alone = step_seconds(share, rates, changed(CPUS, cores_per_node=4))
     assert crowded["bubble"] < alone["bubble"] and alone["compute"] < crowded["compute"] <= 2 * alone["compute"]

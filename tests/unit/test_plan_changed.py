@@ -6,7 +6,7 @@ import pytest
 
 from parascale.plan import budget, ledger, tables
 from parascale.plan.planner import Planner
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.project import jobs, project
 
 
 def test_what_changed_since_the_last_plan(tmp_path):

@@ -22,11 +22,10 @@ from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import ATTENTION_BACKWARD, NOTHING, step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, load_workload, make
-from parascale.settings.config import Config
-from parascale.settings.project import load_site
 from parascale.train import counting
 from parascale.train.counting import count
 from tests.distributed.cases import pp, ranks_of
+from tests.made_up.project import shipped_site
 
 from .folder_models import FAMILIES, VOCABULARY, make_folder
 from .own_classes import VIT, VIT_WORKLOAD
@@ -219,12 +218,8 @@ def test_predicted_operations_are_those_that_torch_dispatches(family, family_of)
     check_operations(run_of(family_of(family), {}))
 
 
-FOLDERS = {
-    "t5": T5_CONFIG,
-    "t5 1.1": T5_GATED,
-    "t5, unlike halves": T5_CONFIG | {"num_decoder_layers": 2},
-    "bart": BART_CONFIG,
-}
+FOLDERS = {"t5": T5_CONFIG, "t5 1.1": T5_GATED, "bart": BART_CONFIG}
+FOLDERS |= {"t5, unlike halves": T5_CONFIG | {"num_decoder_layers": 2}}
 GROUPED = dataclasses.replace(SUMMARISER, kv_heads=2, tied=True, norm="rms", activation="swiglu", bias=False)
 OURS = {"images": XRESNET, "summaries": SUMMARISER, "summaries, other": GROUPED, "summaries, dropout": DROPS_SUMMARISER}
 
@@ -246,12 +241,8 @@ def test_operations_of_our_kinds_are_those_that_torch_dispatches(name, tmp_path)
 
 def test_an_edited_model_is_unknown_until_it_is_counted_beside_its_workload(tmp_path):
     """Another batch needs no count, another side of the images does."""
-    text = (
-        Path("config/workloads/images-small.yaml")
-        .read_text()
-        .replace("dim: 128, depths: [1, 1]", "dim: 8, depths: [1]")
-    )
-    (tmp_path / "mine.yaml").write_text(text)
+    text = Path("config/workloads/images-small.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("dim: 128, depths: [1, 1]", "dim: 8, depths: [1]"))
     workload = load_workload(tmp_path, "mine")
     assert unknown_sizes(workload.model, 10, 32) == NOT_COUNTED
     assert counting.keep_count(workload, 10).parent == tmp_path / "counts"
@@ -261,13 +252,9 @@ def test_an_edited_model_is_unknown_until_it_is_counted_beside_its_workload(tmp_
     assert sizes.block_bytes(twice) == pytest.approx(2 * sizes.block_bytes(batch), rel=0.01)
 
 
-SHIPPED = [
-    workload
-    for workload in (
-        load_workload("config/workloads", file.stem) for file in sorted(Path("config/workloads").glob("*.yaml"))
-    )
-    if is_counted(workload.model) and not workload.model.pretrained
-]
+FILES = sorted(Path("config/workloads").glob("*.yaml"))
+WORKLOADS = (load_workload("config/workloads", file.stem) for file in FILES)
+SHIPPED = [each for each in WORKLOADS if is_counted(each.model) and not each.model.pretrained]
 
 
 def test_all_that_is_shipped_is_counted_and_nothing_else():
@@ -329,10 +316,7 @@ def test_a_counted_step_on_a_gpu_costs_what_the_formula_says(dropout, compile):
     products is one kernel."""
     model = {"dim": 512, "layers": 2, "heads": 8, "hidden": 2048, "dropout": dropout}
     workload = make(Workload, name="x", model=model, training={"window": 256, "global_batch": 16, "steps": 2})
-    run, site = (
-        Run("x", workload, Layout(compile=compile), "bf16"),
-        load_site(make(Config, sites="config/sites"), "jureca"),
-    )
+    run, site = Run("x", workload, Layout(compile=compile), "bf16"), shipped_site("jureca")
     both = model_sizes(workload.model, 8192, *workload.sizes), CountedSizes(count(workload, 8192))
     formula, counted = (
         step_seconds(step_work(run, sizes, site), formula_rates(site, "bf16"), site)["compute"] for sizes in both

@@ -1,7 +1,5 @@
 """What jobs cost that train nothing: those that make data, write checkpoints in other forms, or summaries."""
 
-import dataclasses
-
 import pytest
 
 from parascale.families import model_sizes
@@ -13,6 +11,7 @@ from parascale.plan.price import limit_minutes, price
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, load_project_file, load_workload
+from tests.made_up.project import changed
 from tests.unit.pretrained_folders import T5_SMALL, describe
 
 
@@ -62,8 +61,8 @@ def test_a_job_that_trains_nothing_has_a_time_limit_by_its_price(jureca, stage, 
 
 def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
     """What each process does once, such as to start and to read the weights, stays."""
-    job = dataclasses.replace(other("summarise", run="xsum-single"), gpus=1)
-    alone, four, many = (price(dataclasses.replace(job, gpus=gpus), jureca, {}).expected for gpus in (1, 4, 10**9))
+    job = changed(other("summarise", run="xsum-single"), gpus=1)
+    alone, four, many = (price(changed(job, gpus=gpus), jureca, {}).expected for gpus in (1, 4, 10**9))
     assert alone - four == pytest.approx(3 / 4 * (alone - many)) and alone > 3 * four > 3 * many
     assert many * 3600 >= jureca.site.assumed.startup_seconds
 
@@ -72,17 +71,14 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
     """Its trainings, and the job that writes its summaries, and it is counted; before, they say which file is missing, or the command."""
     monkeypatch.setenv("DATA", str(tmp_path))
     files = "config/config.yaml", "config/jureca-xsum-t5.yaml"
-    project, job = (
-        load_project_file(*files, overrides={"root": str(tmp_path)}),
-        other("summarise", run="xsum-t5-single"),
-    )
+    project = load_project_file(*files, overrides={"root": str(tmp_path)})
+    job = other("summarise", run="xsum-t5-single")
     missing = Planner(project).prediction("xsum-t5-single")
     assert f"{tmp_path}/t5-small/config.json: no such file" in missing.unknown and missing.memory is None
     assert price(job, Planner(project), {}).expected is None
     describe(tmp_path / "t5-small", T5_SMALL, 32100)
-    assert (
-        "parascale check model config/workloads/xsum-t5.yaml" in Planner(project).prediction("xsum-t5-single").unknown
-    )
+    unknown = Planner(project).prediction("xsum-t5-single").unknown
+    assert "parascale check model config/workloads/xsum-t5.yaml" in unknown
     workload, shipped = project.runs["xsum-t5-single"].workload, load_workload("config/workloads", "xsum")
     place, digest = counts_of(workload.model, 32100, *workload.sizes)
     write_json(place, {digest: count_found(shipped.model, 32000, *shipped.sizes)})
@@ -92,9 +88,8 @@ def test_a_pretrained_model_has_a_price_once_its_folder_is_there(tmp_path, monke
 
 
 def test_more_data_costs_more(jureca):
-    small, large = (
-        price(other("prepare", dataset=name), jureca, {}).expected for name in ("wikitext2", "wikitext103-50k")
-    )
+    jobs = (other("prepare", dataset=name) for name in ("wikitext2", "wikitext103-50k"))
+    small, large = (price(job, jureca, {}).expected for job in jobs)
     assert large > 2 * small
 
 
@@ -106,20 +101,18 @@ def test_shards_of_a_text_are_encoded_at_the_price_of_one_job_and_a_start_each(j
 
     start, datasets = jureca.site.assumed.startup_seconds / 3600, jureca.project.datasets
     one, text = hours("prepare"), datasets["wikitext103-50k"]
-    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(text, shards=4))
+    monkeypatch.setitem(datasets, "wikitext103-50k", changed(text, shards=4))
     assert 4 * hours("encode") == pytest.approx(one)
     copied = hours("prepare")
     assert 0 < copied < one / 20 and hours("convert") == hours("verify") == copied
-    flat = dataclasses.replace(text.source, files={"train": ["tokens/*.bin"]})
-    monkeypatch.setitem(datasets, "wikitext103-50k", dataclasses.replace(text, source=flat))
+    flat = changed(text, source=changed(text.source, files={"train": ["tokens/*.bin"]}))
+    monkeypatch.setitem(datasets, "wikitext103-50k", flat)
     assert hours("prepare") == copied
 
 
 def test_shards_of_images_are_written_at_the_price_of_one_job_and_a_start_each(jureca):
     def seconds(shards, stage="convert", dataset="imagewoof"):
-        formats = dataclasses.replace(jureca.project.config.formats, shards=shards)
-        config = dataclasses.replace(jureca.project.config, formats=formats)
-        planner = Planner(dataclasses.replace(jureca.project, config=config))
+        planner = Planner(changed(jureca.project, config={"formats": {"shards": shards}}))
         return 3600 * price(other(stage, dataset=dataset), planner, {}).expected - start
 
     start = jureca.site.assumed.startup_seconds
@@ -143,16 +136,14 @@ def test_a_checkpoint_is_verified_with_the_validation_and_the_test_split(jureca)
     run = jureca.run("fsdp-4")
 
     def seconds(tokens):
-        data = run.workload.data
-        data = dataclasses.replace(data, expected=dataclasses.replace(data.expected, validation_tokens=tokens))
-        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, data=data))
-        planner = Planner(dataclasses.replace(jureca.project, runs={"fsdp-4": changed}))
+        longer = changed(run, workload={"data": {"expected": {"validation_tokens": tokens}}})
+        planner = Planner(changed(jureca.project, runs={"fsdp-4": longer}))
         return 3600 * price(other("verify_checkpoint", run="fsdp-4"), planner, {}).expected
 
     none, once, tenfold = (seconds(count * run.workload.training.window) for count in (1, 10_001, 100_001))
     rates, _ = jureca.calibration.rates(jureca.site, run, 0.0)
     vocabulary = jureca.facts(run).vocabulary
-    alone = dataclasses.replace(run, layout=Layout())
+    alone = changed(run, layout=Layout())
     work = step_work(alone, model_sizes(run.workload.model, vocabulary, *run.workload.sizes), jureca.site)
     batch = forward_seconds(work, rates, jureca.site)
     assert once - none == pytest.approx(2 * 10_000 / run.global_batch * batch)

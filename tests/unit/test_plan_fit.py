@@ -8,31 +8,20 @@ import numpy as np
 import pytest
 
 from parascale.families import model_sizes
-from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.calibrate import Calibration
 from parascale.plan.fit import FITTED, PRIOR_MISFIT, fit, most_probable
 from parascale.plan.predict import DataFacts
 from parascale.plan.probes import probes
 from parascale.plan.time import REFERENCE, formula_rates, step_seconds
 from parascale.plan.work import step_work
-from parascale.settings import Layout, Model, Run, Site, Workload, make
-from parascale.settings.site import Link
+from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.settings.workload import LanguageTraining
+from tests.made_up.project import CLUSTER, CPUS
+from tests.made_up.results import observed
 
 NOISE = 0.05
 VOCABULARY = 32_000
 FACTS = DataFacts(VOCABULARY)
-CLUSTER = Site(
-    "cluster",
-    device="cuda",
-    gpu="A100",
-    gpus_per_node=4,
-    gpu_memory_gb=80.0,
-    peak_tflops={"bf16": 312.0},
-    memory_gigabytes_per_second=2039.0,
-    node_link=Link(300.0, 5.0),
-    network_link=Link(12.5, 5.0),
-)
-CPUS = Site("cpus", cores_per_node=64, threads_per_process=1)
 LAYOUTS = [
     Layout(),
     Layout(gpus_per_node=4, dp=4),
@@ -47,12 +36,8 @@ LAYOUTS = [
 
 def workload(dim, layers, window, batch):
     model = make(Model, dim=dim, heads=dim // 64, layers=layers)
-    return make(
-        Workload,
-        name="w",
-        model=model,
-        training=LanguageTraining(steps=1000, window=window, global_batch=batch, evaluate=False),
-    )
+    training = LanguageTraining(steps=1000, window=window, global_batch=batch, evaluate=False)
+    return make(Workload, name="w", model=model, training=training)
 
 
 class Truth:
@@ -81,7 +66,7 @@ class Truth:
         phases = self.phases(run)
         seen = {"forward": phases["compute"], "optimizer": phases["optimizer"], "data": phases["data"]}
         seen = {name: noise * value for name, value in seen.items()}
-        return Observation("probe", run.run, dataclasses.asdict(run), VOCABULARY, noise * sum(phases.values()), seen)
+        return observed(run, noise * sum(phases.values()), VOCABULARY, seen, "probe")
 
 
 def table(site, dim, precision):
@@ -108,12 +93,6 @@ def test_prices_that_move_a_probe_come_back(site, precision, dim):
             error = math.log(getattr(rates, prices[0]) / getattr(truth.rates, prices[0]))
             (strong if moved > 0.2 else covered).append((name, seed, error, math.sqrt(fitted.covariance[index, index])))
     assert strong and covered
-    print(
-        site.name,
-        dim,
-        len(strong),
-        sorted((round(error, 2), round(deviation, 2), name) for name, _, error, deviation in strong),
-    )
     assert sum(abs(error) > math.log(1.1) for _, _, error, _ in strong) <= 0.1 * len(strong)
     assert sum(abs(error) < 2.5 * deviation for _, _, error, deviation in covered) >= 0.9 * len(covered)
 
@@ -154,14 +133,15 @@ def test_ranges_hold_80_of_100_runs():
         calibration = Calibration(CLUSTER.name, seen)
         for run in list(runs.values())[1:]:
             predicted = calibration.predict(run, CLUSTER, FACTS, remedy=False)
-            wall = predicted.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE)) + sum(
-                predicted.beside.values()
-            )
+            steps = predicted.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE))
+            wall = steps + sum(predicted.beside.values())
             inside += predicted.wall_low <= wall <= predicted.wall_high
             below += wall <= predicted.limit_seconds
             total += 1
-    print(inside, below, total)
-    assert total >= 200 and inside / total >= 0.8 and below / total >= 0.95 and inside < below
+    assert total >= 200
+    assert inside / total >= 0.8
+    assert below / total >= 0.95
+    assert inside < below
 
 
 def test_probes_in_a_slow_minute_move_the_price_of_a_measured_processor_less():

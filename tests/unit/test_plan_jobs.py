@@ -17,16 +17,17 @@ from parascale.families import model_sizes
 from parascale.files import write_json
 from parascale.paths import Paths
 from parascale.plan import budget, calibrate, tables
-from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.calibrate import Calibration
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
 from parascale.plan.price import price
-from parascale.settings import Config, load_project_file, load_site
+from parascale.settings import load_project_file
 from parascale.settings.data import ExpectedText
 from parascale.store.reasons import KEPT, Reason, Reasons
+from tests.made_up.project import JURECA, changed, jobs, project, shipped_site, write_files
+from tests.made_up.results import observed
 from tests.pace import starts
-from tests.unit.test_plan_budget import JURECA, jobs, project
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,7 @@ def test_evaluations_and_saves_are_counted_as_a_training_makes_them(jureca):
 
     def beside(**training):
         training = {"evaluate_every": None, "checkpoint_every": None, "checkpoint_minutes": None} | training
-        training = dataclasses.replace(run.workload.training, **training)
-        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
-        return predict(changed, jureca.site, facts=jureca.facts(run))
+        return predict(changed(run, workload={"training": training}), jureca.site, facts=jureca.facts(run))
 
     once = beside(evaluate=False)
     state, steps = once.beside["saving"], once.steps
@@ -72,9 +71,8 @@ def test_images_are_decoded_beside_the_step_and_the_evaluation(jureca):
     run = jureca.run("imagewoof-course-1")
 
     def predicted(workers):
-        training = dataclasses.replace(run.workload.training, workers=workers)
-        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
-        return predict(changed, jureca.site, facts=dataclasses.replace(jureca.facts(run), validation_samples=640))
+        by = changed(run, workload={"training": {"workers": workers}})
+        return predict(by, jureca.site, facts=changed(jureca.facts(run), validation_samples=640))
 
     assumed, alone, few, many = jureca.site.assumed, *map(predicted, (0, 2, 32))
     decoding = 64 * (1e5 / (assumed.decode_megabytes_per_second * 1e6) + assumed.sample_microseconds / 1e6)
@@ -91,11 +89,10 @@ def test_what_readers_were_measured_to_take_is_what_plans_reckon_with(jureca, tm
     run = jureca.run("imagewoof-course-1")
     seconds = {"site": jureca.site.name, "dataset": run.workload.data.dataset, "core_seconds": 0.25}
     seconds |= {"read": [run.workload.training.decoder, run.workload.training.image_size]}
-    write_json(tmp_path / "results/loaders/dogs.json", seconds)
-    write_json(tmp_path / "results/loaders/others.json", seconds | {"site": "other", "core_seconds": 9.0})
-    write_json(tmp_path / "results/loaders/texts.json", seconds | {"dataset": "wikitext2", "core_seconds": None})
-    write_json(tmp_path / "results/loaders/large.json", seconds | {"read": ["pillow", 9999], "core_seconds": 9.0})
-    (tmp_path / "results/loaders/damaged.json").write_text("{")
+    others = {"others": {"site": "other"}, "texts": {"dataset": "wikitext2"}, "large": {"read": ["pillow", 9999]}}
+    for name, other in others.items():
+        write_json(tmp_path / f"results/loaders/{name}.json", seconds | {"core_seconds": 9.0} | other)
+    write_files(tmp_path, {"results/loaders/dogs.json": json.dumps(seconds), "results/loaders/damaged.json": "{"})
     known = calibrate.known(Paths(tmp_path), jureca.site.name)
     assert known.basis(run) == "formula"
     assert known.rates(jureca.site, run, 1e5)[0].samples == 0.25
@@ -107,8 +104,7 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
     run = jureca.run("imagewoof-course-4")
 
     def communication(**layout):
-        changed = dataclasses.replace(run, layout=dataclasses.replace(run.layout, **layout))
-        return predict(changed, jureca.site, facts=jureca.facts(run)).phases["communication"]
+        return predict(changed(run, layout=layout), jureca.site, facts=jureca.facts(run)).phases["communication"]
 
     norms = model_sizes(run.workload.model, 10, *run.workload.sizes).norms
     more = communication(sync_batch_norm=True) - communication(sync_batch_norm=False)
@@ -122,18 +118,19 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
 def test_nodes_save_side_by_side_and_start_more_slowly(jureca):
     """Up to what the file system takes. A job of one node is no other than before."""
     run, site = jureca.run("imagewoof-course-4"), jureca.site
-    layouts = (dataclasses.replace(run.layout, nodes=nodes, dp=4 * nodes) for nodes in (1, 10, 1000))
+    layouts = (changed(run.layout, nodes=nodes, dp=4 * nodes) for nodes in (1, 10, 1000))
     one, ten, many = (site.save_bytes_per_second(layout) for layout in layouts)
     assert (ten, many) == (10 * one, 1e9 * site.assumed.most_save_gigabytes_per_second)
-    factors = [site.startup_factor(dataclasses.replace(run.layout, nodes=nodes)) for nodes in (1, 81, 500)]
+    factors = [site.startup_factor(changed(run.layout, nodes=nodes)) for nodes in (1, 81, 500)]
     assert factors[0] == 1.0 and factors[1] == pytest.approx(2.0) and 25 < factors[2] < 35
 
 
 @pytest.mark.parametrize("name", ["alps", "isambard-ai", "leonardo", "lumi", "marenostrum5", "perlmutter"])
 def test_a_machine_of_which_facts_alone_are_known_has_prices(jureca, name):
-    site, run = load_site(Config(sites="config/sites"), name), jureca.run("ddp-4")
-    predicted = predict(run, site, facts=jureca.facts(run))
-    assert predicted.core_hours and predicted.fits == "fits"
+    run = jureca.run("ddp-4")
+    predicted = predict(run, shipped_site(name), facts=jureca.facts(run))
+    assert predicted.core_hours
+    assert predicted.fits == "fits"
 
 
 def test_a_prediction_is_quick(jureca):
@@ -169,16 +166,12 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
 
 
 def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path, monkeypatch):
-    reasons = Reasons(project(tmp_path))
-    run = reasons_run = project(tmp_path).runs["single"]
-    work = project(tmp_path).paths.under_way / "runs" / run.run
+    made = project(tmp_path)
+    reasons, run, work = Reasons(made), made.runs["single"], made.paths.under_way / "runs/single"
     for name in ("step-000000100", "step-000000250", "step-000000400.partial", "step-old"):
-        (work / "checkpoints" / name).mkdir(parents=True)
-        (work / "checkpoints" / name / MANIFEST).write_text("{}")
+        write_json(work / "checkpoints" / name / MANIFEST, {})
     (work / "checkpoints/step-000000300").mkdir()
-    (work / "run.json").write_text(
-        json.dumps({"settings": dataclasses.asdict(reasons_run), "site": dataclasses.asdict(JURECA)})
-    )
+    write_json(work / "run.json", {"settings": dataclasses.asdict(run), "site": dataclasses.asdict(JURECA)})
     monkeypatch.setattr(reasons, "_changes", lambda *_, **__: "")
     assert reasons.of(run, "run").step == 250
 
@@ -186,14 +179,12 @@ def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path,
 def test_energy_is_that_of_the_gpus_at_full_power(tmp_path):
     planner = Planner(project(tmp_path))
     unknown = budget.make_plan(jobs(), planner)
-    plan = budget.make_plan(jobs(), planner, site=dataclasses.replace(JURECA, gpu_watts=400.0))
+    plan = budget.make_plan(jobs(), planner, site=changed(JURECA, gpu_watts=400.0))
     assert unknown.totals["gpu_kwh_expected"] is None
     assert plan.totals["gpu_kwh_expected"] == pytest.approx(0.4 * plan.totals["gpu_hours_expected"])
     assert " kWh" in tables.text(plan) and " kWh" not in tables.text(unknown)
     assert plan.totals["co2_kg_expected"] is None and "CO₂" not in tables.text(plan)
-    german = budget.make_plan(
-        jobs(), planner, site=dataclasses.replace(JURECA, gpu_watts=400.0, co2_grams_per_kwh=363.0)
-    )
+    german = budget.make_plan(jobs(), planner, site=changed(JURECA, gpu_watts=400.0, co2_grams_per_kwh=363.0))
     assert german.totals["co2_kg_expected"] == pytest.approx(0.363 * german.totals["gpu_kwh_expected"])
     assert " kg of CO₂" in tables.text(german)
 
@@ -210,18 +201,10 @@ def test_a_plan_says_how_much_narrower_probes_would_make_it(jureca):
         r"(\d+) probes for ([\d.]+) core-h .* narrow the range of the price by about (\d+) %", tables.text(plan)
     )
     assert (int(told[1]), float(told[2])) == (len(jureca.probes), pytest.approx(hours, abs=0.006))
-    seen = [
-        Observation(
-            "probe",
-            name,
-            dataclasses.asdict(run),
-            jureca.facts(run).vocabulary,
-            step * noise.lognormvariate(0, 0.05),
-            {},
-        )
-        for name, run in jureca.probes.items()
-        for step in [jureca.probing[name].step_seconds]
-    ]
+    seen = []
+    for name, run in jureca.probes.items():
+        seconds = jureca.probing[name].step_seconds * noise.lognormvariate(0, 0.05)
+        seen.append(observed(run, seconds, jureca.facts(run).vocabulary, source="probe"))
     measured.__dict__["calibration"] = Calibration(jureca.site.name, tuple(seen))
     after = budget.make_plan(planned, measured)
     before, now = (each.totals["core_hours_high"] - each.totals["core_hours_low"] for each in (plan, after))

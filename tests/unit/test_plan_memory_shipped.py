@@ -16,6 +16,7 @@ from parascale.plan.memory import (
     verdict,
 )
 from parascale.settings import Layout, Run, load_project_file, load_workload
+from tests.made_up.project import changed
 from tests.unit.pretrained_folders import T5_SMALL, describe
 from tests.unit.test_plan_memory import CONFIG, GPT, VOCABULARY, alone, keep_count, make_run, peaks, sizes_of, slow
 
@@ -85,6 +86,5 @@ def test_every_shipped_workload_is_compared():
 
 def test_a_larger_batch_of_evaluation_is_planned():
     run = make_run(GPT)
-    training = dataclasses.replace(run.workload.training, evaluation_batch=512)
-    larger = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+    larger = changed(run, workload={"training": {"evaluation_batch": 512}})
     assert total(peak_memory(larger, VOCABULARY, "cpu")) > 2 * total(peak_memory(run, VOCABULARY, "cpu"))

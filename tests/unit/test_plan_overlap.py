@@ -15,7 +15,8 @@ from parascale.parallel.precision import HALF, Copies
 from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
 from parascale.plan.work import BUCKET_BYTES, TILE, _loads, parameter_bytes, step_work
 from parascale.settings import Site
-from tests.unit.test_plan_fit import CLUSTER, VOCABULARY
+from tests.made_up.project import CLUSTER
+from tests.unit.test_plan_fit import VOCABULARY
 from tests.unit.test_plan_memory import GPT_350M, make_run
 
 FAST, SLOW = 1e-6, 1e6  # a computer that hides everything, and one that hides nothing, for the same links

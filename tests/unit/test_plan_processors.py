@@ -1,10 +1,8 @@
 """A machine of CPUs that is measured before its first training: what figures come, and what they do to prices."""
 
 import contextlib
-import dataclasses
 import sys
 from collections import namedtuple
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -27,10 +25,9 @@ from parascale.settings.config import Config
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
 from parascale.train import processors
-from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD, project
-from tests.unit.test_plan_calibrate import LAPTOP
+from tests.made_up.project import FACTS, JURECA, LAPTOP, REPOSITORY, WORKLOAD, changed, project
 
-CONFIG = Path(__file__).resolve().parents[2] / "config"
+CONFIG = REPOSITORY / "config"
 STEP_CONSTANTS = ("core_gigaflops", "core_gigabytes_per_second", "contention", "sample_microseconds")
 STEP_CONSTANTS += ("decode_megabytes_per_second", "kernel_microseconds", "split_pass_microseconds")
 STEP_CONSTANTS += ("shard_pass_microseconds", "step_milliseconds")
@@ -63,12 +60,12 @@ def test_each_constant_that_is_assumed_matters(monkeypatch):
     """Twice of it moves a step of a shipped run by a percent or more, on two cores or, what samples cost, on JUPITER's GPUs, beside whose short
     steps reading them does not hide."""
     small, large = (load_project_file(CONFIG / f"{name}.yaml") for name in ("config", "jupiter"))
-    cores = dataclasses.replace(small.site, cores_per_node=2)
+    cores = changed(small.site, cores_per_node=2)
     before = steps(small, cores)
     for name in STEP_CONSTANTS:
         project, site = (large, large.site) if name == "sample_microseconds" else (small, cores)
-        twice = dataclasses.replace(site.assumed, **{name: 2 * getattr(site.assumed, name)})
-        pairs = zip(steps(project, site), steps(project, dataclasses.replace(site, assumed=twice)), strict=True)
+        twice = changed(site, assumed={name: 2 * getattr(site.assumed, name)})
+        pairs = zip(steps(project, site), steps(project, twice), strict=True)
         assert max(abs(moved / step - 1) for step, moved in pairs) > 0.01, name
     for name in ("attention", "attention_start"):
         monkeypatch.setattr(time, "CPU", time.CPU | {name: 2 * time.CPU[name]})
@@ -79,7 +76,7 @@ def test_each_constant_that_is_assumed_matters(monkeypatch):
 def test_nodes_that_one_machine_plays_share_its_cores(axis):
     """Two nodes of a process each cost what two processes of one node do, and four processes crowd two cores however they are dealt. With
     a cluster each node has cores of its own, and a network between."""
-    queue = dataclasses.replace(LAPTOP, plays_nodes=None)
+    queue = changed(LAPTOP, plays_nodes=None)
 
     def seconds(site, nodes, processes):
         layout = Layout(nodes=nodes, gpus_per_node=processes, **{axis: nodes * processes})
@@ -110,7 +107,7 @@ def test_a_machine_plays_nodes_where_no_file_says_what_a_node_is(text, plays, tm
     site = load_site(Config(sites=str(tmp_path)), "here")
     layout = Layout(nodes=2, gpus_per_node=4, dp=8)
     assert site.processes_together(layout) == (8 if plays else 4)
-    assert cores_of(layout, dataclasses.replace(site, threads_per_process=1)) == (8 if plays else 4)
+    assert cores_of(layout, changed(site, threads_per_process=1)) == (8 if plays else 4)
 
 
 @pytest.mark.parametrize(("text", "known"), [("device: cpu", True), ("cores_per_node: 64", False)])
@@ -132,17 +129,14 @@ def test_threads_of_a_process_are_the_same_for_plan_launch_record_and_report():
     priced = Prices.at(formula_rates(site, "fp32"), site, site.processes_together(run.layout)).threads
     shown = wanted_cores(record) // 4
     assert (launched, priced, identity.threads(run, site), shown) == (2,) * 4
-    cluster, one_node = (
-        dataclasses.replace(site, plays_nodes=None),
-        dataclasses.replace(run, layout=Layout(gpus_per_node=4, dp=4)),
-    )
+    cluster, one_node = changed(site, plays_nodes=None), changed(run, layout=Layout(gpus_per_node=4, dp=4))
     assert (identity.threads(run, cluster), identity.threads(one_node, cluster)) == (4, 2)
     assert identity.key_of(one_node, cluster, "code") == identity.key_of(one_node, site, "code")
 
 
 def test_what_a_site_says_of_itself_stays():
     """Defaults follow the machine; a value of the user's own was found there. The shipped link is that of the reference."""
-    own = dataclasses.replace(LAPTOP, assumed=Assumed(core_gigaflops=80.0))
+    own = changed(LAPTOP, assumed={"core_gigaflops": 80.0})
     measured = as_measured(own, SLOW)
     assert measured.assumed.core_gigaflops == 80.0
     assert measured.assumed.core_gigabytes_per_second == Assumed().core_gigabytes_per_second / 2
@@ -156,7 +150,7 @@ def test_memory_has_a_rate_of_its_own_within_what_is_plausible(measured, taken):
     machine = {name: value for name, value in REFERENCE.items() if name != "gigabytes_per_second"}
     machine |= {"gigabytes_per_second": measured} if measured else {}
     rates, known = (formula_rates(as_measured(LAPTOP, each), "fp32") for each in (machine, REFERENCE))
-    assert known.moved / rates.moved == pytest.approx(taken) and dataclasses.replace(rates, moved=known.moved) == known
+    assert known.moved / rates.moved == pytest.approx(taken) and changed(rates, moved=known.moved) == known
 
 
 def test_no_figure_of_a_cpu_prices_a_gpu():
@@ -166,19 +160,15 @@ def test_no_figure_of_a_cpu_prices_a_gpu():
 
 def test_it_is_measured_once_and_only_for_what_takes_long(tmp_path):
     """Neither for a minute of training, nor where it was measured or has trained, nor where GPUs compute."""
-    long = dataclasses.replace(project(tmp_path).runs["single"], workload=WORKLOAD)
-    expected = dataclasses.replace(WORKLOAD.data.expected, vocabulary=5000)
-    training = dataclasses.replace(WORKLOAD.training, steps=10_000)
-    workload = dataclasses.replace(
-        WORKLOAD, data=dataclasses.replace(WORKLOAD.data, expected=expected), training=training
-    )
-    long = dataclasses.replace(long, workload=workload)
-    short = dataclasses.replace(long, run="short", workload=dataclasses.replace(workload, training=training.short(2)))
-    laptop = Project(project(tmp_path).config, LAPTOP, {"long": long, "short": short})
+    made = project(tmp_path)
+    long = changed(made.runs["single"], workload={"training": {"steps": 10_000}})
+    short = changed(long, run="short", workload={"training": long.workload.training.short(2)})
+    laptop = Project(made.config, LAPTOP, {"long": long, "short": short})
     planner = Planner(laptop)
-    assert planner.unmeasured([("long", "run")]) and not planner.unmeasured([("short", "run")])
+    assert planner.unmeasured([("long", "run")])
+    assert not planner.unmeasured([("short", "run")])
     assert planner.prediction("short").wall_seconds < MUCH_SECONDS
-    assert not Planner(dataclasses.replace(laptop, site=JURECA)).unmeasured([("long", "run")])
+    assert not Planner(changed(laptop, site=JURECA)).unmeasured([("long", "run")])
     before = planner.prediction("long").step_seconds
     write_json(laptop.paths.machine("laptop"), SLOW)
     planner.look_again()
@@ -215,9 +205,8 @@ def test_the_figures_of_this_machine():
 )
 def test_part_of_a_machine_that_others_keep_busy(spent, own, others):
     """Of two cores for ten seconds, one of them measured. A system that tells nothing is taken for quiet."""
-    fields = dict.fromkeys(("user", "nice", "idle", "iowait", "steal", "guest"), 7.0)
-    before = namedtuple("times", fields)(**fields)
-    after = before._replace(**{name: 7.0 + seconds for name, seconds in spent.items()})
+    fields = ("user", "nice", "idle", "iowait", "steal", "guest")
+    before, after = (namedtuple("times", fields)(*(7.0 + more.get(name, 0) for name in fields)) for more in ({}, spent))
     assert processors.part_of_others(before, after, own) == pytest.approx(others)
 
 

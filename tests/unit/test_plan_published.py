@@ -1,7 +1,5 @@
 """Formulas beside figures that others have published, each with its source."""
 
-from dataclasses import replace
-
 import pytest
 
 from parascale.families import model_sizes
@@ -11,6 +9,7 @@ from parascale.plan.memory import RankMemory, peak, rank_stages, total
 from parascale.plan.predict import DataFacts
 from parascale.settings import Model, make
 from parascale.settings.layout import DEGREES
+from tests.made_up.project import changed
 from tests.published import score, stacks
 from tests.unit.test_plan_memory import make_run
 from tests.unit.test_plan_score import ROWS, SITES
@@ -29,10 +28,8 @@ RESERVED = (1.1, 1.3)
 
 def gib(model, window, batch, **layout):
     """Peak of one rank in GiB, bf16, with a loss of all logits at once."""
-    run, sizes = (
-        make_run(model, "bf16", window=window, batch=batch, **layout),
-        model_sizes(model, LLAMA3_VOCABULARY, window),
-    )
+    run = make_run(model, "bf16", window=window, batch=batch, **layout)
+    sizes = model_sizes(model, LLAMA3_VOCABULARY, window)
     sizes.chunked = False
     held = rank_stages(run.layout, sizes.layers)
     return max(total(peak(RankMemory(run, sizes, "cuda", each).moments())) for each in held) / GIB
@@ -129,11 +126,9 @@ def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
     for row in rows:
         site = SITES[row["machine"]]
         run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
-        workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
-        ranked = [
-            tuple(getattr(each.layout, axis) for axis in DEGREES)
-            for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)
-        ]
+        workload = changed(run.workload, training={"accumulate": 1})
+        advised = advise(workload, site, run.layout.world_size, run.precision, facts=facts)
+        ranked = [tuple(getattr(each.layout, axis) for axis in DEGREES) for each in advised]
         best = min(published, key=ranked.index)
         ratio = published[best] / max(published.values())
         print(f"{name}, batch {run.global_batch}: {dict(zip(DEGREES, best, strict=True))}, {ratio:.2f} of the best")

@@ -1,6 +1,5 @@
 """What an account has left stands beside the sum of a plan; a machine that does not say stops nothing."""
 
-import dataclasses
 import json
 import os
 
@@ -10,7 +9,8 @@ from parascale.plan import budget, tables
 from parascale.plan.planner import Planner
 from parascale.plan.quota import quota_of
 from parascale.settings.site import QuotaCommand
-from tests.unit.test_plan_budget import jobs, project
+from tests.command import program
+from tests.made_up.project import changed, jobs, project
 
 ASKED = QuotaCommand("jutil user cpuquota --budget {account} --format json")
 # JSC publishes no answer; the names of its fields are ours.
@@ -19,23 +19,18 @@ RECORDS = [{"budget": "zam", "quota": "12,000.0", "used": 7500.5}, {"budget": "z
 
 def charged(tmp_path, asked=ASKED, account="zam", **limits):
     """A project whose site names a command."""
-    plain = project(tmp_path, **limits)
-    site, config = dataclasses.replace(plain.site, quota=asked), dataclasses.replace(plain.config, account=account)
-    return dataclasses.replace(plain, site=site, config=config)
+    return changed(project(tmp_path, **limits), site={"quota": asked}, config={"account": account})
 
 
 @pytest.fixture
 def jutil(tmp_path, monkeypatch):
     """A function that has a command `jutil` answer with a text, once for each call."""
     folder = tmp_path / "bin"
-    folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def answers(text, code=0):
+        program(folder / "jutil", f'echo "$@" >> {folder}/asked\ncat {folder}/answer\nexit {code}')
         (folder / "answer").write_text(text, errors="surrogateescape")
-        command = folder / "jutil"
-        command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\ncat {folder}/answer\nexit {code}\n')
-        command.chmod(0o755)
         return folder / "asked"
 
     return answers

@@ -1,6 +1,5 @@
 """Ranges of sums: simulated prices, each with an error of its own and one that all share, lie in them as often as is said."""
 
-import dataclasses
 import math
 import random
 
@@ -12,7 +11,7 @@ from parascale.plan import budget, tables
 from parascale.plan.hours import LIMIT, RANGE, Part, quantile
 from parascale.plan.planner import Planner
 from parascale.store.reasons import Reason
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.project import changed, jobs, project
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,8 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
     begun = budget.make_plan(trainings, planner).totals
     assert begun["core_hours_high"] - begun["core_hours_low"] < high - low
 
-    measured = {
-        name: dataclasses.replace(each, parts=(Part(3600.0, own=0.05), Part(0.0))) for name, each in predicted.items()
-    }
+    parts = (Part(3600.0, own=0.05), Part(0.0))
+    measured = {name: changed(each, parts=parts) for name, each in predicted.items()}
     monkeypatch.setattr(planner, "prediction", lambda name, _: measured[name])
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("new"))
     sums = budget.make_plan(trainings, planner).totals

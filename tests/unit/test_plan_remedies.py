@@ -1,18 +1,17 @@
 """The one change that is advised for a run that does not fit."""
 
 import bisect
-import dataclasses
 
 from parascale.plan.memory import memory_moments, verdict
 from parascale.plan.search import find_remedy
 from parascale.settings import Layout, Model, Run, Workload, load_workload, make
 from parascale.settings.workload import LanguageTraining
-from tests.unit.test_plan_budget import JURECA
+from tests.made_up.project import JURECA, changed
 
 
-def remedy_where_it_just_fits(run, changed):
-    """What is advised for `run` where a device has just the memory for `changed`."""
-    moments = memory_moments(changed, JURECA, 5000)
+def remedy_where_it_just_fits(run, other):
+    """What is advised for `run` where a device has just the memory for `other`."""
+    moments = memory_moments(other, JURECA, 5000)
     capacity = bisect.bisect_left(range(10**12), True, key=lambda size: verdict(moments, size) == "fits")
     assert verdict(memory_moments(run, JURECA, 5000), capacity) != "fits"
     return find_remedy(run, JURECA, 5000, capacity)
@@ -24,15 +23,13 @@ def test_the_smallest_change_that_helps_is_advised():
     workload = make(Workload, name="w", model=make(Model, dim=512, heads=8, layers=8), training=training)
     single = Run("r", workload, Layout(activation_checkpointing=True))
     for parts in (2, 4, 8, 16, 32):
-        cut = dataclasses.replace(workload, training=dataclasses.replace(training, accumulate=parts))
-        assert remedy_where_it_just_fits(single, dataclasses.replace(single, workload=cut)) == (f"accumulate = {parts}")
+        cut = changed(single, workload={"training": {"accumulate": parts}})
+        assert remedy_where_it_just_fits(single, cut) == f"accumulate = {parts}"
     stages = Layout(gpus_per_node=2, pp=2, micro_batches=4, activation_checkpointing=True)
-    deep, finer = (Run("r", workload, dataclasses.replace(stages, micro_batches=count)) for count in (4, 8))
+    deep, finer = (Run("r", workload, changed(stages, micro_batches=count)) for count in (4, 8))
     assert remedy_where_it_just_fits(deep, finer) == "micro_batches = 8"
-    kept, freed = (
-        Run("r", workload, Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True, reshard_after_forward=freed))
-        for freed in (False, True)
-    )
+    sharded = Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True)
+    kept, freed = (Run("r", workload, changed(sharded, reshard_after_forward=each)) for each in (False, True))
     assert remedy_where_it_just_fits(kept, freed) == "reshard_after_forward = true"
 
 

@@ -12,19 +12,19 @@ from parascale.plan.advise import advise, reason
 from parascale.plan.predict import DataFacts, predict
 from parascale.plan.time import Prices, formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import all_reduce, half_ring, step_work
-from parascale.settings import Layout, Run, Site, load_site, load_workload
-from parascale.settings.config import Config
+from parascale.settings import Layout, Run, Site, load_workload
+from tests.made_up.project import changed, shipped_site
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
 from tests.unit.test_plan_score import utilisation
 
-SITES = {name: load_site(Config(sites="config/sites"), name) for name in ("juwels-booster", "jureca", "jupiter")}
+SITES = {name: shipped_site(name) for name in ("juwels-booster", "jureca", "jupiter")}
 GPUS = [2**power for power in range(4, 12)]
 # By which NCCL chooses (src/graph/tuning.cc, 5067397c): microseconds of a call, of a step within a node and of one between nodes, and the
 # part of the bandwidth. Within a node of a ring that leaves it a step takes as long as posting a message, on hosts of AMD 2, or 3 × 2.
 RINGS = {"LL128": (14.0, max(1.9, 2.0), 4.0, 0.92), "Simple": (8.4, max(3.4, 6.0), 14.0, 1.0)}
 TREES = {"LL128": (14.0, max(1.25, 2.0), 8.5, 0.92 * 120 / 128), "Simple": (8.4, max(4.0, 6.0), 14.0, 0.92)}
 # JURECA with Ethernet: four GPUs share 100 Gbit/s.
-SLOW = replace(SITES["jureca"], network_link=replace(SITES["jureca"].network_link, gigabytes_per_second=100 / 8 / 4))
+SLOW = changed(SITES["jureca"], network_link={"gigabytes_per_second": 100 / 8 / 4})
 
 
 def by_nccl(figures, inner, outer, sent):
@@ -111,7 +111,7 @@ def test_fsdp_between_nodes_needs_infiniband():
 def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
     """Shards of the optimizer alone (ZeRO-1), of a part of the GPUs, and stages in several pieces; on 1,024 GPUs and more plain FSDP is slower by a tenth."""
     llama = load_workload("config/workloads", "llama-7b")
-    workload = replace(llama, training=replace(llama.training, global_batch=2 * gpus, steps=10**5))
+    workload = changed(llama, training={"global_batch": 2 * gpus, "steps": 10**5})
     ranked = advise(workload, SITES["juwels-booster"], gpus, "bf16", facts=DataFacts(32_000))
     assert ranked[0].layout.strategy() in first and ranked[0].prediction.fits == "fits"
     assert gpus != 1024 or ranked[0].layout.fsdp == 16
@@ -126,8 +126,8 @@ def test_advice_weighs_what_large_numbers_ask_for(gpus, first):
 def test_on_jupiter_the_loader_decides_before_the_layout(name, workers, waits):
     """ImageNet's JPEGs, with as many threads as are shipped: its GPUs compute more than twice as fast as those for which that is enough."""
     imagenet = load_workload("config/workloads", "imagenet")
-    training = replace(imagenet.training, workers=workers, global_batch=1024)
-    run = Run("r", replace(imagenet, training=training), Layout(gpus_per_node=4, dp=4), "bf16")
+    imagenet = changed(imagenet, training={"workers": workers, "global_batch": 1024})
+    run = Run("r", imagenet, Layout(gpus_per_node=4, dp=4), "bf16")
     predicted = predict(run, SITES[name], facts=DataFacts(1000, 1_281_167, 50_000, 1.1e5))
     assert predicted.phases["data"] / predicted.step_seconds == pytest.approx(waits, abs=0.1)
     assert ("samples to be read" in reason(run, SITES[name], predicted)) == (waits > 0)

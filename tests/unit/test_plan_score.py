@@ -14,6 +14,7 @@ from parascale.families import model_sizes
 from parascale.plan.fit import most_probable
 from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work
+from tests.made_up.project import changed
 from tests.published import exam, score
 from tests.published.score import RATE
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
@@ -26,14 +27,9 @@ SHIPPED, HELD_OUT = (0.046, 0.22, 0.42), (0.06, 0.24, 0.42)
 # Trainings on GH200, beside the checkout. Nothing was fitted to them.
 GH200 = score.RUNS.parents[3] / "shared/data/published/gh200.csv"
 # What a fit may move, and how far its source leaves it open: the deviation of the logarithm.
-OPEN = {
-    "a100 flops": 0.2,
-    "hopper flops": 0.2,
-    "moved": 0.1,
-    "node_bytes": 0.2,
-    "network_bytes": 0.2,
-    "stragglers": 1.0,
-}
+OPEN = {"a100 flops": 0.2, "hopper flops": 0.2, "moved": 0.1, "node_bytes": 0.2, "network_bytes": 0.2}
+OPEN |= {"stragglers": 1.0}
+HEAD = "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch"
 DEVIATION = 0.1  # of the logarithm of a published rate, of a source with nine rows
 
 
@@ -96,9 +92,10 @@ def test_a_machine_that_nothing_was_fitted_to_is_predicted():
     """Its power, its links and what its codes do: within 8 % in the median and 28 % at worst, pairs that differ in one thing within 8 points."""
     rows = score.score(GH200)
     told = exam.summary(exam.examined(rows))
-    assert told["rows"] == 14 and told["median"] <= 0.08 and told["worst"] <= 0.28 and 0.65 <= told["covered"] <= 0.9, (
-        told
-    )
+    assert told["rows"] == 14
+    assert told["median"] <= 0.08
+    assert told["worst"] <= 0.28
+    assert 0.65 <= told["covered"] <= 0.9
     for first, second in ((0, 1), (2, 3), (5, 6)):  # eager and compiled, DDP and HSDP, `tp` 1 and 2 on a pair
         predicted, published = (
             getattr(rows[second], rate) / getattr(rows[first], rate) - 1 for rate in ("predicted", "published")
@@ -109,9 +106,8 @@ def test_a_machine_that_nothing_was_fitted_to_is_predicted():
 def test_less_power_and_links_in_pairs_take_longer():
     """Power alone slows products and attention; a CPU's share counts; without a word on power nothing changes."""
     site = SITES["h100-80"]
-    slow, shared, unknown = (
-        replace(site, **watts) for watts in ({"gpu_watts": 500.0}, {"cpu_watts": 200.0}, {"gpu_watts": None})
-    )
+    watts = {"gpu_watts": 500.0}, {"cpu_watts": 200.0}, {"gpu_watts": None}
+    slow, shared, unknown = (changed(site, **each) for each in watts)
     rates = [formula_rates(each, "bf16") for each in (site, slow, shared, unknown)]
     assert rates[1].flops == pytest.approx(1.21 * rates[0].flops, rel=0.01) and rates[1].moved == rates[0].moved
     assert rates[1] == rates[2] and rates[3] == rates[0]
@@ -152,11 +148,8 @@ def test_each_constant_of_gpus_matters():
 
 def test_a_rate_that_no_data_sheet_has_is_unknown(tmp_path):
     """A row in a precision whose peak is not known has no price, and stops no other."""
-    table = tmp_path / "rows.csv"
-    head = (
-        "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch,precision,tokens_per_second_per_gpu"
-    )
-    table.write_text(f"{head}\ns,h100-80,1,m,512,8,4,1000,128,8,fp32,100\ns,h100-80,1,m,512,8,4,1000,128,8,bf16,100\n")
+    table, row = tmp_path / "rows.csv", "s,h100-80,1,m,512,8,4,1000,128,8"
+    table.write_text(f"{HEAD},precision,tokens_per_second_per_gpu\n{row},fp32,100\n{row},bf16,100\n")
     unknown, known = score.score(table)
     assert unknown.predicted is unknown.ratio is None and known.predicted > 0
     assert score.errors([unknown, known])["all"]["rows"] == 1
@@ -172,10 +165,8 @@ def test_what_the_code_of_a_source_is_known_to_do_is_its_default(cell, dropout):
 @pytest.mark.parametrize("tuned", [{"tuned": "false"}, {}])
 def test_code_that_is_not_tuned_neither_compiles_nor_makes_its_loss_in_chunks(tuned):
     """An empty cell is the default. All logits of 64 samples of 8,192 tokens are 269 GB in fp32, where a chunk is 1."""
-    names = ("source", "machine", "gpus", "model", "dim", "heads", "layers", "vocabulary", "window", "global_batch")
-    row = dict(zip(names, ["s", "h100-80", "1", "m", "256", "4", "2", "128256", "8192", "64"], strict=True)) | {
-        RATE: "100"
-    }
+    values = ["s", "h100-80", "1", "m", "256", "4", "2", "128256", "8192", "64"]
+    row = dict(zip(HEAD.split(","), values, strict=True)) | {RATE: "100"}
     fast, slow = (score.score_row(row | cell, SITES, "table") for cell in ({"tuned": "true"}, tuned))
     assert fast.predicted > slow.predicted and (fast.fits, slow.fits) == ("fits", "does not fit")
 
@@ -207,7 +198,7 @@ def test_larger_micro_batches_use_a_gpu_better():
 def test_fsdp_that_leaves_the_node_is_not_free():
     """KempnerForge: 54 % of the peak within a node of four, 44 % outside of it; a slow network costs more."""
     site = SITES["h200x4"]
-    slow = replace(site, network_link=replace(site.network_link, gigabytes_per_second=3.0))
+    slow = changed(site, network_link={"gigabytes_per_second": 3.0})
     inside = utilisation(seven_billion(8, fsdp=4), site)
     outside = [utilisation(seven_billion(32, nodes=4, fsdp=16), each) for each in (site, slow)]
     assert inside > 1.02 * outside[0] and outside[0] > 1.5 * outside[1]
@@ -230,13 +221,8 @@ def test_fsdp_over_512_gpus_waits_for_its_network():
 def test_constants_of_cpus_price_no_gpu():
     """What a site assumes of its CPUs changes nothing on GPUs."""
     site = SITES["a100-80"]
-    assumed = {
-        "split_pass_microseconds": 1e6,
-        "shard_pass_microseconds": 1e6,
-        "kernel_microseconds": 1e5,
-        "core_gigaflops": 1e-3,
-    }
-    other = replace(site, assumed=replace(site.assumed, step_milliseconds=1e5, **assumed))
+    assumed = {"split_pass_microseconds": 1e6, "shard_pass_microseconds": 1e6, "kernel_microseconds": 1e5}
+    other = changed(site, assumed={"core_gigaflops": 1e-3, "step_milliseconds": 1e5, **assumed})
     for layout in ({"tp": 8}, {"fsdp": 8}):
         assert step(seven_billion(8, **layout), site) == step(seven_billion(8, **layout), other)
 
@@ -268,22 +254,12 @@ def test_most_of_what_ran_fits_and_what_ran_out_of_memory_does_not():
 
 @pytest.mark.parametrize(
     ("cells", "ran"),
-    [
-        ("100,,", True),
-        (",30,", True),
-        (",,", False),
-        ("OOM,,", False),
-        (",,Out of memory", False),
-        ("n/a,30,", True),
-    ],
+    [("100,,", True), (",30,", True), (",,", False), ("OOM,,", False), (",,Out of memory", False), ("n/a,30,", True)],
 )
 def test_a_table_may_say_in_many_ways_that_a_run_ran_out_of_memory(tmp_path, cells, ran):
     """In the place of its rate or its memory, by naming neither, or in a column of its own. A made table: a model that fits one GPU."""
-    table = tmp_path / "rows.csv"
-    head = "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch"
-    table.write_text(
-        f"{head},tokens_per_second_per_gpu,peak_memory_gb,status\ns,h100-80,1,m,512,8,4,1000,128,8,{cells}\n"
-    )
+    table, head = tmp_path / "rows.csv", f"{HEAD},tokens_per_second_per_gpu,peak_memory_gb,status"
+    table.write_text(f"{head}\ns,h100-80,1,m,512,8,4,1000,128,8,{cells}\n")
     (row,) = score.score(table)
     assert (row.ran, row.published) == (ran, 100.0 if cells.startswith("100") else None)
     assert score.memory([row])["out_of_memory_but_fits"] == (not ran)

@@ -12,8 +12,9 @@ from parascale.plan import budget, ledger
 from parascale.plan.ledger import Spent, spent
 from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.live import Ledger
+from tests.made_up.project import jobs, project
+from tests.made_up.results import write_lines
 from tests.unit.test_ledger import BEGAN, HOUR, attempt
-from tests.unit.test_plan_budget import jobs, project
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def charged(planner, hours=100, accounting=lambda ids: {}):
 
 
 def lines_of(folder, *attempts):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    write_lines(folder / "attempts.jsonl", attempts)
 
 
 def test_a_training_whose_workflow_was_killed_counts_as_long_as_it_ran(planner):
@@ -73,7 +73,7 @@ def test_a_job_that_trains_nothing_counts_by_its_benchmark(planner, tmp_path):
     killed.started([2], BEGAN)
     assert charged(planner).unknown == ("prepare (d)",)
     events = [json.loads(line) | {"benchmark": str(table)} for line in killed.events.read_text().splitlines()]
-    killed.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_lines(killed.events, events)
     table.write_text("s\th:m:s\n1800.0\t0:30:00\n")
     os.utime(table, (BEGAN + 9 * HOUR, BEGAN + 9 * HOUR))
     assert charged(planner).core_hours == pytest.approx(64)
@@ -139,7 +139,5 @@ def test_the_cap_names_what_it_cannot_account_for(planner):
     workflow(planner).started([3], BEGAN)
     plan = budget.make_plan(jobs(), planner, history={"prepare": 0.1}, spent=charged(planner))
     (warning,) = budget.warnings(plan)
-    assert (
-        "what was spent on train_single (single), whose workflow is still running or was killed: no record" in warning
-    )
+    assert "what was spent on train_single (single), whose workflow is still running or was killed: no" in warning
     assert plan.as_dict()["spent_unknown"] == ("train_single (single)",)

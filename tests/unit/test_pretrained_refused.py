@@ -107,9 +107,8 @@ def test_layouts_that_it_does_not_offer_are_refused(t5):
 
 def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refused(tmp_path):
     def loaded(text, model="{kind: pretrained}"):
-        (tmp_path / "x.yaml").write_text(
-            f"task: summarisation\ndata: {{text: {text}}}\nmodel: {model}\ntraining: {{steps: 1}}\n"
-        )
+        words = f"task: summarisation\ndata: {{text: {text}}}\nmodel: {model}\ntraining: {{steps: 1}}\n"
+        (tmp_path / "x.yaml").write_text(words)
         return load_workload(tmp_path, "x")
 
     assert loaded("{tokenizer: pretrained, pretrained: $DATA/t5}").model.pretrained == "$DATA/t5"

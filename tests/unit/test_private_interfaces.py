@@ -127,8 +127,6 @@ def test_it_is_there_in_the_version_that_was_read(name):
     assert importlib.metadata.version(package).partition("+")[0] == READ[package], f"read {name} again in its source"
     owner = pkgutil.resolve_name(home)
     if not hasattr(owner, last):  # each instance has it, or it is a module that nothing has loaded
-        source = (
-            inspect.getsourcefile(owner) if inspect.ismodule(owner) else inspect.getsourcefile(inspect.getmodule(owner))
-        )
+        source = inspect.getsourcefile(owner if inspect.ismodule(owner) else inspect.getmodule(owner))
         assert last in Path(source).read_text() or importlib.util.find_spec(name)
     assert (ROOT / "tests" / USES[name]).is_file()

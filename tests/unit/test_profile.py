@@ -17,7 +17,8 @@ from parascale.report.job import load_job, render_job
 from parascale.settings import Run, Workload, make
 from parascale.settings.strict import load
 from parascale.train.clock import OPERATORS, StepProfiler, profiler
-from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
+from tests.command import program
+from tests.made_up.results import CLUSTER, SITE, fake, write_results
 
 
 def steps(folder, first, last, asked=(3, 4)):
@@ -52,9 +53,8 @@ def test_the_report_of_the_job_shows_what_was_recorded(tmp_path):
     page = render_job(load_job(results, work, "run"))
     section = page.partition('<section id="operators"')[2].partition("</section>")[0]
     assert "aten::mm" in section
-    assert re.findall('<th scope="row"[^>]*>(.*?)</th>', section) == [
-        html.escape(operator["name"]) for operator in operators
-    ]
+    names = re.findall('<th scope="row"[^>]*>(.*?)</th>', section)
+    assert names == [html.escape(operator["name"]) for operator in operators]
     for name in ("calls", "cpu_seconds", "device_seconds"):
         shown = re.findall(f'data-figure="{name}" data-value="(.*?)"', section)
         assert [float(value) for value in shown] == [operator[name] for operator in operators]
@@ -93,8 +93,7 @@ def test_the_launcher_puts_nsight_before_each_process_or_says_what_is_missing(tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequirementError, match="nsys"):
         _ = launch.python_command
-    (tmp_path / "nsys").write_text("#!/bin/sh\n")
-    (tmp_path / "nsys").chmod(0o755)
+    program(tmp_path / "nsys", "")
     command = launch.python_command
     assert command[:2] == [str(tmp_path / "nsys"), "profile"] and "--capture-range=cudaProfilerApi" in command
     assert command[-5:] == [sys.executable, "-u", "train.py", "--run", "x"]

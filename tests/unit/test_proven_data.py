@@ -152,12 +152,9 @@ def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
 
     random = np.random.default_rng(seed)
     rows = "".join(json.dumps({"text": f"é {n}"}) + "\n" for n in range(5)).encode()
-    sources = {
-        "a.txt": "some text\nété\n".encode(),
-        "a.jsonl": rows,
-        "a.zip": zip_of({"train.txt": "one\n", "a/b.txt": "two\n"}),
-        "train.csv": b"path,label\nx/0.jpg,a\nx/1.jpg,b\n",
-    }
+    sources = {"a.txt": "some text\nété\n".encode(), "a.jsonl": rows}
+    sources |= {"a.zip": zip_of({"train.txt": "one\n", "a/b.txt": "two\n"})}
+    sources |= {"train.csv": b"path,label\nx/0.jpg,a\nx/1.jpg,b\n"}
     for number in range(300):
         name = list(sources)[number % 4]
         folder = tmp_path / str(number)

@@ -43,16 +43,8 @@ FINE_TUNE = {
     700: (2.4e-8, 0.95),  # 1e-8 is one step further
 }
 CYCLES = [Cycle(length=1, rise=0.99), Cycle(length=6, peak=0.5, start=0.2, rise=0.3)]
-COURSE = Optim(
-    lr=2e-3,
-    schedule="one_cycle",
-    cycles=CYCLES,
-    swing=0.05,
-    betas=[0.9, 0.99],
-    eps=1e-5,
-    weight_decay=0.01,
-    clip_norm=None,
-)
+ADAM = {"betas": [0.9, 0.99], "eps": 1e-5, "weight_decay": 0.01, "clip_norm": None}
+COURSE = Optim(lr=2e-3, schedule="one_cycle", cycles=CYCLES, swing=0.05, **ADAM)
 
 
 def test_one_and_six_epochs_are_two_cycles():

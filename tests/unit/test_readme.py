@@ -19,18 +19,16 @@ from tests.distributed.jobs import plain
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
-TEXT = "\n".join(
-    f"Roses are red, {word}s are blue, line {index} is new." for index, word in enumerate(["violet", "lark"] * 200)
-)
+WORDS = enumerate(["violet", "lark"] * 200)
+TEXT = "\n".join(f"Roses are red, {word}s are blue, line {index} is new." for index, word in WORDS)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks():
     """Language → text of the fenced blocks of the page."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    return {
-        language: re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, language, text in BLOCK.findall(page)
-    }
+    found = BLOCK.findall(page)
+    return {language: re.sub(f"(?m)^{indent}", "", text) for indent, language, text in found}
 
 
 def test_what_a_command_prints_is_what_the_page_shows(monkeypatch):

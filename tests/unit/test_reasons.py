@@ -14,11 +14,11 @@ from parascale.plan.planner import Planner
 from parascale.settings import Layout, identity
 from parascale.store.keys import data_known, key_of_run, modules_of_run
 from parascale.store.trainings import Store
-
-from .test_plan_budget import jobs, project
-from .test_store import fill
+from tests.made_up.project import changed, jobs, project
+from tests.made_up.results import fill
 
 CODE = "training code: "
+LR = {"workload": {"optim": {"lr": 2e-3}}}
 
 
 @pytest.fixture
@@ -45,11 +45,6 @@ def record(made, folder, run=None, **changes):
     return key
 
 
-def changed(run, **values):
-    optim = dataclasses.replace(run.workload.optim, **values)
-    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, optim=optim))
-
-
 def other_data(made):
     write_text(made.paths.data_of(made.runs["single"]) / "manifest.json", '{"vocabulary": 4000}')
 
@@ -61,13 +56,13 @@ def other_code(made):
 
 
 def with_layout(run):
-    return dataclasses.replace(run, layout=Layout(gpus_per_node=2, dp=2))
+    return changed(run, layout=Layout(gpus_per_node=2, dp=2))
 
 
 # (what changes in the folders, in the run) → (words, core-hours that are repeated)
 CASES = {
     "new": (lambda made: shutil.rmtree(made.paths.run("single")), None, "new", 0.0),
-    "a setting": (None, lambda run: changed(run, lr=2e-3), "`optim.lr` 0.001 → 0.002", 2.5),
+    "a setting": (None, LR, "`optim.lr` 0.001 → 0.002", 2.5),
     "a setting that digests leave out": (None, {"compression": "fp16"}, "`compression` none → fp16", 2.5),
     "the layout": (None, with_layout, "`layout.gpus_per_node` 1 → 2, `layout.dp` 1 → 2", 2.5),
     "code": (other_code, None, CODE + "parallel/fsdp.py, train/step.py", 2.5),
@@ -91,7 +86,7 @@ def test_the_reason_names_what_changed(trained, case):
         prepare(made)
     if change:
         run = made.runs["single"]
-        made.runs["single"] = dataclasses.replace(run, **change) if isinstance(change, dict) else change(run)
+        made.runs["single"] = changed(run, **change) if isinstance(change, dict) else change(run)
     reason = Planner(made).reason("single")
     assert (reason.words, reason.repeats, reason.kept) == (words, repeats, words.startswith("kept"))
 
@@ -100,7 +95,7 @@ def test_a_training_whose_result_was_deleted_is_known_by_the_store(trained):
     made = trained()
     assert Store(made.paths.trainings).adopt(made.paths.run("single"))
     shutil.rmtree(made.paths.run("single"))
-    made.runs["single"] = changed(made.runs["single"], lr=2e-3)
+    made.runs["single"] = changed(made.runs["single"], **LR)
     assert Planner(made).reason("single").words == "`optim.lr` 0.001 → 0.002"
 
 
@@ -115,9 +110,9 @@ def test_a_record_that_is_not_whole_stands_in_no_plans_way(trained, text):
 def test_what_is_begun_and_continues_says_so(trained):
     made = trained()
     run = made.runs["single"]
-    record(made, made.paths.under_way / "runs" / "single", changed(run, lr=2e-3))
+    record(made, made.paths.under_way / "runs" / "single", changed(run, **LR))
     assert Planner(made).reason("single").words == "a file of its result is missing"
-    made.runs["single"] = with_layout(changed(run, lr=2e-3))
+    made.runs["single"] = with_layout(changed(run, **LR))
     assert Planner(made).reason("single").words == "continues an unfinished run"
 
 
@@ -154,5 +149,5 @@ def test_a_finished_training_counts_once_against_the_cap(trained, capsys, stored
     blind.prediction = lambda *_: dataclasses.replace(Planner(made).prediction("single"), core_hours=None)
     assert judge(["single"], blind) == 0 and "unknown" not in capsys.readouterr().out
     shutil.rmtree(made.paths.run("single") / "checkpoint")
-    made.runs["single"] = made.runs["single"] if not stored else changed(made.runs["single"], lr=2e-3)
+    made.runs["single"] = made.runs["single"] if not stored else changed(made.runs["single"], **LR)
     assert judge(["single"], Planner(made)) == 1 and "more than budget.core_hours = 3" in capsys.readouterr().out

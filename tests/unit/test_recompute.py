@@ -31,9 +31,8 @@ from parascale.train.counting import count
 from tests.unit.test_plan_memory import make_run
 
 GPT = make(Model, dim=32, heads=4)
-LLAMA = make(
-    Model, dim=32, heads=4, kv_heads=2, hidden=48, norm="rms", position="rotary", activation="swiglu", bias=False
-)
+PARTS = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False}
+LLAMA = make(Model, dim=32, heads=4, kv_heads=2, hidden=48, **PARTS)
 # Model → its products, and those that selective recomputation performs again: keys, the result of attention, the gate.
 BLOCKS = {"gpt": (GPT, 6, 2), "llama": (LLAMA, 7, 3)}
 
@@ -127,9 +126,8 @@ def pair():
 def test_the_plan_knows_what_tensor_parallelism_sends_again(pair, dropout, split, recomputing):
     """All-gathers and reduce-scatters of a block with a split sequence, else sums, which weigh as two of these."""
     model = replace(GPT, dropout=dropout, layers=1)
-    run = make_run(
-        model, "fp32", window=16, batch=2, tp=2, sequence_parallel=split, activation_checkpointing=recomputing
-    )
+    layout = {"tp": 2, "sequence_parallel": split, "activation_checkpointing": recomputing}
+    run = make_run(model, "fp32", window=16, batch=2, **layout)
     rank = step_work(run, model_sizes(model, 64, 16), Site("gpus", device="cuda", gpu="A100")).ranks[0]
     whole = build_model(model, 64, 16)
     split_tensors(whole, pair, split)
@@ -161,14 +159,9 @@ def test_compiled_a_graph_computes_again_what_python_would(selective):
     torch.manual_seed(0)
     part, copies = nn.Sequential(Block(model)), Copies(torch.bfloat16)
     part[0].forward = recomputed(part[0], selective, copies)
-    part[0].compile(
-        backend=aot_autograd(
-            fw_compiler=counting("forward"),
-            bw_compiler=counting("backward"),
-            partition_fn=min_cut_rematerialization_partition,
-        ),
-        fullgraph=True,
-    )
+    compilers = {"fw_compiler": counting("forward"), "bw_compiler": counting("backward")}
+    backend = aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
+    part[0].compile(backend=backend, fullgraph=True)
     part.forward = copies.around(part)
     hidden = torch.randn(2, 8, 32, requires_grad=True)
     part(hidden).square().sum().backward()

@@ -146,19 +146,13 @@ def test_gradients_that_an_optimizer_computes_itself_are_recorded(named, tmp_pat
         optimizer.step(closure=closure) if named else optimizer.step(closure)
         optimizer.zero_grad()
     ((part,),) = proof.recording(tmp_path)
-    assert {name: part.value(f"gradient|{name}").unique().tolist() for name in part.names("gradient")} == {
-        "weight": [2.0],
-        "bias": [2.0],
-    }
+    found = {name: part.value(f"gradient|{name}").unique().tolist() for name in part.names("gradient")}
+    assert found == {"weight": [2.0], "bias": [2.0]}
 
 
 @pytest.mark.parametrize(
     ("module", "allowed", "rounded"),
-    [
-        (torch.nn.Conv1d(3, 3, 1), True, True),
-        (torch.nn.Conv1d(3, 3, 1), False, False),
-        (torch.nn.Linear(3, 2), True, False),
-    ],
+    [*((torch.nn.Conv1d(3, 3, 1), on, on) for on in (True, False)), (torch.nn.Linear(3, 2), True, False)],
 )
 def test_convolutions_in_tf32_widen_the_tolerance(module, allowed, rounded, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
@@ -265,11 +259,7 @@ def test_state_of_an_optimizer_that_has_stepped_before_is_recorded(tmp_path):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for step in range(4):
             optimizer.param_groups[0] |= later if step == 2 else {}
-            with (
-                prove.recording(model, tmp_path / f"later-{name}")
-                if step > 1
-                else prove.recording(model, tmp_path / "no")
-            ):
+            with prove.recording(model, tmp_path / (f"later-{name}" if step > 1 else "no")):
                 model(torch.randn(8, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
                 optimizer.step()
             optimizer.zero_grad()

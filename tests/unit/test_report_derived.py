@@ -11,13 +11,13 @@ from parascale.report.figures import spent
 from parascale.report.summary import model_flops_utilisation, perplexity
 from parascale.report.verdict import verdicts
 from parascale.train.counting import keep_count
-from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
+from tests.made_up.project import changed
+from tests.made_up.results import BASE, CLUSTER, ddp, fake, report_of, workload
 
 
 def test_speedup_is_the_ratio_of_times_and_efficiency_counts_the_gpus_held(tmp_path):
-    report = report_of(
-        tmp_path, fake("single", **BASE), ddp(step_seconds=0.06), fake("waste", gpus_per_node=4, idle_gpus=3)
-    )
+    waste = fake("waste", gpus_per_node=4, idle_gpus=3)
+    report = report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=0.06), waste)
     seconds = {record.name: record.summary.seconds for record in report.records}
     compared = report.comparisons
     assert compared["single"].speedup == compared["single"].efficiency == 1
@@ -48,9 +48,8 @@ def test_runs_that_differ_in_their_work_are_never_in_one_figure(tmp_path, case, 
     golden(compared.reason)
     assert compared.speedup is None
     assert compared.efficiency is None
-    drawn = {
-        record.name for experiment in report.experiments for member in experiment.members for record in member.records
-    }
+    members = [member for experiment in report.experiments for member in experiment.members]
+    drawn = {record.name for member in members for record in member.records}
     assert drawn == {"single", "twin"}
 
 
@@ -86,11 +85,8 @@ def test_strong_and_weak_scaling_are_apart(tmp_path):
 
 
 def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
-    report = report_of(
-        tmp_path,
-        fake("single", **BASE),
-        *(ddp(f"ddp-{seed}", seed=seed, step_seconds=0.05 + 0.01 * seed) for seed in (1, 2, 3)),
-    )
+    seeds = (ddp(f"ddp-{seed}", seed=seed, step_seconds=0.05 + 0.01 * seed) for seed in (1, 2, 3))
+    report = report_of(tmp_path, fake("single", **BASE), *seeds)
     member = report.experiments[0].members[1]
     spread = member.spread(lambda record: record.summary.seconds)
     assert member.label == "ddp-1 (3 seeds)" and len(member.records) == 3
@@ -163,7 +159,7 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
     block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
     operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
     train = workload(task="classification", model={"dim": 8, "depths": [1], "norm": "batch"}, image_size=32)
-    train = dataclasses.replace(train, model=dataclasses.replace(train.model, counts=str(tmp_path / "counts")))
+    train = changed(train, model={"counts": str(tmp_path / "counts")})
     keep_count(train, 10)
     on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
     (record,) = report_of(tmp_path, on_gpus).records

@@ -7,7 +7,7 @@ import pytest
 
 from parascale.report.chart import Chart
 from parascale.report.figures import FIGURES, MOST, cost, loss, memory, phases, scaling, spent
-from tests.unit.fake_results import BASE, SHARES, ddp, fake, report_of, workload
+from tests.made_up.results import BASE, SHARES, ddp, fake, report_of, workload
 
 SVG = "{http://www.w3.org/2000/svg}"
 BUSY = {"ddp": {"cores_busy": 4.0, "other_cores_busy": 4.0}}
@@ -27,10 +27,10 @@ def test_what_is_not_ranked_or_different_looks_so(tmp_path):
     wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
     report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("four", 4), wrong, summaries=BUSY)
     (axes,) = axes_of(scaling(report))
-    hollow = [
-        line for line in axes.lines if line.get_marker() == "o" and line.get_markerfacecolor() != line.get_color()
-    ]
-    assert [list(line.get_xdata()) for line in hollow] == [[2]] and "Hollow" in scaling(report).caption
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    hollow = [list(line.get_xdata()) for line in points if line.get_markerfacecolor() != line.get_color()]
+    assert hollow == [[2]]
+    assert "Hollow" in scaling(report).caption
     assert not [label for label in labels(axes) if "wrong" in label]
     for chart in (phases(report), memory(report)):
         for word in ("not ranked", "different"):
@@ -43,20 +43,16 @@ def test_a_line_spans_only_what_was_measured(sizes, lines, tmp_path):
     fakes = [ddp(f"ddp-{ranks}", ranks, step_seconds=0.1 / ranks) for ranks in sizes]
     fsdp = fake("fsdp", fsdp=2, gpus_per_node=2, step_seconds=0.04)
     (axes,) = axes_of(scaling(report_of(tmp_path, fake("single", **BASE), fsdp, *fakes)))
-    curves = [
-        list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 1
-    ]
-    assert curves == lines
+    curves = [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"]
+    assert [places for places in curves if len(places) > 1] == lines
     assert len([line for line in axes.lines if line.get_marker() == "o"]) == 2 + len(sizes)
     assert labels(axes)[0].startswith("fsdp" if sizes == (2,) else "ddp"), "the fastest on top"
 
 
 def test_strong_and_weak_scaling_have_a_plot_each(tmp_path):
     report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("weak", scaling="weak", step_seconds=0.125))
-    assert [axes.get_title("left") for axes in axes_of(scaling(report))] == [
-        "Times as fast as single",
-        "Rate per process against single",
-    ]
+    titles = [axes.get_title("left") for axes in axes_of(scaling(report))]
+    assert titles == ["Times as fast as single", "Rate per process against single"]
 
 
 def test_one_process_talks_to_nobody_and_bars_are_as_long_as_steps(tmp_path):
@@ -67,10 +63,8 @@ def test_one_process_talks_to_nobody_and_bars_are_as_long_as_steps(tmp_path):
     for bar in axes.patches:
         widths[round(bar.get_y(), 1)] = widths.get(round(bar.get_y(), 1), 0) + bar.get_width()
     assert list(widths.values()) == pytest.approx([0.001, 0.1], rel=0.05)
-    assert {record.name: bool(spent(record)["communication"]) for record in report.records} == {
-        "single": False,
-        "ddp": True,
-    }
+    talked = {record.name: bool(spent(record)["communication"]) for record in report.records}
+    assert talked == {"single": False, "ddp": True}
     assert "communication" in phases(report).svg and re.search(r"69 % communication</text>", phases(report).svg)
 
 
@@ -105,11 +99,8 @@ def test_the_factor_of_the_plans_is_in_the_title_of_the_cost(tmp_path):
 
 
 def test_a_chart_is_the_same_bytes_again_has_the_colours_of_the_theme_and_no_formulas(tmp_path):
-    report = report_of(
-        tmp_path,
-        fake("a$_b$<c>", baseline="a$_b$<c>", verdict="baseline"),
-        fake("other", "other", train=workload("second")),
-    )
+    name, other = "a$_b$<c>", fake("other", "other", train=workload("second"))
+    report = report_of(tmp_path, fake(name, baseline=name, verdict="baseline"), other)
     for make in FIGURES.values():
         if chart := make(report):
             assert make(report).file == chart.file

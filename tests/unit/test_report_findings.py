@@ -11,9 +11,10 @@ from parascale.report.machines import contradictions
 from parascale.report.page import warnings
 from parascale.report.parts import provenance
 from parascale.report.summary import runs_table
-from tests.unit.fake_results import BASE, CLUSTER, SHARES, ddp, fake, report_of
+from tests.made_up.results import BASE, CLUSTER, SHARES, ddp, fake, report_of
 
 PIPE = {"pp": 2, "micro_batches": 4, "gpus_per_node": 2}
+BUBBLE, TALK = SHARES | {"bubble": 0.9}, SHARES | {"communication": 0.9}
 # A run beside the baseline `single`, and what else its summary says.
 STANDS_OUT = {
     "nothing": (ddp("run", step_seconds=0.06), {}),
@@ -23,14 +24,11 @@ STANDS_OUT = {
     "slower": (fake("run", tp=2, gpus_per_node=2, step_seconds=0.16), {}),
     "longer than planned": (fake("run", tp=2, gpus_per_node=2, step_seconds=5.2), {}),
     "the bubble is that of all ranks": (
-        fake("run", shares=SHARES | {"bubble": 0.9}, step_seconds=0.06, **PIPE),
+        fake("run", shares=BUBBLE, step_seconds=0.06, **PIPE),
         {"bubble_measured": 0.31},
     ),
-    "communication": (ddp("run", shares=SHARES | {"communication": 0.9}, step_seconds=0.06), {}),
-    "one process talks to nobody": (
-        fake("run", shares=SHARES | {"communication": 0.9}, step_seconds=0.06, precision="bf16"),
-        {},
-    ),
+    "communication": (ddp("run", shares=TALK, step_seconds=0.06), {}),
+    "one process talks to nobody": (fake("run", shares=TALK, step_seconds=0.06, precision="bf16"), {}),
     "idle": (fake("run", gpus_per_node=4, idle_gpus=3, step_seconds=0.06), {}),
 }
 
@@ -94,16 +92,8 @@ def test_runs_of_one_origin_share_a_row_of_what_they_do_not_share_with_all(tmp_p
     runs = fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2, seed=2)
     (table,) = provenance(report_of(tmp_path, *runs)).tables
     assert [row.run for row in table.rows] == ["ddp, single", "tp"]
-    assert [column.title for column in table.headed] == [
-        "Runs",
-        "Seed",
-        "Code digest",
-        "Git commit",
-        "Site",
-        "Machine",
-        "Hosts",
-        "Versions",
-    ]
+    titles = "Runs, Seed, Code digest, Git commit, Site, Machine, Hosts, Versions"
+    assert ", ".join(column.title for column in table.headed) == titles
 
 
 def test_memory_is_apart_in_what_the_model_holds_and_the_process_besides(tmp_path):

@@ -1,6 +1,7 @@
 """Runs that differ in any setting look different in the report: in names, legends, tables and kinds of runs."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -12,11 +13,12 @@ from parascale.report.summary import runs_table
 from parascale.report.verdict import verdicts
 from parascale.settings import Layout, Run
 from parascale.settings.layout import RECOMPUTATION
-from tests.unit.fake_results import BASE, ddp, fake, report_of, workload
+from tests.made_up.results import BASE, ddp, fake, report_of, workload
 
 # Every field of a layout and of a run, each in a run in which it matters; a new field needs a case.
 TWO, PIPE = {"dp": 2, "gpus_per_node": 2}, {"pp": 2, "gpus_per_node": 2, "micro_batches": 4}
 LOCAL = TWO | {"average_every": 8}
+SWITCHES = ("sequence_parallel", "loss_parallel", "reshard_after_forward", "sync_batch_norm")
 FIELDS = {
     "nodes": (TWO, {"dp": 4, "nodes": 2}),
     "gpus_per_node": (TWO, {"dp": 4, "gpus_per_node": 4}),
@@ -28,10 +30,7 @@ FIELDS = {
     "cp": (TWO, {"dp": 1, "cp": 2}),
     "micro_batches": (PIPE, {"micro_batches": 8}),
     "schedule": (PIPE, {"schedule": "GPipe"}),
-    **{
-        name: (TWO, {name: False})
-        for name in ("sequence_parallel", "loss_parallel", "reshard_after_forward", "sync_batch_norm")
-    },
+    **{name: (TWO, {name: False}) for name in SWITCHES},
     "reduce": (TWO, {"reduce": "step"}),
     "activation_checkpointing": (TWO, {"activation_checkpointing": True}),
     "compile": (TWO | {"compile": False}, {"compile": True}),  # as tables are loaded: never None
@@ -51,14 +50,7 @@ FIELDS = {
 REDUCE = ("part", "step")
 SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
 NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp", "cp")
-IDENTITY = {
-    "run",
-    "workload",
-    "layout",
-    "seed",
-    "baseline",
-    "repeat",
-}  # what a run is called and compared with, and its parts
+IDENTITY = {"run", "workload", "layout", "seed", "baseline", "repeat"}  # its name, what it is compared with, its parts
 
 
 def test_runs_that_differ_in_any_field_look_different():
@@ -76,9 +68,8 @@ def test_runs_that_differ_in_any_field_look_different():
     runs = [fake("run", activation_checkpointing=each).run for each in RECOMPUTATION]
     assert len({layouts.kind_of_run(run) for run in runs}) == len(RECOMPUTATION)
     sharded = {"fsdp": 2, "gpus_per_node": 2}
-    runs = [
-        fake("run", **sharded, reshard_after_forward=on, reduce=each).run for on in (True, False) for each in REDUCE
-    ]
+    ways = itertools.product((True, False), REDUCE)
+    runs = [fake("run", **sharded, reshard_after_forward=on, reduce=each).run for on, each in ways]
     assert len({layouts.kind_of_run(run) for run in runs}) == 4
     assert layouts.degrees_text(runs[-1]) == "fsdp 2, ZeRO-1"
 

@@ -14,8 +14,8 @@ from parascale.report.page import warnings
 from parascale.report.plans import next_steps
 from parascale.report.verdict import verdicts
 from tests.command import call
+from tests.made_up.results import BASE, CLUSTER, ddp, fake, matrix, report_of, workload, write_results
 from tests.pace import processor_seconds, starts
-from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, matrix, report_of, workload, write_results
 
 
 def test_rebuilding_gives_the_same_bytes(matrix_report):
@@ -46,9 +46,8 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_grey_in_the_table(tmp_
     runs = fake("single", **BASE), ddp(step_seconds=0.06), wrong, ddp("stuck", status="failed", steps=3)
     page = render_page(report_of(tmp_path, *runs))
     assert page.index('role="alert"') < page.index('<section id="workload-lm-small"')
-    rows = re.findall(
-        r'<tr data-run="(.*?)"( class="faded")?', page.split('id="runs-lm-small"')[1].split("</table>")[0]
-    )
+    table = page.split('id="runs-lm-small"')[1].split("</table>")[0]
+    rows = re.findall(r'<tr data-run="(.*?)"( class="faded")?', table)
     assert [run for run, _ in rows] == ["ddp", "single", "wrong", "stuck"]
     assert [run for run, faded in rows if faded] == ["wrong", "stuck"]
     assert 'role="alert"' not in matrix_page

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from parascale import submissions
-from parascale.files import write_text
 from parascale.paths import Paths
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
 from parascale.report.summary import COLUMNS, runs_table
-from tests.unit.fake_results import SITE, edited, fake, write_results
+from tests.made_up.results import SITE, edited, fake, write_lines, write_results
 
 
 def records_of(root, *fakes, names=None):
@@ -132,7 +131,7 @@ def test_a_loss_that_is_not_finite_draws_no_point(tmp_path):
     write_results(tmp_path, [fake("single", status="failed", steps=5)])
     path = tmp_path / "work/runs/single/steps.jsonl"
     *whole, last = path.read_text().splitlines()
-    write_text(path, "\n".join([*whole, json.dumps(json.loads(last) | {"loss": float("nan")})]) + "\n")
+    write_lines(path, [*map(json.loads, whole), json.loads(last) | {"loss": float("nan")}])
     (record,) = load_records(tmp_path / "results", tmp_path / "work")
     assert list(record.curve.steps) == [1, 2, 3, 4]
 

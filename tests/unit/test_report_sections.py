@@ -12,8 +12,8 @@ from parascale.files import read_json, write_json, write_text
 from parascale.report import build_report, load_readings, parts, render_page
 from parascale.report.plans import planned_and_charged
 from tests.command import call
-from tests.unit.fake_everything import LOADERS, READINGS, TEXT, proof, write_prepared, write_transfers
-from tests.unit.fake_results import BASE, ddp, fake, matrix, report_of, write_results
+from tests.made_up.everything import LOADERS, READINGS, TEXT, proof, write_prepared, write_transfers
+from tests.made_up.results import BASE, ddp, fake, matrix, report_of, write_results
 from tests.unit.page_cells import words
 
 

@@ -14,17 +14,13 @@ from parascale.report.records import Curve, Summary
 from parascale.report.summary import runs_table
 from parascale.report.timing import timing_of, unranked
 from parascale.report.verdict import verdicts
-from tests.unit.fake_results import BASE, CLUSTER, SITE, ddp, edited, fake, report_of, write_results
+from tests.made_up.results import BASE, CLUSTER, SITE, ddp, edited, fake, report_of, write_results
 
 
-def slow_part(factor, first, last):
-    """A function of lines that makes some steps slower."""
-
-    def change(lines):
-        for line in lines[first:last]:
-            line["seconds"]["total"] *= factor
-
-    return change
+def slow_part(lines):
+    """Makes some steps twice as slow."""
+    for line in lines[20:26]:
+        line["seconds"]["total"] *= 2
 
 
 def even(seconds):
@@ -68,9 +64,7 @@ class Case:
 CASES = {
     "faster": Case((ddp(step_seconds=0.09),), "ddp", worse=1),
     "slower": Case((ddp(step_seconds=0.2),), "single", worse=1),
-    "blocks of one run overlap": Case(
-        (ddp(step_seconds=0.08),), "single", ("ddp",), steps={"ddp": slow_part(2, 20, 26)}
-    ),
+    "blocks of one run overlap": Case((ddp(step_seconds=0.08),), "single", ("ddp",), steps={"ddp": slow_part}),
     "two are alike": Case((ddp(step_seconds=0.05), fsdp(step_seconds=0.0502)), "ddp", ("fsdp",), 1),
     "others are counted": Case(
         (ddp("two", 2, step_seconds=0.1), ddp("four", 4, step_seconds=0.1), fsdp(step_seconds=0.2)),
@@ -95,7 +89,7 @@ CASES = {
         "ddp (2 runs)",
         worse=1,
         single=(fake("single", **BASE), fake("single-2", **BASE)),
-        steps=dict.fromkeys(("ddp", "ddp-2"), slow_part(2, 20, 26)),
+        steps=dict.fromkeys(("ddp", "ddp-2"), slow_part),
     ),
     "runs that do not repeat each other": Case(
         (ddp(step_seconds=0.05), ddp("ddp-2", step_seconds=0.12)),
@@ -122,9 +116,8 @@ def test_the_verdict_is_what_was_planted(case, tmp_path):
     planted = CASES[case]
     report = report_of(tmp_path, *planted.single, *planted.runs, steps=planted.steps, summaries=planted.summaries)
     (verdict,) = verdicts(report)
-    found = {
-        winner.aim.badge: (winner.best.label, {member.label for member in winner.alike}) for winner in verdict.winners
-    }
+    winners = ((each.aim.badge, each.best.label, each.alike) for each in verdict.winners)
+    found = {badge: (best, {member.label for member in alike}) for badge, best, alike in winners}
     expected = (planted.best, set(planted.alike)) if planted.best else None
     assert found.get("fastest") == found.get("cheapest") == expected
     assert {member.label for member in report.members if member.unranked} == set(planted.unranked)
@@ -148,11 +141,8 @@ def test_each_aim_has_a_winner_of_its_own(tmp_path):
     runs = ddp(step_seconds=0.06, memory=450 << 20), fake("tp", tp=2, step_seconds=0.05, memory=100 << 20, **TWO)
     report = report_of(tmp_path, fake("single", memory=400 << 20, **BASE), *runs, summaries={"tp": LOADED})
     (verdict,) = verdicts(report)
-    assert verdict.table.frame.set_index("run")["badge"].to_dict() == {
-        "ddp": "fastest, cheapest",
-        "tp": "leanest",
-        "single": "",
-    }
+    badges = verdict.table.frame.set_index("run")["badge"].to_dict()
+    assert badges == {"ddp": "fastest, cheapest", "tp": "leanest", "single": ""}
 
 
 def test_who_pays_for_idle_cores_is_known(tmp_path):
@@ -175,10 +165,8 @@ def test_start_up_and_compilation_are_no_training(tmp_path):
     assert row["startup_seconds"] == pytest.approx(80 - row["seconds"] - 1.5)
     assert row["training_core_hours"] == pytest.approx(row["training_seconds"] * 8 / 3600)
     assert row["core_hours"] > 5 * row["training_core_hours"]
-    known = {
-        fact["case"]: fact.get("value")
-        for fact in facts(load_job(tmp_path / "slow/results", tmp_path / "slow/work", "ddp"))
-    }
+    told = facts(load_job(tmp_path / "slow/results", tmp_path / "slow/work", "ddp"))
+    known = {fact["case"]: fact.get("value") for fact in told}
     assert known["training_seconds"] == row["training_seconds"], "a job's own page says the same"
 
 

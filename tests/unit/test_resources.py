@@ -13,13 +13,17 @@ import yaml
 from parascale.launch.node import GRACE_SECONDS
 from parascale.launch.resources import data_resources, node_resources, resources
 from parascale.plan import limits
-from parascale.settings import Config, Layout, load_project_file, load_site
+from parascale.settings import Config, Layout, load_project_file
 from parascale.settings.site import Partition
 from parascale.slurm import srun_command
+from tests.made_up.project import shipped_site
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ("slurm", "jureca", "juwels-booster", "jupiter")
-JURECA = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
+JURECA = shipped_site("jureca")
+
+
+STEP = {"mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
 
 
 @pytest.mark.parametrize(
@@ -28,10 +32,7 @@ JURECA = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
         ({}, {"nodes": 1, "gres": "gpu:1"}),
         ({"gpus_per_node": 4, "dp": 4}, {"nodes": 1, "gres": "gpu:4"}),
         ({"gpus_per_node": 4, "idle_gpus": 3}, {"nodes": 1, "gres": "gpu:4"}),
-        (
-            {"nodes": 2, "gpus_per_node": 4, "fsdp": 8},
-            {"nodes": 2, "gres": "gpu:4", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0},
-        ),
+        ({"nodes": 2, "gpus_per_node": 4, "fsdp": 8}, {"nodes": 2, "gres": "gpu:4"} | STEP),
     ],
 )
 def test_a_layout_becomes_the_plugins_resources(layout, expected):
@@ -124,7 +125,7 @@ def test_a_profile_groups_short_jobs_where_no_partition_is_theirs_and_knows_a_no
         for key in GROUPING:
             assert f"# {key}: [" in text
             text = text.replace(f"# {key}: [", f"{key}: [")
-    profile, site = yaml.safe_load(text), load_site(Config(sites=str(ROOT / "config/sites")), name)
+    profile, site = yaml.safe_load(text), shipped_site(name)
     if site.data_partition:
         assert not set(GROUPING) & set(profile)
         return
@@ -138,7 +139,7 @@ def test_ranks_have_their_grace_between_slurms_warning_and_the_limit(name):
     profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
     said = profile["default-resources"]["slurm_extra"].strip("'").split()
     assert int(said[0].removeprefix("--signal=TERM@")) > GRACE_SECONDS
-    smt = load_site(Config(sites=str(ROOT / "config" / "sites")), name).threads_per_core > 1
+    smt = shipped_site(name).threads_per_core > 1
     assert said[1:] == ["--threads-per-core=1"] * smt
 
 

@@ -23,20 +23,17 @@ from parascale.launch.interpreter import Interpreter, ask, interpreter_of
 from parascale.launch.rendezvous import local_store, reserve_port
 from parascale.launch.workers import STACK_SIGNAL, Worker
 from parascale.plan.planner import Planner
-from parascale.settings import Run, Site, Workload, identity, load_project_file, make
+from parascale.settings import Run, Site, Workload, identity, make
 from parascale.store.trainings import Store
 from parascale_slurm_executor.jobs import job_in
-from tests.command import COMMAND
+from tests.command import COMMAND, program
+from tests.made_up import FULL_DISK, failing
+from tests.made_up.project import load_here, write_script
+from tests.made_up.results import fill
 from tests.pace import wait_for
-from tests.unit.test_store import fill
 
 PACKAGE = Path(__file__).parents[2] / "scripts/parascale"
-THERE = [
-    PACKAGE / "__init__.py",
-    PACKAGE / "recording.py",
-    PACKAGE / "prove.py",
-    PACKAGE / "launch/on_path/sitecustomize.py",
-]
+THERE = [PACKAGE / name for name in ("__init__.py", "recording.py", "prove.py", "launch/on_path/sitecustomize.py")]
 OLDEST = (3, 9)
 
 
@@ -71,11 +68,8 @@ def test_a_record_needs_the_standard_library_alone(tmp_path):
         shutil.copy(file, own)
     beside = Path(sys.base_prefix).parent.glob("*3.9*/bin/python3.9")  # where pyenv and uv put other versions
     python = str(next(beside, sys.executable))
-    environment = {
-        "PYTHONPATH": str(own.parent),
-        "PARASCALE_FOLDER": str(steps.parent / "files"),
-        "PATH": os.environ["PATH"],
-    }
+    environment = {"PYTHONPATH": str(own.parent), "PARASCALE_FOLDER": str(steps.parent / "files")}
+    environment["PATH"] = os.environ["PATH"]
     subprocess.run([python, "-S", "-c", RECORDS], check=True, env=environment)
     lines = steps.read_text().splitlines()
     assert lines[0] == '{"step": 1}' and [line[:10] for line in lines[1:]] == ['{"step": 2', '{"step": 3']
@@ -117,10 +111,7 @@ WRONG = {
     "a line like the probe's": ({"python": ["echo", "parascale: hello"]}, "ended without starting Python"),
     "lines that end": ({"python": PYTHON, "setup": "exit 0"}, "ended without starting Python"),
     "an end of its own": ({"python": PYTHON, "setup": "exit 3"}, "does not start Python (exit code 3)"),
-    "no folder for the record": (
-        {"python": PYTHON, "folder": "scripts/train.py/a/files"},
-        "train.py: make that folder visible",
-    ),
+    "no folder": ({"python": PYTHON, "folder": "scripts/train.py/a/files"}, "train.py: make that folder visible"),
     "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
     "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, by which the processes"),
     "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
@@ -130,10 +121,7 @@ WRONG = {
     "lines that fail": ({"python": PYTHON, "setup": "false\ntrue"}, "setup failed: false (exit code 1)"),
     "a pipe that fails": ({"python": PYTHON, "setup": "false | cat"}, "setup failed: cat (exit code 1)"),
     "a function that fails": ({"python": PYTHON, "setup": "f() { false; true; }\nf"}, "setup failed: false"),
-    "no module": (
-        {"python": PYTHON, "setup": "moodule load PyTorch"},
-        "setup failed: moodule load PyTorch (exit code 127)",
-    ),
+    "no module": ({"python": PYTHON, "setup": "moodule load X"}, "setup failed: moodule load X (exit code 127)"),
     "no shell": ({"python": PYTHON, "setup": "if then"}, "syntax error"),
     "one that hangs": ({"python": PYTHON, "setup": "exec sleep 60", "seconds": 0.5}, "no answer from"),
 }
@@ -156,8 +144,6 @@ def test_a_package_beside_the_script_that_hides_ours_is_named(asked, tmp_path):
     assert f"finds another `parascale`, {tmp_path}/scripts/parascale/__init__.py" in asked(python=PYTHON)[1]
 
 
-# A shell that waits for Python, as some containers do: the ranks are not its, and know where they are.
-WRAPPER = '#!/bin/sh\n"$@"\nexit $?\n'
 WAITS = """
 import os, sys, time
 from parascale import prove, record
@@ -174,13 +160,12 @@ time.sleep(600)
 
 @pytest.mark.parametrize("how", ["bare", "wrapped", "forks"])
 def test_signals_stacks_and_the_death_of_a_parent_reach_what_python_runs(how, tmp_path):
+    """Also of a shell that waits for Python, as some containers do: the ranks are not its, and know where they are."""
     wrapper, script, told = tmp_path / "box", tmp_path / "train.py", tmp_path / "pid"
-    wrapper.write_text(WRAPPER)
-    wrapper.chmod(0o755)
+    program(wrapper, '"$@"\nexit $?')
     script.write_text(WAITS.replace("time.sleep", "os.fork()\ntime.sleep", how == "forks"))
-    workload = make(
-        Workload, name="own", task="script", command=str(script), python=[*[str(wrapper)] * (how == "wrapped"), PYTHON]
-    )
+    python = [*[str(wrapper)] * (how == "wrapped"), PYTHON]
+    workload = make(Workload, name="own", task="script", command=str(script), python=python)
     chosen = interpreter_of(workload, tmp_path / "path")
     arguments = ["-u", str(script), str(told)]
     environment = chosen.environment({**os.environ, "PARASCALE_STACK": f"{int(STACK_SIGNAL)}:{tmp_path}/rank0.stack"})
@@ -220,10 +205,7 @@ def test_a_store_that_ends_says_why(tmp_path):
 
 
 def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(recording.os, "replace", full)
+    monkeypatch.setattr(recording.os, "replace", failing(FULL_DISK))
     with pytest.raises(OSError, match="No space"):
         recording._Lines(str(tmp_path / "files")).add(1, {})
     assert [*tmp_path.iterdir()] == []
@@ -253,21 +235,12 @@ def test_a_workload_says_it_before_its_site_and_rows_without_keep_their_keys(own
     assert any(started) == ("versions" in identity.continuation_of(runs[0], machine, "code", []))
 
 
-def write_project(folder, python):
-    """A project whose one run is a script for a Python."""
-    (folder / "workloads").mkdir()
-    (folder / "workloads/train.py").touch()
-    (folder / "workloads/own.yaml").write_text(f"task: script\ncommand: train.py\npython: {python}\n")
-    (folder / "runs.tsv").write_text("run\tworkload\nown\town\n")
-    (folder / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
-
-
 @pytest.fixture
 def launched(tmp_path):
     """A function that starts a run, a script by a Python, and gives how its launcher ended."""
 
     def launch(python, *more, **environment):
-        write_project(tmp_path, python)
+        write_script(tmp_path, f"python: {python}\n")
         words = ["--configfile", "config.yaml", "--base", ".", "--base", str(PACKAGE.parents[1] / "config")]
         command = [*COMMAND, "launch", "--run", "own", *words, *more]
         return subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True)
@@ -310,10 +283,9 @@ def test_who_watches_a_job_knows_by_the_record_of_its_run_what_it_trained(
     executor, shown, under_way, expected, tmp_path, monkeypatch
 ):
     """The key holds the versions of the environment, for which only the job has asked."""
-    write_project(tmp_path, "/no/python")
-    sites = Path("config").absolute()
+    write_script(tmp_path, "python: /no/python\n")
     monkeypatch.chdir(tmp_path)
-    planner = Planner(load_project_file("config.yaml", bases=[tmp_path, sites]))
+    planner = Planner(load_here(tmp_path))
     executor.job_of = partial(job_in, planner)
     job = executor.job_of(training := {"kind": "run", "run": "own"})
     key = dataclasses.replace(job, known=[NEW]).key

@@ -7,44 +7,40 @@ from pathlib import Path
 import pytest
 
 from parascale import recording
-from parascale.files import read_json_lines
+from parascale.files import read_json, read_json_lines, write_json
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.hang import note_cause
 from parascale.report.live import Live
-from parascale.settings import load_project_file
 from parascale.submissions import outcome_of
 from parascale.train.job import FILES, job_of
 from parascale.train.script import train
+from tests.made_up.project import load_here, write_script
+from tests.made_up.results import write_lines
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """A function that starts a script once: a list of (step, figures) that it records, names of files that it saves, its exit code. Gives
     the Job."""
-    (tmp_path / "workloads").mkdir()
-    (tmp_path / "config.yaml").write_text("site: local\nruns: runs.tsv\n")
-    (tmp_path / "runs.tsv").write_text("run\tworkload\tprecision\nalone\town\tfp16\n")
-    (tmp_path / "workloads/train.py").touch()
-    settings = 'task: script\ncommand: train.py\narguments: {precision: "{precision}"}\n'
-    (tmp_path / "workloads/own.yaml").write_text(settings)
-    sites = Path("config").absolute()
+    rows = "run workload precision", "alone own fp16"
+    write_script(tmp_path, 'arguments: {precision: "{precision}"}\n', rows)
     monkeypatch.chdir(tmp_path)
-    project = load_project_file("config.yaml", bases=[tmp_path, sites])
+    project = load_here(tmp_path)
     job = job_of(project, project.runs["alone"])
     monkeypatch.setenv(recording.FOLDER, str(job.work / FILES))
 
-    def script(steps, saved, code, watched):
-        recording._lines.cache_clear()
-        for step, figures in steps:
-            recording.record(step=step, **figures)
-        for name in saved:
-            (job.work / FILES / name).write_text("weights")
-        if isinstance(code, SystemExit):
-            raise code
-        return code
-
     def run(steps=(), saved=(), code=0):
-        train(job, 0, lambda watched: script(steps, saved, code, watched), STOPPED, TERMINATED)
+        def script(watched):
+            recording._lines.cache_clear()
+            for step, figures in steps:
+                recording.record(step=step, **figures)
+            for name in saved:
+                (job.work / FILES / name).write_text("weights")
+            if isinstance(code, SystemExit):
+                raise code
+            return code
+
+        train(job, 0, script, STOPPED, TERMINATED)
         return job
 
     return run
@@ -58,10 +54,8 @@ def test_what_a_script_says_of_a_step_in_several_calls_is_joined(start):
         (2, {"lr": 1}),
     ]
     lines = read_json_lines(start(steps).output / "steps.jsonl")
-    assert [line.keys() - {"seconds", "first"} for line in lines] == [
-        {"step", "loss", "samples", "skipped", "validation_loss"},
-        {"step", "lr"},
-    ]
+    found = [line.keys() - {"seconds", "first"} for line in lines]
+    assert found == [{"step", "loss", "samples", "skipped", "validation_loss"}, {"step", "lr"}]
     assert json.loads((start().output / "summary.json").read_text())["skipped_steps"] is None
 
 
@@ -84,10 +78,8 @@ def test_a_script_has_moved_on_if_it_made_steps_and_saved(start, monkeypatch, st
     (work / "steps.jsonl").write_text(text.replace('"first": ', '"first": 1e-9, "was": '))  # of an earlier process
     start(steps, saved, code)
     last = read_json_lines(work / "attempts.jsonl")[-1]
-    assert (
-        outcome_of(work, "7") == ("stopped" if progress else "failed")
-        and (last["first_step"], last["last_step"]) == numbers
-    )
+    assert outcome_of(work, "7") == ("stopped" if progress else "failed")
+    assert (last["first_step"], last["last_step"]) == numbers
 
 
 @pytest.mark.parametrize(("code", "progress"), [(STOPPED, True), (TERMINATED, False)])
@@ -121,9 +113,9 @@ def test_links_within_its_folder_are_kept(start, tmp_path):
 def test_a_pace_leaves_out_the_start_of_a_script_and_counts_steps_not_lines(tmp_path):
     lines = [{"step": step, "seconds": {"total": 10.0}} for step in range(10, 110, 10)]
     lines[0] |= {"first": 1.0, "seconds": {"total": 1000.0}}
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(tmp_path / "steps.jsonl", lines)
     prediction = {"wall_seconds": 200.0, "beside": {"start": 20.0}}
-    (tmp_path / "run.json").write_text(json.dumps({"steps": 180, "prediction": prediction}))
+    write_json(tmp_path / "run.json", {"steps": 180, "prediction": prediction})
     live = Live("alone", tmp_path)
     live.update()
     assert live.times_planned() == pytest.approx(1.0)
@@ -140,11 +132,7 @@ def test_what_the_launcher_saw_of_a_hang_stays_in_the_record_of_an_attempt_that_
         return code
 
     train(job, 0, run, STOPPED, TERMINATED)
-    attempts = (
-        json.loads((job.output / "run.json").read_text())["attempts"]
-        if not code
-        else read_json_lines(job.work / "attempts.jsonl")
-    )
+    attempts = read_json_lines(job.work / "attempts.jsonl") if code else read_json(job.output / "run.json")["attempts"]
     assert attempts[-1].get("cause") == cause
 
 

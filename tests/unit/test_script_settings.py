@@ -1,8 +1,6 @@
 """A training script of the user's own: what its settings mean, what they refuse, and what trains it again."""
 
 import dataclasses
-import json
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +8,17 @@ from parascale import script
 from parascale.commands.plan import describe, explanation
 from parascale.commands.store import _wanted
 from parascale.errors import ConfigError
+from parascale.files import write_json
 from parascale.plan import budget, calibrate, tables
 from parascale.plan.hours import Job
 from parascale.plan.planner import Planner
 from parascale.plan.price import left_of
-from parascale.settings import load_project_file, run_from_dict
+from parascale.settings import run_from_dict
 from parascale.store.keys import code_of_run, key_of_run
 from parascale.store.trainings import Store
+from tests.made_up.project import load_here, write_files
+from tests.made_up.results import observed as observation
+from tests.made_up.results import write_lines
 
 WORKLOAD = """
 task: script
@@ -31,9 +33,7 @@ RUNS = "run\tworkload\tgpus_per_node\tdp\nalone\town\t1\t1\nboth\town\t2\t2\n"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A function that loads a project with a script, after edits (file, old, new). It knows nothing of what ran in this clone."""
-    sites = Path("config").absolute()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "workloads").mkdir()
     files = {
         "config.yaml": "site: local\nruns: runs.tsv\n",
         "runs.tsv": RUNS,
@@ -50,9 +50,7 @@ def project(tmp_path, monkeypatch):
         "workloads/whole/deep/two.py": "x = 1\n",
         "workloads/settings.json": "{}",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
 
     def load(*edits):
         for name, old, new in edits:
@@ -60,7 +58,7 @@ def project(tmp_path, monkeypatch):
             text = path.read_text()
             assert old in text
             path.write_text(text.replace(old, new, 1))
-        return load_project_file(tmp_path / "config.yaml", bases=[tmp_path, sites])
+        return load_here(tmp_path)
 
     return load
 
@@ -120,10 +118,7 @@ def test_what_would_do_nothing_is_refused_before_anything_is_spent(project, edit
 
 
 def test_a_column_that_an_argument_hands_over_is_allowed(project):
-    edits = (
-        ("workloads/own.yaml", "lr: 0.1", 'lr: 0.1, precision: "{precision}"'),
-        ("runs.tsv", "dp\n", "dp\tprecision\n"),
-    )
+    edits = (OWN, "lr: 0.1", 'lr: 0.1, precision: "{precision}"'), ("runs.tsv", "dp\n", "dp\tprecision\n")
     run = project(*edits, ("runs.tsv", "both\town\t2\t2", "both\town\t2\t2\tbf16")).runs["both"]
     assert "--precision bf16" in " ".join(script.words(run, "/work"))
 
@@ -142,8 +137,8 @@ def test_a_column_that_an_argument_hands_over_is_allowed(project):
         (("workloads/datasets/tool.py", "1", "2"), False),  # the name of an installed package, in a folder of data
         (("workloads/settings.json", "{}", "{} "), True),
         (("workloads/other.py", "1", "2"), False),
-        (("workloads/own.yaml", "lr: 0.1", "lr: 0.2"), True),
-        (("workloads/own.yaml", "task", "title: Mine\ntask"), False),
+        ((OWN, "lr: 0.1", "lr: 0.2"), True),
+        ((OWN, "task", "title: Mine\ntask"), False),
         (("runs.tsv", "both\town", "again\town"), False),
     ],
 )
@@ -165,12 +160,11 @@ def test_a_probe_of_each_layout_makes_few_steps_and_its_remedy_is_named_before(p
     planner = Planner(project())
     assert {name: run.workload.steps for name, run in planner.probes.items()} == {"alone@25": 25, "both@25": 25}
     assert "run the target `calibrate`" in planner.prediction("both").unknown
-    planner = Planner(project(("workloads/own.yaml", "steps: 100", "steps: 10")))
+    planner = Planner(project((OWN, "steps: 100", "steps: 10")))
     assert {name: run.workload.steps for name, run in planner.probes.items()} == {"alone@10": 10, "both@10": 10}
-    planner = Planner(
-        project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 10", ""))
-    )
-    assert not planner.probes and "give its workload `steps`" in planner.prediction("both").unknown
+    planner = Planner(project((OWN, ', steps: "{steps}"', ""), (OWN, "steps: 10", "")))
+    assert not planner.probes
+    assert "give its workload `steps`" in planner.prediction("both").unknown
 
 
 @pytest.fixture
@@ -179,12 +173,10 @@ def observed(tmp_path):
 
     def of(run, lines):
         described = {"run": "x", "settings": dataclasses.asdict(run), "vocabulary": None, "steps": 25}
-        described["code_digest"] = code_of_run(run)
+        write_json(tmp_path / "run.json", described | {"code_digest": code_of_run(run)})
         summary = {"steps": len(lines), "seconds": 10.0, "wall_seconds": 12.0, "phases": {}}
-        (tmp_path / "run.json").write_text(json.dumps(described))
-        (tmp_path / "summary.json").write_text(json.dumps(summary))
-        lines = [json.dumps({"step": step, "seconds": {"total": seconds}}) for step, seconds in lines]
-        (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+        write_json(tmp_path / "summary.json", summary)
+        write_lines(tmp_path / "steps.jsonl", [{"step": step, "seconds": {"total": taken}} for step, taken in lines])
         return calibrate.observe_probe(tmp_path)
 
     return of
@@ -204,11 +196,9 @@ def test_a_probe_prices_its_layout_until_the_script_is_edited(project, observed)
 
 def test_a_script_that_does_not_say_its_steps_is_planned_without_them(project):
     """One step of the whole time would be wrong, and would count a saved step as all of them."""
-    found = project(("workloads/own.yaml", ', steps: "{steps}"', ""), ("workloads/own.yaml", "steps: 100", ""))
+    found = project((OWN, ', steps: "{steps}"', ""), (OWN, "steps: 100", ""))
     run = found.runs["both"]
-    seen = calibrate.Observation(
-        "run", "both", dataclasses.asdict(run), None, 49.75, {}, extra_seconds=2.0, code=code_of_run(run)
-    )
+    seen = observation(run, 49.75, None, extra_seconds=2.0, code=code_of_run(run))
     planner = Planner(found)
     planner.__dict__["calibration"] = calibrate.Calibration(found.site.name, (seen,))
     predicted = planner.prediction("both")

@@ -8,7 +8,7 @@ import pytest
 
 from parascale import slurm
 from parascale.files import write_json
-from tests.unit.slurm_executor import data_job, job_of
+from tests.made_up.cluster import data_job, job_of
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "RunTime": "1-00:00:00"}
@@ -69,10 +69,8 @@ def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor
     now, state = [0.0], ["SUSPENDED"]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: RUNS | {"JobState": state[0]})
-    executor.silence, executor.paths = (
-        300,
-        SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path), store=tmp_path),
-    )
+    executor.silence = 300
+    executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path), store=tmp_path)
     submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     for second in range(0, 2001, 20):
         now[0] = second

@@ -17,8 +17,8 @@ from parascale.plan import limits
 from parascale.plan.planner import Planner
 from parascale.plan.survey import Shape, data_sheet, survey
 from parascale.settings import load_project_file
-from tests.unit.clusters import AMD, PARTITIONS, RECORDED, SHARED, SMALL
-from tests.workflow.small_project import link_project
+from tests.made_up.cluster import AMD, PARTITIONS, RECORDED, SHARED, SMALL
+from tests.made_up.project import link_project
 
 ROOT = Path(__file__).parents[2]
 ACCOUNTS = {"meadow": ["lab", "course"], "northern": ["project_465"], "cluster": []}
@@ -106,10 +106,8 @@ def test_sinfo_tells_the_most(folder, capsys):
     parascale.main(["site", "init", "there", "--from", "sinfo.txt"], standalone_mode=False)
     found = load_project_file("config/there.yaml").site
     assert (found.gpus_per_node, found.cores_per_node, found.gpu_memory_gb) == (8, 96, 85.5)
-    assert [(each.name, each.max_hours, each.max_nodes) for each in found.partitions] == [
-        ("gpu", 48, 4),
-        ("cpu", 168, 40),
-    ]
+    read = [(each.name, each.max_hours, each.max_nodes) for each in found.partitions]
+    assert read == [("gpu", 48, 4), ("cpu", 168, 40)]
     texts = begun("there")
     assert "needs_account" in not_found_out(texts) and "slurm-no-account" not in yaml.safe_load(texts[2])
     (folder / "sinfo.txt").write_text("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST")
@@ -188,9 +186,8 @@ def test_another_partition_is_chosen_by_name_and_a_wrong_one_refused():
     records = [slurm.parse_records(kind, text) for kind, text in zip(("node", "partition"), SHARED, strict=False)]
     found = survey(*records, {}, "gpu-short")
     assert found.partitions[0].name == "gpu-short" and found.needs_account is None
-    with pytest.raises(
-        RequirementError, match="no partition `gpu-shrot` with GPUs takes jobs here; did you mean `gpu-short`"
-    ):
+    said = "no partition `gpu-shrot` with GPUs takes jobs here; did you mean `gpu-short`"
+    with pytest.raises(RequirementError, match=said):
         survey(*records, {}, "gpu-shrot")
     without = {name: record for name, record in records[0].items() if record["Gres"] == "(null)"}
     with pytest.raises(RequirementError, match="no partition here has nodes with GPUs"):
@@ -222,11 +219,9 @@ def test_a_gpu_is_found_among_the_data_sheets(name, gpu):
 
 
 def test_each_data_sheet_says_how_fast_fp16_is():
-    known = [
-        data_sheet(name)["peak_tflops"]
-        for name in ("v100", "a100", "gh200", "h100", "h200", "t4", "l40s", "mi250x", "mi300x")
-    ]
-    assert [rates["fp16"] for rates in known] == [125, 312, 990, 989, 989, 65, 362, 191.5, 1307]
+    names = ("v100", "a100", "gh200", "h100", "h200", "t4", "l40s", "mi250x", "mi300x")
+    known = [data_sheet(name)["peak_tflops"]["fp16"] for name in names]
+    assert known == [125, 312, 990, 989, 989, 65, 362, 191.5, 1307]
 
 
 @pytest.mark.parametrize(

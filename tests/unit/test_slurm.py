@@ -10,6 +10,8 @@ import pytest
 from parascale import slurm
 from parascale.errors import NoAnswerError, RequirementError
 from parascale.launch.preflight import preflight
+from tests.command import program
+from tests.made_up import failing
 
 
 @pytest.fixture
@@ -17,12 +19,7 @@ def command(tmp_path, monkeypatch):
     """A function that puts a command of this name, a shell script, on an otherwise empty path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-
-    def make(name, script):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return make
+    return lambda name, script: program(tmp_path / name, script)
 
 
 def test_a_question_that_needs_an_answer_says_why_there_is_none(command, monkeypatch):
@@ -36,10 +33,8 @@ def test_a_question_that_needs_an_answer_says_why_there_is_none(command, monkeyp
     with pytest.raises(NoAnswerError, match=r"did not answer within 0\.1 s: Slurm is down or busy"):
         slurm.records("partition")
 
-    def full(*_, **__):
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("subprocess.run", full)
+    full = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    monkeypatch.setattr("subprocess.run", failing(full))
     with pytest.raises(NoAnswerError, match="`scontrol` cannot be started: Resource temporarily unavailable"):
         slurm.records("partition")
 
@@ -60,10 +55,10 @@ def test_a_missing_program_is_told_from_one_that_does_not_answer(command, script
     for ask in (lambda: slurm.states("name"), lambda: slurm.waiting_or_running("name", {})):
         with pytest.raises(expected):
             ask()
-    for program in slurm.NEEDED[: 0 if script else None]:
-        with pytest.raises(RequirementError, match=f"^`{program}` is not installed"):
+    for name in slurm.NEEDED[: 0 if script else None]:
+        with pytest.raises(RequirementError, match=f"^`{name}` is not installed"):
             preflight(None)  # before anything is asked
-        command(program, "exit 1")
+        command(name, "exit 1")
     if not script:
         slurm.require_programs()
 
@@ -102,10 +97,8 @@ def test_without_an_answer_nothing_is_known(command):
 
 def test_records_and_accounts_have_their_names(command):
     command("scontrol", "echo ReservationName=course State=ACTIVE; echo; echo ReservationName=exam")
-    assert slurm.records("reservation") == {
-        "course": {"ReservationName": "course", "State": "ACTIVE"},
-        "exam": {"ReservationName": "exam"},
-    }
+    course = {"ReservationName": "course", "State": "ACTIVE"}
+    assert slurm.records("reservation") == {"course": course, "exam": {"ReservationName": "exam"}}
     command("sacctmgr", "echo training; echo other; echo training")
     assert slurm.accounts() == ["other", "training"]
 

@@ -73,9 +73,8 @@ FORMS = {
 }
 PACKED = {
     "": bytes,
-    ".gz": lambda content: (
-        gzip.compress(content[:7]) + gzip.compress(content[7:])
-    ),  # of several parts, as `pigz` writes them
+    # Of several parts, as `pigz` writes them.
+    ".gz": lambda content: gzip.compress(content[:7]) + gzip.compress(content[7:]),
     ".bz2": bz2.compress,
     ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
 }
@@ -113,10 +112,8 @@ def test_what_datasets_saved_is_read_and_its_caches_are_not(tmp_path):
     datasets.load_from_disk(tmp_path / "dict")["train"].map(lambda row: {"text": "changed"})
     assert len(list((tmp_path / "dict/train").glob("*.arrow"))) == 4
     by_name = download(Source(kind="files", location=str(tmp_path / "dict")), tmp_path / "raw")
-    assert {split: list(by_name.documents(split)) for split in by_name.splits} == {
-        "train": rows["text"],
-        "test": rows["text"],
-    }
+    found = {split: list(by_name.documents(split)) for split in by_name.splits}
+    assert found == {"train": rows["text"], "test": rows["text"]}
     assert read(tmp_path, tmp_path / "one", {"train": "dict/test[:50%]"}) == {"train": rows["text"][:5]}
     path = tmp_path / "dict/train/data-00001-of-00003.arrow"
     content = path.read_bytes()

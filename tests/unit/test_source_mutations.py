@@ -26,35 +26,22 @@ from tests.unit.test_hub import COMMIT, publish
 from tests.unit.trees import write_tree
 
 FORMATS = ("webdataset", "arrow", "parquet", "hdf5", "numpy", "binary", "files")
-NAMES = [
-    "train",
-    "val",
-    "test",
-    "dev",
-    "training",
-    "cat",
-    "1",
-    "01",
-    "²",
-    "old",
+NAMES = ["train", "val", "test", "dev", "training", "cat", "1", "01", "²", "old"]
+NAMES += [
     "__MACOSX",
     ".git",
     ".ipynb_checkpoints",
     "README.md",
+    "train.csv",
+    "train.parquet",
+    "val-00000-of-00001.parquet",
+    "train.txt",
+    "x.jpg",
 ]
-NAMES += ["train.csv", "train.parquet", "val-00000-of-00001.parquet", "train.txt", "x.jpg"]
 FORMS = ("{} ", " {}", ".{}", "._{}", "{}.old", "{}~", "é{}", "e\u0301{}", "\udcff{}", "[{}]*", "{}\n", "2-{}")
 FORMS += ("copy of {}", "a\\{}")
-LEFT_BEHIND = [
-    ".ipynb_checkpoints/{}",
-    ".git/{}",
-    "._{}",
-    "__MACOSX/._{}",
-    ".Trash/{}",
-    "@eaDir/{}",
-    ".{}.swp",
-    ".DS_Store",
-]
+LEFT_BEHIND = [".ipynb_checkpoints/{}", ".git/{}", "._{}", "__MACOSX/._{}", ".Trash/{}", "@eaDir/{}"]
+LEFT_BEHIND += [".{}.swp", ".DS_Store"]
 CELLS = (None, "", " ", " cat", "²", "1", "01", "<eos>", "<EOS>", "a\nb", "a\u2028b", "a\0b", 7, 7.0, True)
 
 # --- changes: functions (tree, random) that change the tree; an exception says that one does not apply to it
@@ -153,9 +140,8 @@ def table_changed(tree, random):
         metadata = {"huggingface": json.dumps(features)}
         columns = [[name, list(map(order.index, values)) if name == "label" else values] for name, values in columns]
     else:
-        columns = [
-            [name, [str(each) if isinstance(each, int) else each for each in values]] for name, values in columns
-        ]
+        for column in columns:
+            column[1] = [str(each) if isinstance(each, int) else each for each in column[1]]
     tree[path] = saved(path, columns, metadata)
 
 
@@ -204,9 +190,8 @@ def hub_read(tree, folder, random, site):
     if any("\udcff" in path for path in tree):
         raise NotADirectoryError("the Hub has no such names")
     publish(site, tree)
-    return texts_read(
-        tree, folder, random, site, kind="hub", name="someone/words", revision=COMMIT, endpoint=site.address
-    )
+    source = {"kind": "hub", "name": "someone/words", "revision": COMMIT, "endpoint": site.address}
+    return texts_read(tree, folder, random, site, **source)
 
 
 def pairs_read(tree, folder, random, site):

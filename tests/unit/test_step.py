@@ -29,9 +29,8 @@ def stepper_of(accumulate=1, precision="fp32", device=CPU, optim=None, dropout=0
     """A Stepper of a tiny Transformer, and its run."""
     training = {"window": WINDOW, "global_batch": BATCH, "accumulate": accumulate, "steps": 3}
     model = make(Model, dim=16, heads=2, layers=2, hidden=32, dropout=dropout)
-    run = Run(
-        "r", make(Workload, name="w", model=model, training=training, optim=optim or {}), Layout(**layout), precision
-    )
+    workload = make(Workload, name="w", model=model, training=training, optim=optim or {})
+    run = Run("r", workload, Layout(**layout), precision)
     mesh, loss, clock = make_mesh(run.layout, device, 60.0), GlobalLoss(), Clock(device)
     parallel = parallelize(lambda: build_model(model, VOCABULARY, WINDOW), run, mesh, loss, clock, 60.0)
     if run.layout.world_size == 1:  # else nobody looks at a value
@@ -92,10 +91,8 @@ def test_a_step_of_fp16_that_overflows_changes_no_bit(optim, device):
     good, huge = 2.0**10, 2.0**100
 
     def trained(factors):
-        stepper, batch = (
-            stepper_of(precision="fp16", device=device, optim=optim),
-            [part.to(device) for part in batch_of(BATCH)],
-        )
+        stepper = stepper_of(precision="fp16", device=device, optim=optim)
+        batch = [part.to(device) for part in batch_of(BATCH)]
         for factor in factors:
             stepper.scale = LossScale(device, [factor, 0])
             norm, loss, _, reported = stepper.step([batch]).read()

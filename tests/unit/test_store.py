@@ -1,38 +1,22 @@
 """A finished training lies whole under its key or not at all, is shown under today's names, and never shown damaged."""
 
-import dataclasses
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.errors import FullDiskError
-from parascale.files import read_json, write_json
+from parascale.files import read_json
 from parascale.settings import Run, make
 from parascale.store import trainings
 from parascale.store.trainings import Store, StoreError, shown_places
-
-KEY = "a" * 64
+from tests.made_up import FULL_DISK, failing
+from tests.made_up.results import KEY, fill
 
 
 def run_of(name="one", workload="w", **settings):
     return make(Run, run=name, workload={"name": workload, "title": workload}, **settings)
-
-
-def fill(folder, run, key=KEY):
-    """What a finished training leaves."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for tree in ("checkpoint", "best"):
-        (folder / tree).mkdir()
-        (folder / tree / "weights").write_bytes(os.urandom(100))
-        write_manifest(folder / tree, {"step": 3}, describe_files(folder / tree, ["weights"]))
-    (folder / "wandb").mkdir()
-    (folder / "wandb/curves").write_text(key)
-    (folder / "steps.jsonl").write_text("{}\n")
-    write_json(folder / "run.json", {"run": run.run, "key": key, "settings": dataclasses.asdict(run)})
-    write_json(folder / "summary.json", {"run": run.run, "workload": run.workload.name, "core_hours": 2.5})
 
 
 @pytest.fixture
@@ -53,7 +37,7 @@ def test_what_is_kept_is_known_and_whole(store):
 
 @pytest.mark.parametrize(
     ("failure", "error"),
-    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "No space left on device"), FullDiskError)],
+    [(KeyboardInterrupt(), KeyboardInterrupt), (FULL_DISK, FullDiskError)],
 )
 def test_what_is_cut_off_while_it_is_put_there_is_not_kept(tmp_path, failure, error):
     store = Store(tmp_path)
@@ -73,11 +57,7 @@ def test_what_is_put_there_is_on_the_disk_before_it_has_its_name(tmp_path, monke
 
 def refuse_links(monkeypatch):
     """A filesystem without hard links."""
-
-    def refuse(*paths):
-        raise OSError(errno.EPERM, "no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", failing(OSError(errno.EPERM, "no hard links here")))
 
 
 @pytest.mark.parametrize("linked", [True, False])

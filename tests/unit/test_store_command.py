@@ -15,9 +15,8 @@ from parascale.settings import Run, Workload, make
 from parascale.settings.config import Keeping
 from parascale.store.keys import data_known, key_of_run
 from parascale.store.trainings import Store, shown_places, unfinished
-
-from .test_plan_budget import project
-from .test_store import fill
+from tests.made_up.project import project
+from tests.made_up.results import fill
 
 KEYS = {name: digit * 64 for name, digit in (("old", "1"), ("middle", "2"), ("new", "3"))}
 

@@ -68,9 +68,6 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_slow_one_is_named(case):
     devices, kind, expected = CASES[case]
-    record = SimpleNamespace(
-        run=SimpleNamespace(layout=SimpleNamespace(pp=1)),
-        site=SimpleNamespace(device=kind),
-        curve=SimpleNamespace(phases={"data": 4.0, "forward": 6.0}),
-    )
+    run, curve = SimpleNamespace(layout=SimpleNamespace(pp=1)), SimpleNamespace(phases={"data": 4.0, "forward": 6.0})
+    record = SimpleNamespace(run=run, site=SimpleNamespace(device=kind), curve=curve)
     assert [text for _, _, text, *_ in stragglers(record, devices)] == ([expected] if expected else [])

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import re
 
 import pytest
@@ -11,7 +10,7 @@ from parascale.commands.report import write_comparison
 from parascale.commands.scaling import study_of
 from parascale.data.formats.storage import filesystem
 from parascale.errors import ConfigError
-from parascale.files import read_json, read_json_lines, write_json, write_text
+from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.budget import make_plan
 from parascale.plan.hours import Job
 from parascale.plan.memory import saved_bytes
@@ -20,9 +19,9 @@ from parascale.report.production import files_of, input_shares, parts_of, priced
 from parascale.report.scaling_tables import costs, ladders, use
 from parascale.report.scaling_text import notes, write_study
 from parascale.settings import identity, load_project_file
-from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_results import Fake, edited, write_results
-from tests.unit.planned_project import write
+from tests.made_up.devices import gpu_lines, write_devices
+from tests.made_up.project import write, write_files
+from tests.made_up.results import Fake, edited, write_lines, write_results
 
 RUNS = """run	workload	nodes	gpus_per_node	dp	tp	average_every
 one	w	1	4	4	1	-
@@ -41,11 +40,9 @@ def load(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, config="runs: rows.tsv\n", dim=64, tokens=", train_tokens: 1000000")
     files = {"rows.tsv": RUNS, "workloads/bare.yaml": BARE, "workloads/told.yaml": TOLD, "workloads/own.py": ""}
-    for name, text in files.items():
-        (tmp_path / "config" / name).write_text(text)
-    return lambda **studies: load_project_file(
-        "config/config.yaml", overrides={"studies": studies, "root": str(tmp_path)}
-    )
+    write_files(tmp_path / "config", files)
+    given = {"root": str(tmp_path)}
+    return lambda **studies: load_project_file("config/config.yaml", overrides=given | {"studies": studies})
 
 
 def study(run="one", nodes=(1, 2, 4), steps=60, warmup=20, **more):
@@ -65,21 +62,17 @@ def test_points_grow_one_degree_and_keep_the_batch_or_the_share_of_a_gpu(load):
 
 
 def test_points_that_studies_or_kinds_share_are_trained_once(load):
-    project = load(
-        mine=study(repeats=2),
-        other=study(nodes=(1, 4, 8), kinds=["strong"], warmup=5),
-        below=study(nodes=(), gpus=[2, 4]),
+    """Five points of two repeats, one larger, and one below a node of each kind."""
+    other, below = study(nodes=(1, 4, 8), kinds=["strong"], warmup=5), study(nodes=(), gpus=[2, 4])
+    project = load(mine=study(repeats=2), other=other, below=below)
+    runs = project.points.values()
+    sizes = [(run.layout.nodes, run.layout.gpus_per_node, run.global_batch, run.repeat) for run in runs]
+    assert len(sizes) == len({*sizes}) == 2 * 5 + 1 + 2
+    keys, known = (
+        {identity.key_of(run, project.site, "code") for run in each} for each in (runs, project.runs.values())
     )
-    sizes = [
-        (run.layout.nodes, run.layout.gpus_per_node, run.global_batch, run.repeat) for run in project.points.values()
-    ]
-    assert len(sizes) == len({*sizes}) == 2 * 5 + 1 + 2, (
-        "five points of two repeats, one larger, and one below a node of each kind"
-    )
-    keys = {identity.key_of(run, project.site, "code") for run in project.points.values()}
-    assert len(keys) == len(sizes) and not keys & {
-        identity.key_of(run, project.site, "code") for run in project.runs.values()
-    }
+    assert len(keys) == len(sizes)
+    assert not keys & known
 
 
 @pytest.mark.parametrize(
@@ -112,12 +105,8 @@ def job(run, number=1):
 
 
 def test_plans_price_points_warn_of_far_sizes_and_refuse_a_smallest_point_that_does_not_fit(load, tmp_path):
-    project = load(
-        mine=study(
-            nodes=(1, 2),
-            production=[{"name": "big", "nodes": 16, "steps": 9}, {"name": "near", "nodes": 8, "steps": 9}],
-        )
-    )
+    production = [{"name": "big", "nodes": 16, "steps": 9}, {"name": "near", "nodes": 8, "steps": 9}]
+    project = load(mine=study(nodes=(1, 2), production=production))
     plan = make_plan([job(name, number) for number, name in enumerate(project.points)], Planner(project))
     assert all(each.parts for each in plan.jobs) and not plan.violations
     assert len(plan.far) == 1 and "big" in plan.far[0]
@@ -147,7 +136,7 @@ def records(project, seconds=seconds_of, leave_out=(), change=None):
                 line["seconds"]["total"] *= 3
         for change_lines in [change] * (change is not None):
             change_lines(run, lines)
-        write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        write_lines(path, lines)
         trained = sum(line["seconds"]["total"] for line in lines)
         edited(path.with_name("summary.json"), seconds=trained, wall_seconds=trained + 4.5)
 
@@ -159,11 +148,8 @@ def measured(project, *given, **options):
 
 
 def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_order(load, tmp_path):
-    project = load(
-        mine=study(
-            production=[{"name": "big", "nodes": 4, "steps": 1000, "runs": 3}, {"name": "far", "nodes": 8, "steps": 10}]
-        )
-    )
+    production = [{"name": "big", "nodes": 4, "steps": 1000, "runs": 3}, {"name": "far", "nodes": 8, "steps": 10}]
+    project = load(mine=study(production=production))
     found = measured(project)
     write_study(found, tmp_path / "out")
     with open(tmp_path / "out/points.csv", newline="") as file:
@@ -191,9 +177,8 @@ def test_efficiencies_are_those_that_were_planted_and_columns_stand_in_their_ord
     assert "predicted" in far["rests_on"] and big["eflop"] > 0
     text = (tmp_path / "out/study.md").read_text()
     assert "75 % efficiency: 8 GPUs on 2 nodes" in text and "far" in text
-    assert (tmp_path / "out/scaling.pdf").read_bytes()[:4] == b"%PDF" and "<svg" in (
-        tmp_path / "out/scaling.svg"
-    ).read_text()
+    assert (tmp_path / "out/scaling.pdf").read_bytes()[:4] == b"%PDF"
+    assert "<svg" in (tmp_path / "out/scaling.svg").read_text()
     assert "\\begin{tabular}" in (tmp_path / "out/study.tex").read_text()
 
 

@@ -128,16 +128,10 @@ def test_the_lead_of_a_script_without_spaces_is_no_longer_than_the_references():
     assert found["lead_words"] == 4 and found["lead"] == rouge([rows[0][1], rows[1][1]], ["法院今天", "第二篇文"])
 
 
-RAW = [
-    (
-        f"Rare{n} words, and\u2028Unknown{n} ones: the river rose by {n} metres in the <eos> night",
-        f"River{n} rose, sleepers fled",
-    )
-    for n in range(9)
-] + [
-    ("A short text.", "Short"),
-    ("Another text.", "The one reference that is far longer than the window of summaries, to the very last word of it"),
-]
+RARE = "Rare{n} words, and\u2028Unknown{n} ones: the river rose by {n} metres in the <eos> night"
+LONG = "The one reference that is far longer than the window of summaries, to the very last word of it"
+RAW = [(RARE.format(n=n), f"River{n} rose, sleepers fled") for n in range(9)]
+RAW += [("A short text.", "Short"), ("Another text.", LONG)]
 
 
 @pytest.fixture
@@ -145,12 +139,8 @@ def pairs(tmp_path):
     """Pairs whose vocabulary knows hardly a word, and whose window is shorter than a reference."""
     rows = [json.dumps({"document": document, "summary": summary}) for document, summary in RAW]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    prepare_pairs(
-        read_in_place(tmp_path, "rows.jsonl"),
-        Text(min_count=5, prefix="summarise: "),
-        ExpectedText(),
-        tmp_path / "pairs",
-    )
+    raw, text = read_in_place(tmp_path, "rows.jsonl"), Text(min_count=5, prefix="summarise: ")
+    prepare_pairs(raw, text, ExpectedText(), tmp_path / "pairs")
     return Pairs(Tokens(tmp_path / "pairs"), "test", 9, 6, over_long="leave_out")
 
 

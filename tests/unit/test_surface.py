@@ -38,9 +38,8 @@ def surface() -> dict[str, list[str]]:
     found["parascale (most verbs)"] = sorted(shared - {"--dataset", "--workload"})
     for verb, each in options.items():
         found[f"parascale {verb}"] = [option for option in each if option not in found["parascale (most verbs)"]]
-    rules = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "Snakefile", *sorted(ROOT.glob("rules/*.smk")))
-    )
+    places = (ROOT / "Snakefile", *sorted(ROOT.glob("rules/*.smk")))
+    rules = "".join(path.read_text(encoding="utf-8") for path in places)
     found["targets"] = re.findall(r"^(?:use )?rule (?:\w+ as )?(\w+)", rules, re.MULTILINE)
     return found
 
@@ -91,9 +90,7 @@ def test_nothing_can_be_set_or_called_that_is_not_listed():
     listed, found = read(SURFACE), surface()
     differs = {name for name in listed.keys() | found.keys() if listed.get(name, []) != found.get(name, [])}
     changed = {name: sorted({*listed.get(name, [])} ^ {*found.get(name, [])}) for name in differs}
-    assert not changed, (
-        "not as tests/surface.txt lists it: say why in the commit, and run python -m tests.unit.test_surface"
-    )
+    assert not changed, "not as tests/surface.txt lists it: say why in the commit; python -m tests.unit.test_surface"
 
 
 def test_no_room_grows_but_by_what_another_loses():

@@ -1,6 +1,5 @@
 """What surrounds a training: each row of the table planted, none in a clean environment, and where what was found is said."""
 
-import json
 import os
 import resource
 import shutil
@@ -13,14 +12,15 @@ import psutil
 import pynvml
 import pytest
 
+from parascale.files import read_json
 from parascale.launch.node import Launch, process_environment
 from parascale.report.job import load_job
 from parascale.report.summary import runs_table
 from parascale.settings import Site
 from parascale.train import surroundings
 from parascale.train.surroundings import ROWS, Seen, matches, noted, quota
-
-from .fake_results import BASE, ddp, fake, report_of
+from tests.made_up import failing
+from tests.made_up.results import BASE, ddp, edited, fake, report_of
 
 # Variable → values at which its row holds, and others at which it does not.
 VARIABLES = {
@@ -159,10 +159,7 @@ def test_what_a_place_lacks_is_named(case, plain, monkeypatch):
 
 
 def test_what_cannot_be_looked_at_ends_no_training(plain, monkeypatch):
-    def gone(*_):
-        raise FileNotFoundError("/dev/shm")
-
-    monkeypatch.setattr(shutil, "disk_usage", gone)
+    monkeypatch.setattr(shutil, "disk_usage", failing(FileNotFoundError("/dev/shm")))
     assert matches(seen("cuda")) == []
 
 
@@ -212,13 +209,8 @@ print(*(each["name"] for each in matches(Seen(dict(os.environ), "cpu", 1, 2))), 
 
 def test_this_machine_is_looked_at():
     """By a process that is really bound and limited."""
-    done = subprocess.run(
-        [sys.executable, "-c", REALLY],
-        env=os.environ | {"MALLOC_CHECK_": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, environment = [sys.executable, "-c", REALLY], os.environ | {"MALLOC_CHECK_": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert {"cores", "ulimit -n", "MALLOC_CHECK_"} <= set(done.stdout.splitlines())
 
 
@@ -237,10 +229,9 @@ def test_what_ranks_found_is_said_once_with_its_ranks(capsys):
 def test_it_stands_on_the_jobs_page_and_what_costs_speed_beside_the_row(costs, tmp_path):
     report_of(tmp_path, fake("single", **BASE), ddp("run", step_seconds=0.06))
     path = tmp_path / "results/runs/run/run.json"
-    described = json.loads(path.read_text())
+    (attempt,) = read_json(path)["attempts"]
     found = {"name": "X", "costs": costs, "text": "X = 1: it waits", "source": "https://x", "ranks": [0]}
-    described["attempts"][0]["surroundings"] = [found]
-    path.write_text(json.dumps(described))
+    edited(path, attempts=[attempt | {"surroundings": [found]}])
     job = load_job(tmp_path / "results", tmp_path / "work", "run")
     (finding,) = (finding for finding in job.findings if "X = 1" in finding.text)
     assert (finding.kind, finding.short) == (("bad", "X = 1") if costs == "speed" else ("note", ""))

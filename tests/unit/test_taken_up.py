@@ -20,7 +20,8 @@ from parascale.lease import Lease
 from parascale.paths import Paths
 from parascale_slurm_executor import refuse_shared_jobs
 from parascale_slurm_executor.jobs import comment_of
-from tests.unit.slurm_executor import Thing, data_job, job_of
+from tests.made_up import failing
+from tests.made_up.cluster import Thing, data_job, job_of
 
 
 def note_watching(self, info):
@@ -128,21 +129,17 @@ def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, 
 
 
 def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(executor, monkeypatch):
-    def away(name, noted):
-        raise NoAnswerError("slurmctld is away")
-
     waits = []
     timer = lambda seconds, function, words: waits.append(seconds) or Thing(start=lambda: function(*words))  # noqa: E731
-    monkeypatch.setattr(slurm, "waiting_or_running", away)
+    monkeypatch.setattr(slurm, "waiting_or_running", failing(NoAnswerError("slurmctld is away")))
     monkeypatch.setattr("threading.Timer", timer)
     job = job_of("ddp")
     for _ in range(7):
         executor.run_job(job)
     assert executor.did == ["again"] * 7 and waits == [10, 20, 40, 80, 160, 300, 300] and job.attempt == 1
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: {})
-    monkeypatch.setattr(
-        Executor, "run_job", lambda self, job: self._report_job_error_threadsafe(SubmittedJobInfo(job), TIMED_OUT)
-    )
+    late = lambda self, job: self._report_job_error_threadsafe(SubmittedJobInfo(job), TIMED_OUT)  # noqa: E731
+    monkeypatch.setattr(Executor, "run_job", late)
     waits.clear()
     other = job_of("tp")
     for each in (other, job, other, job):
@@ -154,9 +151,9 @@ def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(e
 FAILED = "SLURM sbatch failed. The error message was 'sbatch: error: {}'.\n  sbatch call: --job-name 'try again'"
 REFUSED = FAILED.format("Batch job submission failed: Invalid qos")
 TIMED_OUT = FAILED.format("Batch job submission failed: Socket timed out on send/recv operation")
-LIMIT = FAILED.format(
-    "{}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, …)"
-)
+VIOLATES = "{}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, …)"
+LIMIT = FAILED.format(VIOLATES)
+ARRAY = "Part of failed array sbatch submission (tasks 1-2); see log for details."  # alone, it says why
 
 
 @pytest.mark.parametrize(
@@ -170,11 +167,7 @@ LIMIT = FAILED.format(
         (LIMIT.format("QOSMaxSubmitJobPerUserLimit"), {}, ["again"]),
         (LIMIT.format("QOSMaxWallDurationPerJobLimit"), {}, [LIMIT.format("QOSMaxWallDurationPerJobLimit")]),
         ("Job submission failed with exception: [Errno 11] Resource temporarily unavailable", {}, ["again"]),
-        (
-            "Part of failed array sbatch submission (tasks 1-2); see log for details.",
-            {},
-            ["again"],
-        ),  # alone, it says why
+        (ARRAY, {}, ["again"]),
         ("stale file handle", {}, ["stale file handle"]),
     ],
 )
@@ -218,11 +211,7 @@ def test_two_threads_that_submit_look_once_at_what_an_earlier_start_left(executo
 
 def test_where_a_program_is_missing_the_workflow_ends_at_once(executor, monkeypatch):
     """Waiting would help nobody, and a retry would miss it too."""
-
-    def missing(name, noted):
-        raise RequirementError("`squeue` is not installed")
-
-    monkeypatch.setattr(slurm, "waiting_or_running", missing)
+    monkeypatch.setattr(slurm, "waiting_or_running", failing(RequirementError("`squeue` is not installed")))
     monkeypatch.setattr("threading.Timer", lambda *_: pytest.fail("waits"))
     executor.run_job(job_of("ddp"))
     assert executor.did == ["ends: `squeue` is not installed"] and not executor.warned
@@ -231,11 +220,8 @@ def test_where_a_program_is_missing_the_workflow_ends_at_once(executor, monkeypa
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_job_that_ended_before_anybody_had_written_it_down_is_written_down_for_its_run(executor, queued, monkeypatch):
     """Snakemake was killed between sbatch and its line, and no workflow lived while the job was in the queue."""
-    sent = {
-        "6": (1e9, f"{COMMENT} key"),
-        "7": (1e9 + 9, f"{COMMENT} old"),
-        "8": (1e9, "rule_train_tp_wildcards_tp key"),
-    }
+    sent = {"6": (1e9, f"{COMMENT} key"), "7": (1e9 + 9, f"{COMMENT} old")}
+    sent |= {"8": (1e9, "rule_train_tp_wildcards_tp key")}
     monkeypatch.setattr(slurm, "submitted", lambda name, since: sent)
     submissions.note(executor.paths.store, "6", "train_ddp", "run", "ddp", "key")
     executor.workflow.dag.jobs = [job_of("ddp"), data_job()]

@@ -1,6 +1,5 @@
 """From words to windows: numbers that match the published ones, and every target predicted exactly once."""
 
-import errno
 import json
 import re
 from pathlib import Path
@@ -22,6 +21,8 @@ from parascale.settings import SPLITS, Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
 from parascale.store.keys import data_known, meaning_of
 from tests.command import call
+from tests.made_up import FULL_DISK, failing
+from tests.made_up.project import write_files, write_one
 from tests.unit.trees import read_in_place
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
@@ -31,11 +32,8 @@ TRAIN = "the cat sat\n\nthe dog <unk> The\na cat"
 
 def raw_of(folder, train=TRAIN, validation="the bird", test="a dog"):
     """A raw folder of the source `files` with these three texts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("train", train), ("validation", validation), ("test", test)):
-        (folder / f"{name}.txt").write_text(content, encoding="utf-8")
-    source = Source(kind="files", location=str(folder))
-    return download(source, folder / "raw")
+    write_files(folder, {"train.txt": train, "validation.txt": validation, "test.txt": test})
+    return download(Source(kind="files", location=str(folder)), folder / "raw")
 
 
 def prepared(folder, settings=None, **texts):
@@ -174,11 +172,7 @@ def test_other_data_than_expected_names_both_figures(tmp_path, key):
 def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
     prepared(tmp_path)
     before = (tmp_path / "flat" / "manifest.json").read_bytes()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(text, "write_documents", full)
+    monkeypatch.setattr(text, "write_documents", failing(FULL_DISK))
     with pytest.raises(RequirementError, match="disk or its quota is full"):
         prepared(tmp_path)
     assert (tmp_path / "flat" / "manifest.json").read_bytes() == before
@@ -242,7 +236,7 @@ def test_a_window_is_the_text_at_its_stride(window, stride, length):
         assert len(windows) == length - window
 
 
-PREPARE, TRAINS = ("data", "prepare", "--workload", "w"), ("train", "--run", "single")
+PREPARE, TRAINS, CHECK = ("data", "prepare", "--workload", "w"), ("train", "--run", "single"), ("plan", "--check")
 SHORT = "`training.window` = 4 does not fit into the validation split of .*flat: it has 3 tokens"
 OF_EPOCHS = r"of 12 \(training.epochs = 2\)"  # the 12 tokens of train are 6 windows
 
@@ -254,14 +248,9 @@ OF_EPOCHS = r"of 12 \(training.epochs = 2\)"  # the 12 tokens of train are 6 win
         (TRAINS, "{window: 4, global_batch: 1, steps: 2}", "-", f"error: workload `w`: {SHORT}"),
         (TRAINS, "{window: 2, global_batch: 1, epochs: 2}", "-", f"warmup_steps = 12 leaves no step {OF_EPOCHS}"),
         (TRAINS, "{window: 2, global_batch: 1, epochs: 4}", "24-25", "`24-25` is outside of 24"),
+        (CHECK, "{window: 2, global_batch: 1, epochs: 2}", "-", f"refused.*\n? .*run `single`: .*{OF_EPOCHS}"),
         (
-            ("plan", "--check"),
-            "{window: 2, global_batch: 1, epochs: 2}",
-            "-",
-            f"refused.*\n? .*run `single`: .*{OF_EPOCHS}",
-        ),
-        (
-            ("plan",),
+            CHECK[:1],
             "{window: 2, global_batch: 1, epochs: 4}",
             "24-25",
             "cannot start: run `single`: profile = `24-25`",
@@ -276,10 +265,7 @@ def test_what_the_data_does_not_allow_is_refused_before_anything_trains(
     model = "model: {dim: 8, heads: 2, layers: 1, hidden: 8}\noptim: {warmup_steps: 12}"
     if "steps" in training:
         model = model.replace("12", "1")
-    (tmp_path / "w.yaml").write_text(f"{model}\ntraining: {training}\n")
-    (tmp_path / "runs.tsv").write_text(f"run\tworkload\tprofile\nsingle\tw\t{profile}\n")
-    project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
-    call(*verb, *project)
+    call(*verb, *write_one(tmp_path, "w", f"{model}\ntraining: {training}\n", profile=profile))
     assert re.search(said, "".join(capsys.readouterr()))
 
 

@@ -20,13 +20,8 @@ from tests.unit.test_text import raw_of
 from tests.unit.test_tokenizers import byte_level, gpt2, llama2, llama3, qwen, saved, unigram, with_a_gap
 
 PLAIN = ["the cat sat on the mat", " The  CAT é on", "a\tdog 🙂 12345", ""]
-MARKS = [
-    "<|im_start|>user\nthe cat<|im_end|>\n",
-    "a <mask> on</s>",
-    "<new> the <tool>",
-    "[CLS] the [SEP]<|endoftext|>",
-    "<pad> on",
-]
+MARKS = ["<|im_start|>user\nthe cat<|im_end|>\n", "a <mask> on</s>", "<new> the <tool>"]
+MARKS += ["[CLS] the [SEP]<|endoftext|>", "<pad> on"]
 ENTRY = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
 GPT2 = {"tokenizer_class": "GPT2Tokenizer"}
 
@@ -98,9 +93,8 @@ def mask_with_its_space():
 
 def normalised():
     tokenizer = gpt2()[0]
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    )
+    parts = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(parts)
     return tokenizer, said()
 
 

@@ -40,9 +40,8 @@ def gpt2():
 def llama3():
     tokenizer = byte_level(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
     number = tokenizer.token_to_id("<|begin_of_text|>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", number)]
-    )
+    special = [("<|begin_of_text|>", number)]
+    tokenizer.post_processor = processors.TemplateProcessing("<|begin_of_text|> $A", special_tokens=special)
     return tokenizer, {"config.json": {"eos_token_id": number + 1}}, "<|end_of_text|>"
 
 
@@ -56,32 +55,19 @@ def qwen():
 def llama2():
     """SentencePiece's BPE as it is converted: bytes for what has no piece, and an entry for what is unknown all the same."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "th", "the"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            {piece: number for number, piece in enumerate(pieces)},
-            [("t", "h"), ("th", "e")],
-            unk_token="<unk>",
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges, how = [("t", "h"), ("th", "e")], {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges, **how))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
     return tokenizer, {}, "</s>"
 
 
 def unigram():
-    pieces = [
-        ("<pad>", 0.0),
-        ("<eos>", 0.0),
-        ("<unk>", 0.0),
-        ("▁the", -2.0),
-        *((letter, -5.0) for letter in "▁thecasonmdg"),
-    ]
+    pieces = [("<pad>", 0.0), ("<eos>", 0.0), ("<unk>", 0.0), ("▁the", -2.0)]
+    pieces += [(letter, -5.0) for letter in "▁thecasonmdg"]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=False))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer.add_special_tokens(["<pad>", "<eos>", "<unk>"])
@@ -143,9 +129,8 @@ def test_the_data_needs_the_folder_no_more_and_transformers_gives_its_numbers(th
     again = AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = TEXTS[:2] if end == "<eos>" else TEXTS
     ends = again.eos_token_id
-    assert [[n for n in ids if n != ends] for ids in again(texts).input_ids] == [
-        tokens.encode(t).tolist() for t in texts
-    ]
+    found = [[n for n in ids if n != ends] for ids in again(texts).input_ids]
+    assert found == [tokens.encode(text).tolist() for text in texts]
     assert again.eos_token == end
 
 
@@ -161,10 +146,9 @@ def test_the_data_needs_the_folder_no_more_and_transformers_gives_its_numbers(th
 )
 def test_an_end_that_cannot_be_told_is_an_error_that_says_where_to_name_it(special, beside, message, tmp_path):
     folder = saved(tmp_path / "model", byte_level(special), beside)
+    text = Text(tokenizer="pretrained", pretrained=str(folder))
     with pytest.raises(DataError, match=message):
-        prepare(
-            raw_of(tmp_path), Text(tokenizer="pretrained", pretrained=str(folder)), ExpectedText(), tmp_path / "flat"
-        )
+        prepare(raw_of(tmp_path), text, ExpectedText(), tmp_path / "flat")
 
 
 def test_a_tokenizer_needs_neither_weights_nor_a_config(tmp_path):
@@ -191,11 +175,8 @@ def test_a_plan_knows_the_vocabulary_before_the_data_is_there(tmp_path):
 def test_a_plan_can_do_without_variables_of_another_machine(monkeypatch):
     monkeypatch.delenv("SOME_MODELS", raising=False)
     place = "$SOME_MODELS/model"
-    settings = {
-        "data": {"text": {"tokenizer": "pretrained", "pretrained": place}},
-        "model": {"kind": "transformers", "folder": place},
-        "training": {"window": 8, "steps": 2},
-    }
+    settings = {"data": {"text": {"tokenizer": "pretrained", "pretrained": place}}}
+    settings |= {"model": {"kind": "transformers", "folder": place}, "training": {"window": 8, "steps": 2}}
     workload = make(Workload, name="x", **settings)
     assert workload.data.expected_outputs is None
     Run("x", workload, Layout()).check()

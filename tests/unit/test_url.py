@@ -161,6 +161,7 @@ def zip_with_a_link():
     return zip_of({entry: b"other.txt", "other.txt": b"text"})
 
 
+DAMAGED_TAR = tar_of(SPLITS, "w").replace(b"ustar", b"\xff" * 5, 2).replace(b"\xff" * 5, b"ustar", 1)
 BAD_ARCHIVES = [  # named, as an archive holds the time and differs between the processes that collect tests
     pytest.param("a.tgz", tar_of({"../outside.txt": b"x"}), "unsafe archive", id="tar, parent"),
     pytest.param("a.tgz", tar_of({"link": "/etc"}), "unsafe archive", id="tar, link"),
@@ -173,12 +174,7 @@ BAD_ARCHIVES = [  # named, as an archive holds the time and differs between the 
     pytest.param(
         "a.tgz", tar_of({"a.txt": os.urandom(50_000)})[:-30_000], "damaged, or of an unsupported kind", id="tar, cut"
     ),
-    pytest.param(
-        "a.tar",
-        tar_of(SPLITS, "w").replace(b"ustar", b"\xff" * 5, 2).replace(b"\xff" * 5, b"ustar", 1),
-        "ends early",
-        id="tar, damaged header",
-    ),
+    pytest.param("a.tar", DAMAGED_TAR, "ends early", id="tar, damaged header"),
     pytest.param("a.zip", b"no archive at all", "damaged, or of an unsupported kind", id="zip, no archive"),
 ]
 

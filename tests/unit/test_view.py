@@ -1,6 +1,5 @@
 """What a workflow shows: errors in our words, one line for each finished job, in a terminal a bar."""
 
-import dataclasses
 import json
 import logging
 import types
@@ -16,7 +15,8 @@ from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View, user_message
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.project import changed, jobs, project
+from tests.made_up.results import write_lines
 from tests.unit.test_watch import under_way
 
 RULES = [types.SimpleNamespace(name=name, has_wildcards=lambda: False) for name in ("fsdp", "ddp")]
@@ -55,9 +55,8 @@ def test_a_damaged_configuration_is_named(tmp_path, monkeypatch):
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "bad.yaml"])
-    assert user_message("WorkflowError:\nConfig file is not valid JSON or YAML.", None).startswith(
-        "error: bad.yaml, line 2"
-    )
+    said = user_message("WorkflowError:\nConfig file is not valid JSON or YAML.", None)
+    assert said.startswith("error: bad.yaml, line 2")
 
 
 def record(event, text="", **more):
@@ -87,9 +86,8 @@ def test_outside_of_a_terminal_a_finished_training_and_a_verdict_are_a_line_each
     shown.finished(5, "same")
     shown.take(record(None, "Nothing to be done"))
     shown.end()
-    assert (
-        capsys.readouterr().out == "ddp 2 · lm-small · 0 s\nparity_verdict · ddp 2 · 0 s · same\nNothing to be done\n"
-    )
+    said = "ddp 2 · lm-small · 0 s\nparity_verdict · ddp 2 · 0 s · same\nNothing to be done\n"
+    assert capsys.readouterr().out == said
 
 
 def test_outside_of_a_terminal_what_is_left_is_said_once_a_minute_and_at_the_end(capsys, monkeypatch):
@@ -131,7 +129,7 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     shown.started({1: ("ddp 4 · lm-small", folder), 2: ("prepare prose", None), 3: ("tp 2 · lm-small", tmp_path)})
     steps = folder / "steps.jsonl"
     *before, last = steps.read_text().splitlines()
-    steps.write_text("\n".join([*before, json.dumps(json.loads(last) | {"loss": 123.45678})]) + "\n")
+    write_lines(steps, [*map(json.loads, before), json.loads(last) | {"loss": 123.45678}])
     expected = ["ddp 4 · lm-small · step 30/60 · loss 123.4568", "prepare prose", "tp 2 · lm-small"]
     assert str(shown.now()).splitlines() == expected
     shown.started(dict.fromkeys(range(4, 8), ("more", None)))
@@ -141,7 +139,7 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
 def handler_of(tmp_path, baseline):
     """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
     planner = Planner(found := project(tmp_path))
-    found.runs["ddp-8"] = dataclasses.replace(found.runs["ddp-8"], baseline=baseline)
+    found.runs["ddp-8"] = changed(found.runs["ddp-8"], baseline=baseline)
     parity = Job(8, "parity_run", {"run": "ddp-8"}, kind="parity")
     verdict = Job(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
     made = object.__new__(LogHandler)

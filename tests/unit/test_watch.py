@@ -8,8 +8,8 @@ import pytest
 from parascale.files import write_json, write_text
 from parascale.report.live import COLUMNS, RECENT, TAIL, Live
 from tests.command import parascale
-from tests.unit.fake_devices import START
-from tests.unit.fake_results import CLUSTER, fake, steps_of, write_results
+from tests.made_up.devices import START
+from tests.made_up.results import CLUSTER, edited, fake, steps_of, write_lines, write_results
 
 RUN = fake("ddp", baseline="ddp", status="running", steps=30, gpus_per_node=4, dp=4, site=CLUSTER)
 NOW = START + 1800
@@ -19,10 +19,9 @@ def under_way(root, steps=30, **attempt):
     """The work folder of a run that has done some steps."""
     _, work = write_results(root, [RUN])
     folder = work / "runs/ddp"
-    described = json.loads((folder / "run.json").read_text())
-    write_json(folder / "run.json", {**described, "steps": 60, "prediction": {"core_hours": 99.0}})
-    write_text(folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in steps_of(RUN)[:steps]))
-    write_text(folder / "attempts.jsonl", json.dumps({"started": START, "job_id": "4711", **attempt}) + "\n")
+    edited(folder / "run.json", steps=60, prediction={"core_hours": 99.0})
+    write_lines(folder / "steps.jsonl", steps_of(RUN)[:steps])
+    write_lines(folder / "attempts.jsonl", [{"started": START, "job_id": "4711", **attempt}])
     write_json(folder / "lease.json", {"host": "node0", "pid": 1, "job_id": "4711", "time": NOW - 3})
     return work
 
@@ -38,15 +37,10 @@ def test_everything_that_is_asked_for_is_shown(tmp_path):
     shown = cells(under_way(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "work/runs/ddp/steps.jsonl").open()]
     seconds = sum(line["seconds"]["total"] for line in lines[-20:])
-    assert shown == {
-        "run": "ddp",
-        "step": "30 of 60",
-        "loss": f"{lines[-1]['loss']:.4f}",
-        "rate": f"{sum(line['tokens'] for line in lines[-20:]) / seconds / 1000:.1f} k tokens/s",
-        "left": f"{seconds / 20 * 30:.2f} s",
-        "core-hours": "64.0 of 99.0",
-        "state": "running",
-    }
+    rate, left = sum(line["tokens"] for line in lines[-20:]) / seconds / 1000, seconds / 20 * 30
+    expected = {"run": "ddp", "step": "30 of 60", "core-hours": "64.0 of 99.0", "state": "running"}
+    expected |= {"loss": f"{lines[-1]['loss']:.4f}", "rate": f"{rate:.1f} k tokens/s", "left": f"{left:.2f} s"}
+    assert shown == expected
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def test_a_growing_file_is_followed_and_a_new_attempt_begins_anew(tmp_path):
     run.update()
     assert run.step == 5 and len(run.recent) == 5, "steps after the last checkpoint are done again"
     many = [json.loads(lines[0]) | {"step": step} for step in range(1, TAIL // 100)]
-    write_text(steps, "".join(json.dumps(line) + "\n" for line in many))
+    write_lines(steps, many)
     run.update()
     assert run.recent == many[-RECENT - 1 :], "of a long file the end alone is read"
 

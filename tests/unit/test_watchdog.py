@@ -39,9 +39,8 @@ KEPT = "Python's lock"
     ],
 )
 def test_a_process_that_neither_steps_nor_moves_a_state_is_ended(work, said):
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(work=work)], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", PROGRAM.format(work=work)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode == 0) == (said is None), ended.stderr
     assert (said or "") in ended.stderr
     assert ('File "<string>"' in ended.stderr) == (said is not None)  # the stack
@@ -50,9 +49,8 @@ def test_a_process_that_neither_steps_nor_moves_a_state_is_ended(work, said):
 def test_each_batch_of_an_evaluation_is_a_sign_of_life():
     """Its data may be mapped into memory, and then no bytes are read that would be one."""
     signs, alone = [], SimpleNamespace(devices=None)
-    session = SimpleNamespace(
-        watchdog=SimpleNamespace(feed=lambda: signs.append(1)), stop_requested=lambda: False, mesh=alone
-    )
+    watchdog = SimpleNamespace(feed=lambda: signs.append(1))
+    session = SimpleNamespace(watchdog=watchdog, stop_requested=lambda: False, mesh=alone)
     Session._go_on(session)
     assert signs == [1]
 

@@ -12,11 +12,27 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm
 from parascale.errors import NoAnswerError, RequirementError
-from parascale.files import write_json
+from parascale.files import write_json, write_text
 from parascale_slurm_executor import executor as executor_module
 from parascale_slurm_executor.endings import NOTHING
 from parascale_slurm_executor.jobs import TURN
-from tests.unit.slurm_executor import data_job, job_of
+from tests.made_up import failing
+from tests.made_up.cluster import data_job, job_of
+
+
+async def watches(self, jobs):
+    """The plugin's own look, of jobs that all go on."""
+    for job in jobs:
+        yield job
+
+
+def looked(executor, active):
+    """The jobs that are watched on after a look at these."""
+
+    async def look():
+        return [info async for info in executor.check_active_jobs(active)]
+
+    return asyncio.run(look())
 
 
 @pytest.mark.parametrize(
@@ -58,24 +74,21 @@ def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, sa
 def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, monkeypatch, states, accounted, expected):
     """And the next look follows the first one's pace, however long the plugin would wait."""
 
-    async def watches(self, jobs):
-        for job in jobs:
+    async def slower(self, jobs):
+        async for job in watches(self, jobs):
             yield job
         self.next_seconds_between_status_checks += 10
 
     def answer(name):
         return {identity: (state, "None") for identity, state in states.pop(0).items()}
 
-    monkeypatch.setattr(Executor, "check_active_jobs", watches)
+    monkeypatch.setattr(Executor, "check_active_jobs", slower)
     monkeypatch.setattr(slurm, "states", answer)
     monkeypatch.setattr(slurm, "last_state", lambda job: accounted)
     active = [SubmittedJobInfo(data_job(), external_jobid="7", aux={})]
 
-    async def look():
-        return [info async for info in executor.check_active_jobs(active)]
-
     while states:
-        active = asyncio.run(look())
+        active = looked(executor, active)
     assert executor.did == expected and bool(active) != bool(expected)
     assert executor.next_seconds_between_status_checks == 5
 
@@ -85,25 +98,14 @@ def test_while_slurm_does_not_answer_jobs_are_watched_on_and_it_is_asked_less_an
     executor, silent, monkeypatch
 ):
     """The queue, or the accounting on a job that the queue has forgotten. It is said once, and nothing is cancelled or given up."""
-
-    async def watches(self, jobs):
-        for job in jobs:
-            yield job
-
-    def away(name):
-        raise NoAnswerError("slurmctld is away")
-
-    async def look():
-        return [info async for info in executor.check_active_jobs(active)]
-
     monkeypatch.setattr(Executor, "check_active_jobs", watches if silent == "last_state" else None)
     monkeypatch.setattr(slurm, "states", lambda name: {})
-    monkeypatch.setattr(slurm, silent, away)
+    monkeypatch.setattr(slurm, silent, failing(NoAnswerError("slurmctld is away")))
     executor.undecided.update({"7": 9, "8": 9})
     active, waits = [SubmittedJobInfo(data_job(), external_jobid=each, aux={}) for each in "78"], []
     executor.most, most = 100, executor.most
     for _ in range(6):
-        assert asyncio.run(look()) == active
+        assert looked(executor, active) == active
         waits.append(executor.next_seconds_between_status_checks)
     assert waits == [10, 20, 40, 80, 100, 100] and not executor.did
     (said,) = executor.warned
@@ -112,33 +114,24 @@ def test_while_slurm_does_not_answer_jobs_are_watched_on_and_it_is_asked_less_an
     answer = dict.fromkeys("78", ("RUNNING", "None")) if silent == "states" else "RUNNING"
     monkeypatch.setattr(slurm, silent, lambda name: answer)
     monkeypatch.setattr(Executor, "check_active_jobs", watches)
-    assert asyncio.run(look())[0] == active[0] and executor.next_seconds_between_status_checks == 5
+    assert looked(executor, active)[0] == active[0]
+    assert executor.next_seconds_between_status_checks == 5
 
 
 def test_the_thread_that_looks_may_begin_before_its_executor_is_made(executor):
     """Snakemake starts it first."""
     new = object.__new__(type(executor))
     new.workflow = SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=1))
-
-    async def look():
-        return [info async for info in new.check_active_jobs([])]
-
-    assert asyncio.run(look()) == [] and new.next_seconds_between_status_checks == 1
+    assert looked(new, []) == []
+    assert new.next_seconds_between_status_checks == 1
 
 
 def test_where_no_job_can_be_watched_any_more_the_workflow_ends(executor, monkeypatch):
     """The next start takes up what is in the queue."""
-
-    def missing(name):
-        raise RequirementError("`squeue` is not installed")
-
-    monkeypatch.setattr(slurm, "states", missing)
+    monkeypatch.setattr(slurm, "states", failing(RequirementError("`squeue` is not installed")))
     active = [SubmittedJobInfo(data_job(), external_jobid="7", aux={})]
-
-    async def look():
-        return [info async for info in executor.check_active_jobs(active)]
-
-    assert asyncio.run(look()) == active and executor.did == ["ends: `squeue` is not installed"]
+    assert looked(executor, active) == active
+    assert executor.did == ["ends: `squeue` is not installed"]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -161,18 +154,13 @@ def test_jobs_are_watched_on_when_slurm_answered_no_question(executor, monkeypat
     monkeypatch.setattr(slurm, "states", lambda name: {"8": ("RUNNING", "None")} if answered else {})
     monkeypatch.setattr(slurm, "last_state", lambda job: "RUNNING")
     active = [SubmittedJobInfo(data_job(), external_jobid=identity, aux={}) for identity in "78"]
-
-    async def look():
-        return [info.external_jobid async for info in executor.check_active_jobs(active)]
-
-    assert asyncio.run(look()) == (["8"] if answered else ["7", "8"])
+    assert looked(executor, active) == (active[1:] if answered else active)
     assert executor.did == (["done"] if answered else [])
 
 
 def test_who_ends_a_workflow_cancels_its_own_jobs_alone(executor, monkeypatch):
-    monkeypatch.setattr(
-        Executor, "cancel_jobs", lambda self, jobs: self.did.extend(info.external_jobid for info in jobs)
-    )
+    cancel = lambda self, jobs: self.did.extend(info.external_jobid for info in jobs)  # noqa: E731
+    monkeypatch.setattr(Executor, "cancel_jobs", cancel)
     aux = {"5": None, "6": {"ours": True}, "7": {"ours": False}, "8": {}}
     executor.cancel_jobs([SubmittedJobInfo(None, identity, each) for identity, each in aux.items()])
     assert executor.did == ["5", "6", "8"]
@@ -202,10 +190,9 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
     ],
 )
 def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, expected, attempts_left):
-    work = executor.paths.under_way / "runs" / "ddp"
-    work.mkdir(parents=True)
     if attempt:
-        (work / "attempts.jsonl").write_text((attempt if isinstance(attempt, str) else json.dumps(attempt)) + "\n")
+        text = attempt if isinstance(attempt, str) else json.dumps(attempt)
+        write_text(executor.paths.under_way / "runs/ddp/attempts.jsonl", f"{text}\n")
     executor.queue = {"7": said}
     job = job_of("ddp")
     executor.report_job_error(SimpleNamespace(job=job, external_jobid=said and "7", aux={"ours": ours}))
@@ -213,14 +200,10 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
     assert (job.attempt <= job.restart_times) == attempts_left
 
 
-FACTS = {
-    "JobState": "FAILED",
-    "RunTime": "00:00:20",
-    "TimeLimit": "01:00:00",
-    "NodeList": "jrc[0001-0002]",
-    "BatchHost": "jrc0001",
-}
-FACTS |= {"ExitCode": "1:0", "NumNodes": "1"}
+FACTS = {"JobState": "FAILED", "RunTime": "00:00:20", "TimeLimit": "01:00:00", "NodeList": "jrc[0001-0002]"}
+FACTS |= {"BatchHost": "jrc0001", "ExitCode": "1:0", "NumNodes": "1"}
+STEP, NONE = "slurmstepd-jrc0002: error:", "No such file or directory"
+OF_SRUN = "error: {here}/7.log: no such file (a YAML file)\nsrun: error: jrc0002: task 1: Exited with exit code 78"
 TOO_SHORT = "shorter than its start: `--set-resources train_ddp:runtime=MINUTES`"
 
 
@@ -232,26 +215,11 @@ TOO_SHORT = "shorter than its start: `--set-resources train_ddp:runtime=MINUTES`
         ({"TimeLimit": "00:02:00"}, "", TOO_SHORT, []),  # it got the warning, and died of that
         ({"ExitCode": "0:53", "StdOut": "{here}/7.log"}, None, "node jrc0001 has no {here}: later jobs", ["jrc0001"]),
         ({"ExitCode": "0:53", "StdOut": "/none/7.log"}, None, "exit code 0:53", []),  # it is nowhere
-        (
-            {},
-            "slurmstepd-jrc0002: error: couldn't chdir to `{here}': No such file or directory: going to",
-            "jrc0002 has no {here}:",
-            ["jrc0002"],
-        ),
-        (
-            {},
-            "slurmstepd-jrc0002: error: execve(): {here}/7.log: No such file or directory",
-            "jrc0002 has no {here}/7",
-            ["jrc0002"],
-        ),
+        ({}, f"{STEP} couldn't chdir to `{{here}}': {NONE}: going to", "jrc0002 has no {here}:", ["jrc0002"]),
+        ({}, f"{STEP} execve(): {{here}}/7.log: {NONE}", "jrc0002 has no {here}/7", ["jrc0002"]),
         ({}, "    affected files:\n        {here}/7.log\n", "node jrc0001 has no {here}/7.log", ["jrc0001"]),
         ({}, "    affected files:\n        {here}/8.log\n", "exit code 1:0", []),  # nor is it here
-        (
-            {"NumNodes": "2"},
-            "error: {here}/7.log: no such file (a YAML file)\nsrun: error: jrc0002: task 1: Exited with exit code 78",
-            "node jrc0002 has no {here}/7.log",
-            ["jrc0002"],
-        ),
+        ({"NumNodes": "2"}, OF_SRUN, "node jrc0002 has no {here}/7.log", ["jrc0002"]),
         ({"NumNodes": "2"}, "    affected files:\n        {here}/7.log\n", "exit code 1:0", []),  # on which node?
     ],
 )

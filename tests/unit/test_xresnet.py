@@ -30,11 +30,8 @@ def test_its_layers_have_the_shapes_of_the_paper():
         assert stem.shape[1:] == (64, 112, 112)
         assert shapes == [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
         assert model(torch.empty(2, 3, 224, 224, dtype=torch.uint8)).shape == (2, 1000)
-    assert [tuple(layer.convolution.weight.shape) for layer in model.stem] == [
-        (32, 3, 3, 3),
-        (32, 32, 3, 3),
-        (64, 32, 3, 3),
-    ]
+    shapes = [tuple(layer.convolution.weight.shape) for layer in model.stem]
+    assert shapes == [(32, 3, 3, 3), (32, 32, 3, 3), (64, 32, 3, 3)]
     assert [len(stage) for stage in model.stages] == [3, 4, 6, 3]
     block = model.stages[1][0]
     strides = [layer.convolution.stride for layer in (block.reduce, block.convolve, block.expand, block.project)]
@@ -93,12 +90,8 @@ def test_odd_sizes_fit_through_both_ways_of_a_block(size):
     ],
 )
 def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
-    workload = {
-        "name": "x",
-        "task": "classification",
-        "model": {"kind": "xresnet", "norm": "batch", **model},
-        "training": {"steps": 10},
-    }
+    workload = {"name": "x", "task": "classification", "training": {"steps": 10}}
+    workload |= {"model": {"kind": "xresnet", "norm": "batch", **model}}
     with pytest.raises(ConfigError, match=message):
         strict.load(Run, {"run": "x", "workload": workload, **run}, "test").check()
 

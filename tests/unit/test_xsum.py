@@ -49,9 +49,8 @@ def packed(articles, folder="bbc-summary-data"):
 def source_of(site, archive=None, listed=None, files=None, names=("/data/xsum.tar.gz", "/split.json")):
     """A Source of these bytes, which the site serves."""
     site.files = dict(zip(names, (archive or packed(ARTICLES), listed or json.dumps(SPLITS).encode()), strict=True))
-    urls = [
-        {"url": site.address + path, "sha256": hashlib.sha256(body).hexdigest()} for path, body in site.files.items()
-    ]
+    sums = {path: hashlib.sha256(body).hexdigest() for path, body in site.files.items()}
+    urls = [{"url": site.address + path, "sha256": digest} for path, digest in sums.items()]
     return Source(kind="url", content="xsum", urls=urls, files=files or {})
 
 
@@ -73,9 +72,8 @@ def test_articles_land_in_their_splits_in_the_order_of_the_archive(site, tmp_pat
 
 def test_a_part_of_a_split_can_be_taken(site, tmp_path):
     files = {"train": "train.parquet[0:1]", "validation": "validation.parquet", "test": "test.parquet"}
-    assert [summary for _, summary in download(source_of(site, files=files), tmp_path / "raw").pairs("train")] == [
-        "Café reopens."
-    ]
+    raw = download(source_of(site, files=files), tmp_path / "raw")
+    assert [summary for _, summary in raw.pairs("train")] == ["Café reopens."]
 
 
 @pytest.mark.parametrize(

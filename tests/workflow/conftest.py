@@ -1,15 +1,13 @@
 """The made-up pages that tests of the report look at, and the browser that shows them."""
 
-import json
-
 import pytest
 
-from parascale.files import write_json, write_text
+from parascale.files import write_text
 from parascale.report import render_page
 from parascale.report.job import load_job, render_job
-from tests.unit.fake_devices import START, gpu_lines, write_devices
-from tests.unit.fake_everything import TEXT, build_report, finished, unfinished, write_everything
-from tests.unit.fake_results import fake, report_of
+from tests.made_up.devices import START, gpu_lines, write_devices
+from tests.made_up.everything import TEXT, build_report, finished, unfinished, write_everything
+from tests.made_up.results import edited, fake, report_of
 from tests.workflow.browser import Browser, find_programs
 
 
@@ -43,23 +41,10 @@ def _job(results, work):
     folder = results / "runs/ddp"
     write_devices(folder, gpu_lines(4, 2, nodes=2, throttled={0: "power_cap"}))
     times = {"started": START, "seconds": 3550.0, "submitted": START - 900, "allocated": START, "limit_seconds": 3600.0}
-    first = {
-        "start": "2026-01-02T03:04:05+00:00",
-        "outcome": "stopped",
-        "job_id": "1",
-        "first_step": 1,
-        "last_step": 30,
-    }
-    last = {
-        **first,
-        "start": "2026-01-02T04:34:05+00:00",
-        "started": START + 5400,
-        "outcome": "finished",
-        "job_id": "2",
-    }
-    described = json.loads((folder / "run.json").read_text())
-    described["attempts"] = [{**first, **times}, {**last, "seconds": 700.0}]
-    write_json(folder / "run.json", described)
+    first = {"start": "2026-01-02T03:04:05+00:00", "outcome": "stopped", "job_id": "1"}
+    first |= {"first_step": 1, "last_step": 30}
+    last = {"start": "2026-01-02T04:34:05+00:00", "started": START + 5400, "outcome": "finished", "job_id": "2"}
+    edited(folder / "run.json", attempts=[{**first, **times}, {**first, **last, "seconds": 700.0}])
     return load_job(results, work, "ddp")
 
 

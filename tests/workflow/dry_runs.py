@@ -15,8 +15,7 @@ from snakemake.settings import types
 from snakemake.shell import shell
 
 from parascale import numerics
-
-from .small_project import REPOSITORY
+from tests.made_up.project import REPOSITORY, write_files
 
 TRIGGERS = ("INPUT", "MTIME", "PARAMS", "CODE")  # as in the profiles
 # Why a job runs again by itself, and not only because one before it does.
@@ -42,9 +41,7 @@ class FinishedProject:
         shutil.copytree(REPOSITORY / "rules", self.folder / "rules")
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "scripts", self.folder / "scripts", ignore=ignored)
-        for name, content in (files | results).items():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(content)
+        write_files(self.folder, files | results)
         for _ in range(2):  # what was measured is part of the report from then on
             with self._workflow() as workflow:
                 workflow.async_run(_finish(workflow))

@@ -2,9 +2,10 @@
 
 import json
 
+from tests.made_up.project import REPOSITORY
+
 from .dry_runs import cell, more, setting, text
 from .finished import LATER, PROBES_OF, trainings
-from .small_project import REPOSITORY
 
 CONFIG, SITE, RUNS = "config/config.yaml", "config/sites/here.yaml", "config/runs.tsv"
 LM, SUMMARY, IMAGES = (f"config/workloads/{name}.yaml" for name in ("lm", "summary", "images"))

@@ -11,10 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from .programs import call
+from tests.made_up.project import REPOSITORY, write_files
 
-REPOSITORY = Path(__file__).parents[2]
-PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+from .programs import call
 
 WORKLOAD = """
 title: Tiny
@@ -33,12 +32,6 @@ formats: {tokens: [arrow]}
 loaders: {seconds: 0.02, repeats: 1, cold: false}
 """
 RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
-
-
-def link_project(folder):
-    """The project by links in `folder`, where nothing is done yet."""
-    for name in PROJECT:
-        (folder / name).symlink_to(REPOSITORY / name)
 
 
 def write_texts(folder):
@@ -65,11 +58,8 @@ class SmallProject:
         for name in ("rules", "scripts", "config", "profiles"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         shutil.copy(REPOSITORY / "Snakefile", folder)
-        (folder / "envs").mkdir()
-        shutil.copy(REPOSITORY / "envs/constraints.txt", folder / "envs")
-        (folder / "config/workloads/tiny.yaml").write_text(WORKLOAD)
-        (folder / "config/config.yaml").write_text(CONFIG)
-        (folder / "config/tiny.tsv").write_text(RUNS)
+        write_files(folder, {"envs/constraints.txt": (REPOSITORY / "envs/constraints.txt").read_text()})
+        write_files(folder / "config", {"workloads/tiny.yaml": WORKLOAD, "config.yaml": CONFIG, "tiny.tsv": RUNS})
         write_texts(folder / "text")
 
     def command(self, arguments):
@@ -79,15 +69,9 @@ class SmallProject:
     def start(self, *arguments):
         """Snakemake in the background, in a process group of its own."""
         (_, *words), environment = self.command(arguments)
-        return subprocess.Popen(
-            [str(Path(sys.executable).with_name("snakemake")), *words],
-            cwd=self.folder,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [str(Path(sys.executable).with_name("snakemake")), *words]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, cwd=self.folder, env=os.environ | environment, **streams)
 
     def snakemake(self, *arguments, fails=False):
         """What Snakemake printed, in a process that begins with its imports done."""
@@ -113,6 +97,11 @@ class SmallProject:
         self.snakemake(*arguments, "-n")
         plan = json.loads((self.folder / "results/plan/plan.json").read_text())
         return dict(Counter(job["rule"] for job in plan["jobs"]))
+
+    def runs(self, rows, **workloads):
+        """Give it another run table and further workloads: name → text."""
+        files = {f"workloads/{name}.yaml": text for name, text in workloads.items()}
+        write_files(self.folder / "config", files | {"tiny.tsv": rows})
 
     def edit(self, name, old, new):
         """Replace text in a file."""

@@ -1,6 +1,5 @@
 """The commands of the documents and of `--help` are run as they stand there, in a project whose workloads have been made small."""
 
-import json
 import os
 import re
 import shlex
@@ -14,13 +13,16 @@ import torch
 
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
-from tests.unit.clusters import SHARED
+from tests.command import program
+from tests.made_up.cluster import SHARED
+from tests.made_up.project import link_project, write_files
+from tests.made_up.results import write_lines
 from tests.unit.folder_models import make_folder
 from tests.unit.test_documents import ROOT, THEIRS, commands
 from tests.unit.test_readme import TEXT, blocks
 
 from .programs import call
-from .small_project import link_project, write_texts
+from .small_project import write_texts
 
 # Edits that make the shipped small workloads smaller still; the names of the documents stay.
 WORDS = "{kind: files, location: ../../text, files: {train: train.txt, validation: validation.txt, test: test.txt}}"
@@ -123,11 +125,8 @@ QUICK = {
     "source .venv/bin/activate",
 }
 # What ends with an error that its sentence predicts, and the error.
-REFUSED = (
-    {"parascale check --configfile config/jureca.yaml": "torch was built without CUDA"}
-    if torch.version.cuda is None
-    else {}
-)
+REFUSED = {"parascale check --configfile config/jureca.yaml": "torch was built without CUDA"}
+REFUSED = {} if torch.version.cuda else REFUSED
 SILENT = {("parascale", "schema", "--write")}  # where all is up to date
 
 
@@ -145,8 +144,7 @@ class Reader:
         for name in ("tests", "Makefile", "pyproject.toml"):
             (self.planned / name).symlink_to(ROOT / name)
         for place in (self.folder, self.planned):
-            for name in ("mine.yaml", "laptop.yaml"):
-                (place / name).write_text(THEIRS[name])
+            write_files(place, {name: THEIRS[name] for name in ("mine.yaml", "laptop.yaml")})
         shutil.copy(ROOT / "config/runs.tsv", self.planned / "COPY")
 
     def _small_project(self):
@@ -164,23 +162,19 @@ class Reader:
         write_texts(self.folder / "text")
         for split in ("train", "validation", "test"):
             rows = [{"document": f"w{row} w1 w2 w3 w4", "summary": f"w{row} w1"} for row in range(16)]
-            (self.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (self.folder / "prompts.txt").write_text("w1 w2\nw3\n")
-        for folder in (self.folder, self.folder / "config/workloads"):
-            (folder / "poems.py").write_text(blocks()["python"])
-        (self.folder / "config/workloads/poems.yaml").write_text(blocks()["yaml"])
-        (self.folder / "config/workloads/poems.txt").write_text(TEXT)
+            write_lines(self.folder / f"text/{split}.jsonl", rows)
+        own = {"poems.py": blocks()["python"]}
+        script = {"prompts.txt": "w1 w2\nw3\n", "script.py": "import sys\n\nprint(*sys.argv[1:], flush=True)\n"}
+        write_files(self.folder, own | script)
+        write_files(self.folder / "config/workloads", own | {"poems.yaml": blocks()["yaml"], "poems.txt": TEXT})
         make_folder(self.folder / "models/smollm", "SmolLM3", max_position_embeddings=512)
-        (self.folder / "script.py").write_text("import sys\n\nprint(*sys.argv[1:], flush=True)\n")
 
     def _fake_slurm(self):
         """Programs that answer as on a cluster."""
         for kind, text in zip(("node", "partition", "config"), SHARED, strict=True):
             (self.tools / f"{kind}.txt").write_text(text)
-        scontrol = '#!/bin/sh\ncat "$(dirname "$0")/$2.txt"\n'
-        for program, text in (("scontrol", scontrol), ("sacctmgr", "#!/bin/sh\necho lab\n")):
-            (self.tools / program).write_text(text)
-            (self.tools / program).chmod(0o700)
+        program(self.tools / "scontrol", 'cat "$(dirname "$0")/$2.txt"')
+        program(self.tools / "sacctmgr", "echo lab")
 
     def types(self, words):
         """(exit code, what was printed) of a command; each is run once."""
@@ -214,9 +208,8 @@ class Reader:
         *_, place, option, word = words
         assert words[1:3] == ("-m", "pytest") and option == "-k"
         files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).glob("test_*.py"))
-        file = next(
-            str(file) for file in files if len(files) == 1 or re.search(rf"def test_\w*{word}", file.read_text())
-        )
+        known = (each for each in files if len(files) == 1 or re.search(rf"def test_\w*{word}", each.read_text()))
+        file = str(next(known))
         return self._process([sys.executable, *words[1:3], "--collect-only", "--quiet", file, option, word], ROOT)
 
     def source(self, words):

@@ -72,9 +72,8 @@ def test_a_damaged_shard_is_named_and_made_again_as_the_message_says(measured):
 def test_a_bad_sample_stops_the_manifest_and_skipping_it_converts_nothing_again(measured):
     mine = image_folder(measured.folder / "mine")
     (mine / "train/cat/3.jpg").write_bytes(b"")
-    (measured.folder / "config/workloads/mine.yaml").write_text(
-        "task: classification\ndata: {source: {kind: files, location: ../../mine}}\ntraining: {steps: 1}\n"
-    )
+    text = "task: classification\ndata: {source: {kind: files, location: ../../mine}}\ntraining: {steps: 1}\n"
+    (measured.folder / "config/workloads/mine.yaml").write_text(text)
     accepted = (SETTINGS, SETTINGS.replace("shards: 2", "shards: 2, bad_samples: skip"))
     manifest = "results/data/mine/hdf5/manifest.json"
     measured.edit("config/config.yaml", "workloads: [drawn]", "workloads: [drawn, mine]")

@@ -42,13 +42,8 @@ def run(checkout, cwd, *arguments, before=()):
     """What Snakemake printed, called in a folder."""
     cwd.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(checkout.folder / "scripts"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "snakemake", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [*before, sys.executable, "-m", "snakemake", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]
     return output

@@ -13,9 +13,10 @@ from parascale import proof
 from parascale.files import read_json, read_json_lines
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
+from tests.made_up.project import REPOSITORY, table
 
 from ..own_environment import OLDEST, container, oldest_environment
-from .small_project import REPOSITORY, SmallProject
+from .small_project import SmallProject
 from .test_script import HELD, SCRIPT, WAIT, in_the_middle, launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -37,6 +38,7 @@ arguments: {steps: "{steps}", lr: 0.01, folder: "{work}"}
 steps: 200
 """
 HOW = ("own", "after", "boxed")
+HEADER = "run workload gpus_per_node dp"
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +64,8 @@ def finished(words, tmp_path_factory):
     )
     script = "import contextlib\n" + script.replace("import record", "import prove, record")
     (project.folder / "config/workloads/waves.py").write_text(script)
-    for name in HOW:
-        (project.folder / f"config/workloads/{name}.yaml").write_text(WORKLOAD + words[name])
-    rows = "".join(f"{name}-ddp\t{name}\t2\t2\n" for name in HOW)
-    (project.folder / "config/tiny.tsv").write_text(f"run\tworkload\tgpus_per_node\tdp\nown-single\town\t1\t1\n{rows}")
+    rows = "own-single own 1 1", *(f"{name}-ddp {name} 2 2" for name in HOW)
+    project.runs(table(HEADER, *rows), **{name: WORKLOAD + words[name] for name in HOW})
     for name, number in zip(HOW, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM), strict=True):
         strike_in_the_middle(project, f"{name}-ddp", number)
     project.snakemake()
@@ -105,10 +105,8 @@ def test_versions_are_those_that_it_ran_with(finished):
 
 
 def test_two_of_them_are_compared_by_our_prove(finished):
-    single, *others = (
-        finished.folder / f"results/runs/{name}/checkpoint/proof"
-        for name in ("own-single", *(f"{each}-ddp" for each in HOW))
-    )
+    names = "own-single", *(f"{each}-ddp" for each in HOW)
+    single, *others = (finished.folder / f"results/runs/{name}/checkpoint/proof" for name in names)
     for other in others:
         card = proof.compare(single, other)
         assert (card["verdict"], card["steps"]) == ("same", 3) and card["parallel"]["torch"].startswith(OLDEST), other
@@ -128,18 +126,14 @@ def test_a_probe_prices_it(finished):
 @pytest.mark.parametrize("how", HOW)
 def test_a_hang_there_is_named(how, words, tmp_path_factory):
     project = SmallProject(tmp_path_factory.mktemp("hangs"))
-    program, call = (
-        (REPOSITORY / "tests/distributed/silent_scripts.py").read_text(),
-        "train(sys.argv[1], float(sys.argv[2]))",
-    )
+    program = (REPOSITORY / "tests/distributed/silent_scripts.py").read_text()
+    call = "train(sys.argv[1], float(sys.argv[2]))"
     assert program.count(call) == 1
     (project.folder / "config/workloads/hangs.py").write_text(program.replace(call, 'train("sleeps", 0.0)'))
-    (project.folder / "config/workloads/hangs.yaml").write_text("task: script\ncommand: hangs.py\n" + words[how])
-    (project.folder / "config/tiny.tsv").write_text("run\tworkload\tgpus_per_node\tdp\nhangs\thangs\t2\t2\n")
+    project.runs(table(HEADER, "hangs hangs 2 2"), hangs="task: script\ncommand: hangs.py\n" + words[how])
     process = launch(project, "--run", "hangs", "--config", "timeout_seconds=20")
     process.communicate(timeout=600)
     (attempt,) = read_json_lines(project.folder / "work/runs/hangs/attempts.jsonl")
     assert (process.returncode, attempt["outcome"]) == (1, "failed")
-    assert re.match(r"rank 1 on \S+ did not join .*, where rank 0 on .*: idle at .* \(sleeps\)", attempt["cause"]), (
-        attempt
-    )
+    cause = r"rank 1 on \S+ did not join .*, where rank 0 on .*: idle at .* \(sleeps\)"
+    assert re.match(cause, attempt["cause"]), attempt

@@ -59,10 +59,8 @@ def project(tmp_path_factory):
     make_folder(project.folder / "llama", "Llama", vocab_size=size, eos_token_id=tokenizer.token_to_id("<|endoftext|>"))
     saved(project.folder / "llama", tokenizer, beside)
     write_tokens(project.folder / "tokens", tokenizer)
-    (workloads / "llama.yaml").write_text(LLAMA_WORKLOAD)
-    (workloads / "vit.yaml").write_text(VIT_WORKLOAD.replace("epochs: 2", "steps: 6"))
+    project.runs(RUNS, llama=LLAMA_WORKLOAD, vit=VIT_WORKLOAD.replace("epochs: 2", "steps: 6"))
     (workloads / "vit.py").write_text(VIT)
-    (project.folder / "config/tiny.tsv").write_text(RUNS)
     project.edit("config/config.yaml", "parity:", "checkpoints: {forms: [safetensors, transformers]}\nparity:")
     return project
 

@@ -11,9 +11,9 @@ import pytest
 
 from parascale.plan import calibrate
 from parascale.settings import load_project_file
+from tests.made_up.project import link_project
 
 from .programs import call
-from .small_project import link_project
 
 # Seconds that a calibration of this test knows of every run: a step, and start-up with the rest.
 STEP, BESIDE = 0.1, 100.0

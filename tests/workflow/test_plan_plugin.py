@@ -12,6 +12,8 @@ from snakemake.settings.enums import Quietness
 from parascale.plan.planner import Planner
 from parascale.plan.predict import worst_seconds
 from parascale.settings import load_project_file
+from tests.command import program
+from tests.made_up.project import table, write_files
 
 from .programs import call
 
@@ -37,7 +39,7 @@ QUIET = [
     ["all"],
     *(pytest.param(words, marks=pytest.mark.slow) for words in (OTHERS, [], *([word] for word in OTHERS))),
 ]
-HEADER = "run\tworkload\tnodes\tgpus_per_node\tdp\n"
+HEADER = "run workload nodes gpus_per_node dp"
 RUNS = {"single": (1, 1), "ddp-4": (1, 4), "ddp-8": (2, 4)}
 
 
@@ -60,13 +62,9 @@ def workflow(tmp_path):
 
 def write_project(folder, runs):
     """A Snakefile, a configuration and a run table of name → (nodes, GPUs on each)."""
-    (folder / "Snakefile").write_text(SNAKEFILE)
-    for place, text in (("sites/jureca.yaml", SITE), ("workloads/w.yaml", WORKLOAD)):
-        (folder / "config" / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "config" / place).write_text(text)
-    rows = [f"{name}\tw\t{nodes}\t{gpus}\t{nodes * gpus}\n" for name, (nodes, gpus) in runs.items()]
-    (folder / "config" / "runs.tsv").write_text(HEADER + "".join(rows))
-    (folder / "config.yaml").write_text("site: jureca\n")
+    rows = (f"{name} w {nodes} {gpus} {nodes * gpus}" for name, (nodes, gpus) in runs.items())
+    files = {"Snakefile": SNAKEFILE, "config.yaml": "site: jureca\n", "config/runs.tsv": table(HEADER, *rows)}
+    write_files(folder, files | {"config/sites/jureca.yaml": SITE, "config/workloads/w.yaml": WORKLOAD})
 
 
 def plan(folder):
@@ -175,12 +173,9 @@ def test_a_cluster_limits_only_what_is_sent_to_it(workflow):
     """On a login node with a default partition of ten minutes: `prepare` asks for thirty. A dry run knows where jobs would go."""
     site = workflow.folder / "config/sites/jureca.yaml"
     site.write_text("\n".join(line for line in SITE.splitlines() if "partitions" not in line))
-    (workflow.folder / "tools").mkdir()
-    scontrol = workflow.folder / "tools/scontrol"
-    scontrol.write_text("#!/bin/sh\necho PartitionName=devel Default=YES MaxTime=00:10:00\n")
-    scontrol.chmod(0o755)
+    tools = program(workflow.folder / "tools/scontrol", "echo PartitionName=devel Default=YES MaxTime=00:10:00")
     for arguments, refused in ((["--jobs", "3"], False), (["--jobs", "3", "--executor", "slurm"], True)):
-        code, text = workflow("-n", "-q", "rules", *arguments, tools=scontrol.parent)
+        code, text = workflow("-n", "-q", "rules", *arguments, tools=tools)
         assert code == 0 and ("prepare: asks for 0.5 h; partition devel of jureca" in text) == refused, text
         assert plan(workflow.folder)["capacity_is_cores"] == (not refused)
 

@@ -129,9 +129,8 @@ def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
     project.snakemake("single_gpu")
     assert json.loads((tmp_path / "results/runs/single/run.json").read_text())["prediction"]["basis"] == "probe"
     project.snakemake("-n", "ddp")
-    (job,) = [
-        job for job in json.loads((tmp_path / "results/plan/plan.json").read_text())["jobs"] if job["run"] == "ddp"
-    ]
+    jobs = json.loads((tmp_path / "results/plan/plan.json").read_text())["jobs"]
+    (job,) = (job for job in jobs if job["run"] == "ddp")
     assert job["basis"] == "probe" and job["hours_expected"] > 0
 
 

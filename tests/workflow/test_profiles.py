@@ -15,10 +15,11 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
+from tests.made_up.project import REPOSITORY, link_project
 from tests.pace import processor_seconds, starts
 
 from .programs import call
-from .small_project import REPOSITORY, SmallProject, link_project
+from .small_project import SmallProject
 from .test_targets import jobs_in
 
 PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")
@@ -45,13 +46,8 @@ SUBMITTED = {
     ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:4"},
 }
 # SMT is on, and JSC advises against it (https://apps.fz-juelich.de/jsc/hps/jusuf/cluster/affinity.html, on Slurm 22.05).
-EVERY_JOB = {
-    "partition": "dc-gpu",
-    "--cpus-per-task": "128",
-    "--threads-per-core": "1",
-    "--signal": "TERM@120",
-    "--requeue": "",
-}
+EVERY_JOB = {"partition": "dc-gpu", "--cpus-per-task": "128", "--threads-per-core": "1"}
+EVERY_JOB |= {"--signal": "TERM@120", "--requeue": ""}
 # What every job has, whatever it asks for: names, files, environment; and the time, which is the plan's.
 INCIDENTAL = {"--parsable", "--job-name", "--output", "--export", "--comment", "-t"}
 
@@ -161,11 +157,8 @@ def sbatch_options(resources):
 
 def test_the_rules_jobs_are_submitted_to_jureca_as_its_documentation_asks(plan):
     """The same table is held against the accounting of a real Slurm, for a rule made for it (tests/slurm)."""
-    jobs = {
-        (name, values["wildcards"]): values["resources"]
-        for name, values in jobs_in(plan("jureca", "--printshellcmds")[1])
-        if "wildcards" in values
-    }
+    found = jobs_in(plan("jureca", "--printshellcmds")[1])
+    jobs = {(name, each["wildcards"]): each["resources"] for name, each in found if "wildcards" in each}
     for job, expected in SUBMITTED.items():
         assert sbatch_options(jobs[job]) == {**EVERY_JOB, **expected}, job
 

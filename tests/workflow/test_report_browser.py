@@ -14,13 +14,10 @@ import pytest
 from parascale.files import write_text
 from parascale.report import render_page
 from parascale.report.parts import PARTS
-from tests.unit.fake_everything import CLASSIFIER, SUMMARISER, TEXT
-from tests.unit.fake_results import ddp, fake, matrix, report_of
+from tests.made_up.everything import CLASSIFIER, SUMMARISER, TEXT
+from tests.made_up.results import ddp, fake, matrix, report_of
 
-SCREENS, PAPERS = (
-    (390, 1024, 1440),
-    (1032, 794),
-)  # of A4, 273 mm between margins are 1,032 CSS pixels, its short side 794
+SCREENS, PAPERS = (390, 1024, 1440), (1032, 794)  # of A4: 273 mm between margins in CSS pixels, and its short side
 # What must not be seen: (widths where it is looked for, script that returns how many were looked at and which are wrong).
 # `width` is that of the page; `all(selector)` and `box(element)` are what they say.
 WRONG = {
@@ -88,16 +85,10 @@ def test_the_page_asks_for_nothing_and_says_nothing_on_the_console(browser, page
 
 
 # (page, table, heading): text, numbers, and numbers with a unit of each cell's own.
-SORTED = [
-    ("report", "runs-lm-small", "Layout"),
-    ("report", "runs-lm-small", "Training"),
-    ("report", "parity-table", "Verdict"),
-    ("report", "parity-table", "Loss difference, nats"),
-    ("report", "quality-table-2", "ROUGE-1"),
-    ("report", "checkpoints-table", "Time"),
-    ("job", "operators-table", "Calls"),
-    ("job", "usage-table", "Metric"),
-]
+SORTED = [("report", "runs-lm-small", "Layout"), ("report", "runs-lm-small", "Training")]
+SORTED += [("report", "parity-table", "Verdict"), ("report", "parity-table", "Loss difference, nats")]
+SORTED += [("report", "quality-table-2", "ROUGE-1"), ("report", "checkpoints-table", "Time")]
+SORTED += [("job", "operators-table", "Calls"), ("job", "usage-table", "Metric")]
 CLICK = """const [name, heading] = arguments, table = document.getElementById(name), heads = [...table.tHead.rows[0].cells];
 const column = heads.findIndex(cell => cell.textContent === heading), rows = [...table.tBodies[0].rows];
 heads[column].querySelector('button').click();
@@ -195,11 +186,10 @@ def test_the_report_leads_to_the_page_of_a_job(browser, pages):
 def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
     """The page follows the reader's theme, and paper stays white."""
     browser.show(page, 1440, dark)
-    assert browser.run("return getComputedStyle(document.body).backgroundColor") == (
-        "rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)"
-    )
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.run(colour) == ("rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)")
     browser.show(page, 1440, dark, media="print")
-    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run(colour) == "rgb(255, 255, 255)"
 
 
 def test_names_stay_while_a_table_scrolls_on_a_telephone(browser, pages):
@@ -228,11 +218,9 @@ def test_results_and_reasons_are_seen_on_a_telephone(browser, pages):
 
 def test_a_report_of_ten_runs_opens_on_few_screens_and_is_printed_on_at_most_nine_pages(browser, tmp_path):
     """Three workloads on A4, as paper has it."""
-    sums, images = (
-        {"train": train, "baseline": f"{name}-single"} for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER))
-    )
     fakes = [entry for entry in matrix(TEXT) if entry.run.run not in ("naive", "waste", "local-sgd")]
-    for name, options in (("sum", sums), ("img", images)):
+    for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER)):
+        options = {"train": train, "baseline": f"{name}-single"}
         fakes += [fake(f"{name}-single", verdict="baseline", **options), ddp(f"{name}-ddp", **options)]
     page = tmp_path / "index.html"
     write_text(page, render_page(report_of(tmp_path, *fakes)))

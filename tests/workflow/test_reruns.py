@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from parascale import numerics, provenance
+from tests.made_up.project import REPOSITORY
 
 from .dry_runs import Edit, FinishedProject, cell, setting, text
 from .edits import CODE, DECIDES, DECIDES_NOTHING, LM, NEW_SETTINGS, RUNS, row, version
 from .finished import FILES, RESULTS, TARGETS
-from .small_project import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +147,7 @@ def test_a_new_setting_that_says_what_was_before_it_makes_nothing_stale(project)
         for file, place in NEW_SETTINGS:
             line = '    novelty: int = option("what was not there", default=0, before=0)\n'
             edits.enter_context(text(f"{CODE}/settings/{file}.py", place, line + place).in_place(project))
-        done = subprocess.run(
-            [sys.executable, "-c", program, project.folder],
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(project.folder / "scripts")},
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-c", program, project.folder]
+        environment = {**os.environ, "PYTHONPATH": str(project.folder / "scripts")}
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr[-2000:]

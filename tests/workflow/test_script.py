@@ -16,8 +16,9 @@ from parascale.commands.plan import describe
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 from tests.command import COMMAND
+from tests.made_up.project import REPOSITORY
 
-from .small_project import REPOSITORY, SmallProject
+from .small_project import SmallProject
 
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "docs/own-script.md").read_text("utf-8"), re.DOTALL)
 SCRIPT, WORKLOAD, ROWS = (dict(reversed(BLOCKS))[kind] for kind in ("python", "yaml", "tsv"))

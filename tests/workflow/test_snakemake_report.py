@@ -13,11 +13,12 @@ import pytest
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json
 from parascale.report.figures import FIGURES
-from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_everything import LOADERS, READINGS, proof, write_transfers
-from tests.unit.fake_results import ddp, fake, write_results
+from tests.made_up.devices import gpu_lines, write_devices
+from tests.made_up.everything import LOADERS, READINGS, proof, write_transfers
+from tests.made_up.project import REPOSITORY
+from tests.made_up.results import ddp, fake, write_results
 
-from .small_project import REPOSITORY, SmallProject
+from .small_project import SmallProject
 
 ONLY = ("--allowed-rules", "job_report", "comparison_report", "report", "all")
 PAGE = "results/report/index.html"

@@ -2,8 +2,9 @@
 
 import re
 
+from tests.made_up.project import link_project
+
 from .programs import call
-from .small_project import link_project
 
 # Target → what it stands for in config/runs-strategies.tsv: run → rule that trains it.
 TARGETS = {

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.made_up.results import write_lines
 from tests.unit.page_cells import Cells
 from tests.unit.pretrained_folders import make_t5
 
@@ -48,16 +49,14 @@ def write_pairs(project):
         documents = [" ".join(f"w{words.randrange(30)}" for _ in range(10)) for _ in range(count)]
         rows = [{"document": each, "summary": " ".join(each.split()[:3])} for each in documents]
         rows.append({"document": "no summary"})
-        (project.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(project.folder / f"text/{split}.jsonl", rows)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     project = SmallProject(tmp_path_factory.mktemp("tasks"))
     write_pairs(project)
-    for name, text in WORKLOADS.items():
-        (project.folder / f"config/workloads/{name}.yaml").write_text(text)
-    (project.folder / "config/tiny.tsv").write_text(RUNS)
+    project.runs(RUNS, **WORKLOADS)
     project.edit("config/config.yaml", "parity:", "summaries: {beams: 2, examples: 1}\nparity:")
     project.edit("config/config.yaml", "formats: {tokens: [arrow]}", "formats: {images: [binary]}")
     project.edit(
@@ -72,10 +71,9 @@ def finished(tmp_path_factory):
 def test_every_run_is_done_and_its_figures_are_in_the_report(finished):
     results = finished.folder / "results"
     rows = {row["run"]: row for row in csv.DictReader((results / "report/summary.csv").open())}
-    assert {name: (row["status"], row["parity"], row["work_unit"]) for name, row in rows.items()} == {
-        "texts-single": ("done", "baseline", "tokens"),
-        "pictures-single": ("done", "baseline", "images"),
-    }
+    found = {name: (row["status"], row["parity"], row["work_unit"]) for name, row in rows.items()}
+    units = {"texts-single": "tokens", "pictures-single": "images"}
+    assert found == {name: ("done", "baseline", unit) for name, unit in units.items()}
     assert int(rows["pictures-single"]["work"]) == 2 * 40
     rouge = json.loads((results / "summaries/texts-single.json").read_text())["beam"]
     summary = json.loads((results / "runs/pictures-single/summary.json").read_text())
@@ -130,8 +128,7 @@ def test_a_pretrained_model_is_fine_tuned_and_changes_of_its_folder_are_seen(tmp
     project = SmallProject(tmp_path)
     model = make_t5(tmp_path / "models/t5")
     write_pairs(project)
-    (tmp_path / "config/workloads/tuned.yaml").write_text(TUNED)
-    (tmp_path / "config/tiny.tsv").write_text("run\tworkload\ntuned\ttuned\n")
+    project.runs("run\tworkload\ntuned\ttuned\n", tuned=TUNED)
     target = "results/summaries/tuned.json"
     project.snakemake(target)
     rouge = json.loads((tmp_path / target).read_text())

@@ -25,11 +25,10 @@ from parascale.settings import load_project_file
 from snakemake_logger_plugin_parascale.handler import LogHandler, follow, plan_of
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
-from tests.unit.test_plan_budget import jobs, project
+from tests.made_up.project import jobs, link_project, project
 from tests.unit.test_watch import under_way
 
 from .dry_runs import FinishedProject
-from .small_project import link_project
 
 GIVEN = {"dryrun": False, "stdout": True, "quiet": set(), "debug_dag": False, "printshellcmds": False, "verbose": False}
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -1,7 +1,14 @@
-"""An executor of Slurm jobs that submits nothing, and jobs for it."""
+"""The made-up cluster: what `scontrol` prints elsewhere (SHARED, AMD, SMALL, RECORDED, PARTITIONS), and an executor that submits nothing
+(`executor_in`), with jobs for it (`job_of`, `data_job`). Programs that answer in place of Slurm's: `program` of tests/command.py.
+
+SHARED, AMD and SMALL are composed: (nodes, partitions, configuration), whose lines have the fields of Slurm 22.05 to 24.05 in their order,
+with long ones left out, and made-up names. RECORDED has what real clusters printed: where it is published → (nodes, partitions), a line
+each, empty where only nodes are; some fields that a survey does not read are left out. PARTITIONS: partitions alone, of two more clusters.
+"""
 
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 from snakemake_executor_plugin_slurm import Executor
@@ -11,6 +18,22 @@ from parascale.paths import Paths
 from parascale_slurm_executor import RootExecutor
 from parascale_slurm_executor.endings import Signs
 from parascale_slurm_executor.jobs import Pauses, Queued
+from tests import golden
+
+BLOCKS = {
+    name: "".join(f"{line}\n" for line in text.split("\n") if not line.startswith("# "))
+    for name, text in golden.read(Path(__file__).parents[1] / "unit/recorded/clusters.txt").items()
+}
+SHARED, AMD, SMALL = (
+    tuple(BLOCKS[f"{name}, {part}"] for part in ("nodes", "partitions", "configuration"))
+    for name in ("shared", "amd", "small")
+)
+PLACES = [name.removesuffix("; nodes") for name in BLOCKS if name.endswith("; nodes")]
+RECORDED = {
+    place.removeprefix("recorded: "): (BLOCKS[f"{place}; nodes"], BLOCKS.get(f"{place}; partitions", ""))
+    for place in PLACES
+}
+PARTITIONS = {name: BLOCKS[f"partitions of {name}"] for name in ("seawulf", "aris")}
 
 
 class Names(SimpleNamespace):

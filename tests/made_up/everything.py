@@ -5,8 +5,8 @@ import contextlib
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json, write_text
 from tests.command import call
-from tests.unit.fake_results import CLUSTER, ddp, edited, fake, matrix, workload, write_results
-from tests.workflow.small_project import link_project
+from tests.made_up.project import link_project
+from tests.made_up.results import CLUSTER, ddp, edited, fake, matrix, workload, write_results
 
 TEXT = workload(data={"dataset": "prose"})
 SUMMARISER = workload("summary-small", "summarisation", {"dataset": "xsum"}, summary_window=24)
@@ -26,9 +26,9 @@ LOADERS = {
     "unit": "images",
     "format": "hdf5",
     "advice": "Take hdf5: because.",
-    "ceilings": {"preadv": 9.0e9, "memcpy": 2.0e9, "filesystem": "ext4"},
-    "machine": {"cpu": "AMD EPYC 7742", "cores": 128},
 }
+LOADERS |= {"ceilings": {"preadv": 9.0e9, "memcpy": 2.0e9, "filesystem": "ext4"}}
+LOADERS |= {"machine": {"cpu": "AMD EPYC 7742", "cores": 128}}
 
 
 def reading(name, access, rate, io="pread", cache="warm", decoder=None, workers=0):
@@ -58,15 +58,9 @@ TRANSFERS = [
     ("all_reduce", "dp", 1, 2, 1024, 1e-5, 0.1024, 0.1024),
 ]
 SCORES = {"rouge1": 0.31, "rouge2": 0.12, "rougeL": 0.28}
-SUMMARIES = {
-    "documents": 262,
-    "beam": SCORES,
-    "greedy": {**SCORES, "rouge1": 0.29},
-    "lead": {"rouge1": 0.18, "rouge2": 0.08, "rougeL": 0.17},
-    "lead_words": 9,
-    "beams": 4,
-    "examples": [{"document": "a <long> text", "reference": "text", "summary": "long text"}],
-}
+SUMMARIES = {"documents": 262, "beam": SCORES, "greedy": {**SCORES, "rouge1": 0.29}, "lead_words": 9, "beams": 4}
+SUMMARIES |= {"lead": {"rouge1": 0.18, "rouge2": 0.08, "rougeL": 0.17}}
+SUMMARIES |= {"examples": [{"document": "a <long> text", "reference": "text", "summary": "long text"}]}
 FORM = {"bytes": 3_000_000, "seconds": 0.5, "peak_memory_bytes": 12 << 20, "identical": True, "optimizer": False}
 
 

@@ -1,34 +1,31 @@
-"""Made-up records in the true schema, for tests of the report. The trainings' own code computes their summaries from them."""
+"""The made-up results, in the true schema: records of runs (`fake`, `ddp`, `matrix`, `write_results`, `report_of`), whose summaries the
+trainings' own code computes, what a finished training leaves (`fill`), and what plans learn from one (`observed`)."""
 
 import dataclasses
 import json
 import math
+import os
 import random
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.files import read_json, read_json_lines, write_json, write_text
+from parascale.plan.calibrate import Observation
 from parascale.report import build_report, load_records
 from parascale.settings import Layout, Run, Site, Workload, make
 from parascale.train.record import summarise
 
 SITE = Site("local", title="A test machine", cores_per_node=8)
-CLUSTER = Site(
-    "cluster",
-    device="cuda",
-    gpu="A100",
-    cores_per_node=128,
-    gpus_per_node=4,
-    gpu_memory_gb=40.0,
-    host_memory_gb=512.0,
-    peak_tflops={"fp32": 19.5, "bf16": 312.0},
-)
+GPUS = {"device": "cuda", "gpu": "A100", "gpus_per_node": 4, "gpu_memory_gb": 40.0}
+GPUS |= {"cores_per_node": 128, "host_memory_gb": 512.0, "peak_tflops": {"fp32": 19.5, "bf16": 312.0}}
+CLUSTER = Site("cluster", **GPUS)
 START = "2026-01-02T03:04:05+00:00"
 TOLERANCES = {"loss": 5e-6, "grad_norm": 1e-5, "weights": 1e-4}
+REASONS = {"different": "the loss leaves its tolerance"}
+REASONS |= {"not comparable": "local SGD averages parameters, not gradients"}
 SHARES = {"data": 0.04, "forward": 0.3, "backward": 0.5, "communication": 0.08, "optimizer": 0.06, "other": 0.01}
-
-
 SIZES = {"language_model": {"window": 64}, "summarisation": {"window": 64}, "classification": {"image_size": 32}}
 
 
@@ -87,7 +84,7 @@ def report_of(root, *fakes, steps=None, summaries=None, runs=None):
         path = folders[0] / "runs" / name / "steps.jsonl"
         lines = list(read_json_lines(path))
         change(lines)
-        write_text(path, _lines(lines))
+        write_lines(path, lines)
         edited(path.with_name("summary.json"), seconds=sum(line["seconds"]["total"] for line in lines))
     for file, changed in (("summary.json", summaries), ("run.json", runs)):
         for name, values in (changed or {}).items():
@@ -127,12 +124,12 @@ def write_run(root, entry):
     lines = steps_of(entry)
     folder = root / ("results" if done else "work") / "runs" / name
     write_json(folder / "run.json", _run_json(entry, lines))
-    write_text(folder / "steps.jsonl", _lines(lines))
+    write_lines(folder / "steps.jsonl", lines)
     if done:
         facts = _facts(entry, lines)
         write_json(folder / "summary.json", summarise(entry.run, entry.site, lines, [_attempt(entry, lines)], facts))
     else:
-        write_text(folder / "attempts.jsonl", _lines([_attempt(entry, lines)]))
+        write_lines(folder / "attempts.jsonl", [_attempt(entry, lines)])
     if done and entry.verdict:
         _write_parity(root / "results" / "parity" / name, entry)
 
@@ -165,31 +162,13 @@ def _step(entry, step, count, loss_noise, time_noise):
 
 
 def _run_json(entry, lines):
-    run = entry.run
-    return {
-        "schema_version": 1,
-        "run": run.run,
-        "strategy": run.strategy,
-        "settings": dataclasses.asdict(run),
-        "site": dataclasses.asdict(entry.site),
-        "global_batch": run.global_batch,
-        "parameters": 1_234_567,
-        "vocabulary": 8_192,
-        "code_digest": "0123456789abcdef" * 4,
-        "git_commit": "feedc0de" * 5,
-        "versions": {"python": "3.11.2", "torch": "2.13.0", "cuda": None},
-        "hosts": ["node1"],
-        "machines": [_machine(entry.site)],
-        "job_ids": [],
-        "attempts": [_attempt(entry, lines)],
-        "prediction": {
-            "basis": "formula",
-            "seconds": 100.0,
-            "memory_bytes": 10**9,
-            "core_hours": 0.5,
-            "flops_per_token": 7.4e6,
-        },
-    }
+    run, prediction = entry.run, {"basis": "formula", "seconds": 100.0, "memory_bytes": 10**9, "core_hours": 0.5}
+    described = {"schema_version": 1, "run": run.run, "strategy": run.strategy, "settings": dataclasses.asdict(run)}
+    described |= {"site": dataclasses.asdict(entry.site), "global_batch": run.global_batch, "parameters": 1_234_567}
+    described |= {"vocabulary": 8_192, "code_digest": "0123456789abcdef" * 4, "git_commit": "feedc0de" * 5}
+    described |= {"versions": {"python": "3.11.2", "torch": "2.13.0", "cuda": None}, "hosts": ["node1"]}
+    described |= {"machines": [_machine(entry.site)], "job_ids": [], "attempts": [_attempt(entry, lines)]}
+    return described | {"prediction": prediction | {"flops_per_token": 7.4e6}}
 
 
 def _machine(site):
@@ -212,17 +191,10 @@ def _attempt(entry, lines):
     outcome = {"done": "finished", "running": None}.get(entry.status, entry.status)
     seconds = 4 + math.fsum(line["seconds"]["total"] + line.get("evaluation_seconds", 0) for line in lines)
     end = datetime.fromisoformat(START) + timedelta(seconds=seconds)
-    return {
-        "start": START,
-        "started": datetime.fromisoformat(START).timestamp(),
-        "end": None if outcome is None else end.isoformat(timespec="milliseconds"),
-        "seconds": None if outcome is None else seconds,
-        "first_step": 1,
-        "last_step": len(lines),
-        "outcome": outcome,
-        "job_id": None,
-        "hosts": ["node1"],
-    }
+    attempt = {"start": START, "started": datetime.fromisoformat(START).timestamp(), "end": None, "seconds": None}
+    attempt |= {"end": end.isoformat(timespec="milliseconds"), "seconds": seconds} if outcome else {}
+    attempt |= {"first_step": 1, "last_step": len(lines), "outcome": outcome}
+    return attempt | {"job_id": None, "hosts": ["node1"]}
 
 
 def _facts(entry, lines):
@@ -230,19 +202,13 @@ def _facts(entry, lines):
     evaluated = [(line["validation_loss"], line["step"]) for line in lines if "validation_loss" in line]
     seconds = {name: math.fsum(line["seconds"].get(name, 0) for line in lines) for name in ("bubble", "total")}
     sampled = entry.site.device == "cuda"
-    return {
-        "validation_loss": evaluated[-1][0],
-        "best_validation_loss": min(evaluated)[0],
-        "best_step": min(evaluated)[1],
-        "test_loss": evaluated[-1][0] + 0.02,
-        "evaluated_tokens": {"validation": 20_000, "test": 22_000},
-        "parameters": 1_234_567,
-        "peak_memory_bytes": max(line["memory_bytes"] for line in lines),
-        "memory": _memory(entry),
-        "bubble_measured": seconds["bubble"] / seconds["total"] if "bubble" in entry.shares else None,
-        "energy_joules": 250.0 * seconds["total"] if sampled else None,
-        "gpu_utilisation": 0.81 if sampled else None,
-    }
+    (loss, _), (best, best_step) = evaluated[-1], min(evaluated)
+    facts = {"validation_loss": loss, "best_validation_loss": best, "best_step": best_step, "test_loss": loss + 0.02}
+    facts |= {"evaluated_tokens": {"validation": 20_000, "test": 22_000}, "parameters": 1_234_567}
+    facts |= {"peak_memory_bytes": max(line["memory_bytes"] for line in lines), "memory": _memory(entry)}
+    facts |= {"bubble_measured": seconds["bubble"] / seconds["total"] if "bubble" in entry.shares else None}
+    facts |= {"energy_joules": 250.0 * seconds["total"] if sampled else None}
+    return facts | {"gpu_utilisation": 0.81 if sampled else None}
 
 
 def _write_parity(folder, entry):
@@ -250,27 +216,36 @@ def _write_parity(folder, entry):
     lines = [{"step": step, "loss": 9 - 0.1 * step, "grad_norm": 1.0} for step in range(1, 21)]
     lines[9]["loss"] += entry.loss_shift
     judged = entry.verdict in ("same", "different")
-    write_text(folder / "steps.jsonl", _lines(lines))
-    verdict = {
-        "schema_version": 1,
-        "run": entry.run.run,
-        "baseline": entry.run.baseline,
-        "verdict": entry.verdict,
-        "reason": {
-            "not comparable": "local SGD averages parameters, not gradients",
-            "different": "the loss leaves its tolerance",
-        }.get(entry.verdict),
-        "steps": 20,
-        "precision": "fp32",
-        "loss_difference": abs(lines[9]["loss"] - 8.0) if judged else None,
-        "grad_norm_difference": 4 * entry.loss_shift if judged else None,
-        "weight_difference": 9 * entry.loss_shift if judged else None,
-        "worst_tensor": "blocks.0.attention.out.weight" if judged else None,
-        "first_step_outside": 10 if entry.verdict == "different" else None,
-        "tolerances": TOLERANCES,
-    }
+    write_lines(folder / "steps.jsonl", lines)
+    verdict = {"schema_version": 1, "run": entry.run.run, "baseline": entry.run.baseline, "verdict": entry.verdict}
+    verdict |= {"reason": REASONS.get(entry.verdict), "steps": 20, "precision": "fp32", "tolerances": TOLERANCES}
+    found = {"loss_difference": abs(lines[9]["loss"] - 8.0), "grad_norm_difference": 4 * entry.loss_shift}
+    found |= {"weight_difference": 9 * entry.loss_shift, "worst_tensor": "blocks.0.attention.out.weight"}
+    verdict |= found if judged else dict.fromkeys(found)
+    verdict |= {"first_step_outside": 10 if entry.verdict == "different" else None}
     write_json(folder / "verdict.json", verdict)
 
 
-def _lines(values):
-    return "".join(json.dumps(value) + "\n" for value in values)
+def write_lines(path, values):
+    """Write values as lines of JSON."""
+    write_text(Path(path), "".join(json.dumps(value) + "\n" for value in values))
+
+
+KEY = "a" * 64
+
+
+def fill(folder, run, key=KEY):
+    """What a finished training leaves."""
+    for tree in ("checkpoint", "best"):
+        (folder / tree).mkdir(parents=True)
+        (folder / tree / "weights").write_bytes(os.urandom(100))
+        write_manifest(folder / tree, {"step": 3}, describe_files(folder / tree, ["weights"]))
+    write_text(folder / "wandb/curves", key)
+    write_text(folder / "steps.jsonl", "{}\n")
+    write_json(folder / "run.json", {"run": run.run, "key": key, "settings": dataclasses.asdict(run)})
+    write_json(folder / "summary.json", {"run": run.run, "workload": run.workload.name, "core_hours": 2.5})
+
+
+def observed(run, step_seconds=0.5, vocabulary=5000, phases=None, source="run", **known):
+    """The Observation of a run, or of a probe, whose steps took so long."""
+    return Observation(source, run.run, dataclasses.asdict(run), vocabulary, step_seconds, phases or {}, **known)
