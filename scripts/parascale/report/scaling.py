@@ -26,7 +26,7 @@ from parascale.telemetry import read_samples, sample_files
 
 ENOUGH = 0.75  # the efficiency that forms ask for
 # Parts of a step's time → phases of the record: all of them.
-SHARES = {"compute": ("forward", "backward")}
+SHARES: dict[str, tuple[str, ...]] = {"compute": ("forward", "backward")}
 SHARES |= {name: (name,) for name in ("communication", "data", "bubble", "optimizer", "other")}
 # What a plan rests on, and what says a charge, in plain words.
 RESTS = {"formula": "formulas alone", "fit": "other runs on this machine", "probe": "runs of this workload"}
@@ -90,11 +90,11 @@ def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, R
     for points in grouped(ladders.points, lambda point: point.runs[0].run).values():
         names = [run.run for run in points[0].runs]
         said, known = [plans[name] for name in names], [charges.get(name, {}) for name in names]
-        prices = (total(_price(plan, end) for plan in said) for end in ("wall_seconds", "wall_low", "wall_high"))
+        planned, low, high = (total(_price(plan, f"wall_{end}") for plan in said) for end in ("seconds", "low", "high"))
         charged = total(each.get("core_hours_charged") for each in known)
         words = [each.get("basis") for each in said], [each.get("source") for each in known]
-        plain = (", ".join(dict.fromkeys(RESTS[word] for word in each if word)) for each in words)
-        found.append(Cost(points[0], *prices, charged, *plain))
+        basis, source = (", ".join(dict.fromkeys(RESTS[word] for word in each if word)) for each in words)
+        found.append(Cost(points[0], planned, low, high, charged, basis, source))
     return found
 
 
@@ -166,7 +166,8 @@ def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
     seconds = phases.pop("total")
     work = sum(line[unit] for line in lines) if all(unit in line for line in lines) else None
     ends = [*itertools.accumulate(line["seconds"]["total"] for line in lines)]
-    curve = Curve([line["step"] for line in lines], [], ends, (), dict(phases))
+    columns: Any = {"steps": [line["step"] for line in lines], "losses": [], "seconds": ends}
+    curve = Curve(**columns, evaluations=(), phases=dict(phases))
     counted = {"steps": len(lines), "seconds": seconds, "work": work, "phases": dict(phases)}
     return replace(record, curve=curve, summary=replace(record.summary, rate=work and work / seconds, **counted))
 
@@ -228,7 +229,7 @@ def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
 
 def _as_kind(kind: str, record: RunRecord) -> RunRecord:
     """A record whose run says how its batch came about, as comparisons ask for."""
-    run = replace(record.run, scaling=kind or "strong")
+    run: Any = replace(record.run, scaling="weak" if kind == "weak" else "strong")
     if kind == "weak" and not run.workload.is_script:
         training = run.workload.training
         training = replace(training, global_batch=training.global_batch // run.layout.data_parallel)
@@ -254,9 +255,9 @@ def _ladder(
                 sizes = f"{rows[-1]['gpus']} and {plural(point.gpus, head.gpu_word)}"
                 notes.append(f"{kind}, {sizes}: the ranges of the speed-up overlap, so no gain is measured.")
         rows.append(row)
-    sizes, cores = [member.first.gpus for member in members], [held_cores(member.first) for member in members]
-    if head.site.device == "cpu" and any(c * sizes[0] < n * cores[0] for n, c in zip(sizes, cores, strict=True)):
-        said = (", ".join(map(str, each)) for each in (sizes, cores))
+    gpus, cores = [member.first.gpus for member in members], [held_cores(member.first) for member in members]
+    if head.site.device == "cpu" and any(c * gpus[0] < n * cores[0] for n, c in zip(gpus, cores, strict=True)):
+        said = (", ".join(map(str, each)) for each in (gpus, cores))
         notes.append("{} processes compute with {} cores: efficiency counts processes.".format(*said))
     return rows
 
