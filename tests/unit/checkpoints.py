@@ -15,7 +15,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.run import Run
 
 VOCABULARY, WINDOW = 101, 16
-ALONE = SimpleNamespace(devices=None, host_group=None, rank=0, world_size=1)
+ALONE = SimpleNamespace(devices=None, host_group=None, rank=0, world_size=1, layout=Layout())
 
 
 def make_run(model=None):

@@ -108,7 +108,7 @@ def swapped(folder):
         (flip, r"shards/1/train\.bin is damaged: its sha256 differs"),
         (lambda folder: (folder / "test.bin").unlink(), r"shards/1/test\.bin is missing"),
         (shutil.rmtree, "shards/1: no prepared data here"),
-        (swapped, "shards/1: made of other text or settings"),
+        (swapped, "shards/1: made from other text or settings"),
     ],
 )
 def test_a_damaged_shard_is_named_and_made_again_alone(damage, message, encoded, tmp_path):
@@ -124,7 +124,7 @@ def test_a_damaged_shard_is_named_and_made_again_alone(damage, message, encoded,
 def test_shards_of_other_settings_or_of_another_number_are_not_joined(encoded, tmp_path):
     raw, folders, work, text = encoded
     for given, settings in ((folders, dataclasses.replace(text, prefix="a")), (folders[:1], text)):
-        with pytest.raises(DataError, match="shards/0: made of other text or settings"):
+        with pytest.raises(DataError, match="shards/0: made from other text or settings"):
             join(raw, given, work, settings, tmp_path / "flat")
 
 

@@ -80,9 +80,9 @@ def test_a_part_of_a_split_can_be_taken(site, tmp_path):
     ("change", "error", "message"),
     [
         ({"archive": packed({"7": ARTICLES["7"]})}, DataError, "lacks 5 of the articles.*such as 12"),
-        ({"archive": packed(ARTICLES)[:-300]}, DataError, "not whole|lacks"),
-        ({"archive": b"no archive at all"}, DataError, "not whole"),
-        ({"archive": packed(ARTICLES).replace(b"\x1f\x8b", b"\x1f\x8c", 1)}, DataError, "not whole"),
+        ({"archive": packed(ARTICLES)[:-300]}, DataError, "incomplete|lacks"),
+        ({"archive": b"no archive at all"}, DataError, "incomplete"),
+        ({"archive": packed(ARTICLES).replace(b"\x1f\x8b", b"\x1f\x8c", 1)}, DataError, "incomplete"),
         ({"archive": packed({"7": b"hello"})}, DataError, "article 7 of the archive has no section RESTBODY"),
         ({"archive": packed({"7": b"[SN]RESTBODY[SN]\nCaf\xe9"})}, DataError, "article 7 of the archive is not UTF-8"),
         ({"listed": b"[1, 2"}, DataError, "list of articles is no JSON"),

@@ -179,7 +179,7 @@ class LanguageTraining(Training):
 
     def require_ends(self, folder: Path, splits: Any) -> None:
         """Raise DataError where documents are to be separate, and a split of prepared data, by its manifest's `splits`, has no end of any."""
-        without = [split for split, counts in splits.items() if not counts["documents"]]
+        without = [split for split, counts in splits.items() if counts.get("documents") == 0]
         if self.documents == "separate" and without:
             raise DataError(
                 f"{folder}: `training.documents: separate`, but no token of the split `{without[0]}` ends a document: name the tokenizer "
