@@ -301,7 +301,9 @@ class StepComparison:
             for dim, size in enumerate(shape if own.dim() == len(shape) else ()):
                 if size < own.shape[dim]:  # a plain shard: they follow each other in the order of the ranks
                     if dim == own.dim() - 1 and key in part.uneven:
-                        raise DataError(f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns")
+                        raise DataError(
+                            f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns: take less"
+                        )
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
                     filled[turn] = (filled[turn] + size) % whole.shape[dim]

@@ -93,7 +93,7 @@ class View:
         """Work left, in words: beside the bar, or a line of its own from time to time and at the end."""
         if self.bar:
             # Without what a line of a log says of queues: there is room for one line.
-            self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
+            self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", plus queues")[0])
         elif text != self.left_line and (last or time.time() - self.left_at >= LEFT_SECONDS):
             self.left_line, self.left_at = text, time.time()
             self.say(text)

@@ -87,7 +87,7 @@ def test_each_setting_of_a_file_refuses_another_type_keeps_its_bounds_and_decide
 
 # Read by names that code puts together: the module that does.
 READ_BY_NAME = {"data.expected.train_tokens": "data/text.py"}
-READ_BY_NAME |= dict.fromkeys(("data.images.validation", "data.images.test"), "data/drawing.py")
+READ_BY_NAME |= dict.fromkeys(("data.images.validation", "data.images.test"), "data/image_download.py")
 
 
 def test_every_setting_is_read_somewhere():

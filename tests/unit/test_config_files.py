@@ -51,6 +51,7 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        ("run workload nodez\na small 1\n", "unknown column `nodez`; did you mean `nodes`"),
         ("run workload global_batch\na small 8\n", "unknown column `global_batch`: `training.global_batch` of"),
         (f"run workload\n{'a' * 101} small\n", "must be at most 100 letters"),
         ("run workload dp dp\na small 1 1\n", "column `dp` appears twice"),
@@ -283,6 +284,7 @@ def test_images_are_data_of_classifications_trained_or_only_measured(project):
         (b"training: {steps: 0100}", "line 1, column 19: not valid YAML: `0100` is octal for 64"),
         (b"title: -0_17", "`-0_17` is octal for -15: .*text in quotes"),
         (b"precision: fp64", "line 1, column 1: unknown key `precision`: it is a column of the run table"),
+        (b"just text", "w.yaml: must be a mapping of keys"),
         (b"# nothing\n", "w.yaml: sets nothing"),
     ],
 )

@@ -68,13 +68,13 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     for name in (PAGE, "results/report/jobs/single.html"):
         (project.folder / name).unlink()
     broken = 'raise SystemExit("broken")\nimport math'
-    project.edit("scripts/parascale/report/usage.py", "import math", broken)
+    project.edit("scripts/parascale/report/job.py", "import math", broken)
     told = project.snakemake(*ONLY, "--retries", "0", "--", PAGE, fails=True)
     assert "This shows what there is" in told
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()
-    project.edit("scripts/parascale/report/usage.py", broken, "import math")
+    project.edit("scripts/parascale/report/job.py", broken, "import math")
     # As after a first start: Snakemake knows of no whole page before this one.
     shutil.rmtree(project.folder / ".snakemake/metadata")
     for target in ("report", "all"):

@@ -80,7 +80,9 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         run = functools.partial(run_script, project, job, os.getcwd()) if planned.files else run_node
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
-        raise click.UsageError(f"run {name} needs {planned.nodes} × {planned.processes} processes (nodes × each)")
+        raise click.UsageError(
+            f"run {name} needs {planned.nodes} × {planned.processes} processes (nodes × each) by its row"
+        )
     if (node or 0) >= chosen.nodes:
         raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
     if command and not command[0].startswith("-") and not Path(command[0]).is_file():

@@ -116,7 +116,9 @@ def write_comparison(project, output, names, datasets, measured):
     tables = *tables_in(results / "loaders", datasets), *tables_in(results / "communication", measured)
     studies = [study_of(project, name) for name in project.studies if project.paths.study(name).is_dir()]
     if shown.isdisjoint(found) and not tables and not studies:
-        raise DataError(f"{results}: none of {plural(len(shown), 'run')} has started; `snakemake` trains them")
+        raise DataError(
+            f"{results}: none of {plural(len(shown), 'run')} has started; `snakemake` or `parascale launch` trains them"
+        )
     report = build_report(
         records,
         project.config.title,

@@ -40,7 +40,9 @@ def train(project, name, kind):
     run.workload.refuse_script(f"`parascale launch --run {name}` starts it and keeps its record")
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != run.layout.world_size:
-        raise ConfigError(f"run {name} needs {run.layout.world_size} processes, not {started}: use `parascale launch`")
+        raise ConfigError(
+            f"run {name} needs {run.layout.world_size} processes, not {started}: use `parascale launch --run {name}`"
+        )
     belong(project.paths, project.site)
     job = job_of(project, run, kind)
     # The first process decides for all, once they have met: the store may change while they start.

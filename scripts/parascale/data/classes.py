@@ -39,7 +39,7 @@ class ClassImages:
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
         if len(wrong):
             raise DataError(
-                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, not 0 to {classes - 1} ({len(wrong):,} such samples): correct the source"
+                f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, not 0 to {classes - 1} ({len(wrong):,} such samples): correct the source, and run `formats` again"
             )
 
     def __len__(self):

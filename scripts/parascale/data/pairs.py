@@ -97,7 +97,7 @@ class Pairs:
         self._kept = np.concatenate([self._fitting(rows, over_long == "cut") for rows in blocks])
         if not len(self._kept):
             raise DataError(
-                f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and `training.summary_window` = {summary_window}"
+                f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and `training.summary_window` = {summary_window}: raise them"
             )
 
     def _fitting(self, rows, cut):

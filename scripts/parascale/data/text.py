@@ -134,7 +134,7 @@ def check_expected(expected, found, folder):
         wanted = None if expected.approximate else getattr(expected, key)
         if wanted is not None and wanted != value:
             raise DataError(
-                f"{folder}: `data.expected.{key}` is {wanted:,}, but there are {value:,} {what}: correct it"
+                f"{folder}: `data.expected.{key}` is {wanted:,}, but there are {value:,} {what}: correct it, or the source"
             )
 
 

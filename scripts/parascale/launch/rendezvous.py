@@ -104,6 +104,6 @@ def interface_addresses(network: Network, where: str) -> list[str]:
     names = [name for name in known if network.interface and name.startswith(wanted)]
     if network.interface and not names:
         raise RequirementError(
-            f"{where}: no network interface `{network.interface}` among {', '.join(sorted(known))}: see `network.interface`"
+            f"{where}: no network interface `{network.interface}` among {', '.join(sorted(known))}: see the site's `network.interface`"
         )
     return [entry.address for name in names for entry in known[name] if entry.family == socket.AF_INET]

@@ -212,9 +212,9 @@ class Calibration:
         if run.workload.is_script:
             if seen is None:  # probes are of any length
                 workload: Any = run.workload
-                workload = dataclasses.replace(workload, steps=None)
-                seen, basis = self.same(dataclasses.replace(run, workload=workload)), "probe"
-            return Known(basis, own=self._scatter(run, run.workload.steps), seen=seen)
+                run = dataclasses.replace(run, workload=dataclasses.replace(workload, steps=None))
+                seen, basis = self.same(run), "probe"
+            return Known(basis, own=self._scatter(run, workload.steps), seen=seen)
         rates, fitted = self.rates(site, run, facts.sample_bytes)
         if seen:
             return Known(basis, rates, self._scatter(run, run_steps(run, facts)), seen=seen)

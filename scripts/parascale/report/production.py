@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from parascale.paths import RunFolder
+from parascale.plan.memory import OPTIMIZER_COPIES
 from parascale.report import numbers
 from parascale.report.measured import read_record
 from parascale.report.records import RunRecord
@@ -46,11 +47,13 @@ def priced(study: StudyReport) -> list[Row]:
     found, by_run = [], {row["run"]: row for row in reversed(study.rows)}
     for asked, point in study.ladders.production:
         row = by_run.get(point.runs[0].run, {})
-        unknown = vars(asked) | {"gpus": point.gpus, "rests_on": "unknown: no point of this size"}
+        why = "its steps were not recorded" if row else "no point of this size"
+        unknown = vars(asked) | {"gpus": point.gpus, "rests_on": f"unknown: {why}"}
         found.append(_priced(study, asked, row) if STEP[0] in row else unknown)
         for other in study.rows if STEP[0] in row else ():
             less = other["kind"] == row["kind"] and other["gpus"] < row["gpus"] and STEP[0] in other
-            share = (other["samples_per_step"] or 1) / (row["samples_per_step"] or 1) if less else 0.0
+            steps = [each["samples_per_step"] or (row["kind"] == "strong") for each in (other, row)] if less else [0, 1]
+            share = steps[0] / (steps[1] or 1)  # of a script that does not say: unknown unless all do the same
             if less and other[STEP[0]] < share * row[STEP[0]]:
                 sooner = replace(
                     asked, name=f"{asked.name}, on {other['gpus']:,}", steps=math.ceil(asked.steps / share)
@@ -85,7 +88,10 @@ def _priced(study: StudyReport, asked: Production, row: Row) -> Row:
     kept, best = _saved(study, record) if record else ([], 0)
     size = sum(kept) or row.get("state_bytes")
     if record and kept:  # each process of ours writes a file
-        each["files"] = len(kept) + (0 if workload.is_script else row["gpus"] - record.gpus)
+        more = row["spread"].world_size - record.run.layout.world_size
+        each["files"] = len(kept) + (0 if workload.is_script else more)
+    elif size and workload.training.evaluate:
+        best = round(size / (1 + OPTIMIZER_COPIES[workload.optim.name]))
     if size:
         each |= {"bytes": size, "held": size + best, "left": size + best, "left_all": runs * (size + best)}
     if size and not workload.is_script:  # while it saves, it holds one more than it keeps

@@ -131,6 +131,10 @@ def rows_of(
             if done := [records[run.run] for run in point.runs if run.run in records and records[run.run].done]:
                 counted = (_counted(record, ladders.study.warmup, results) for record in done)
                 measured[name] = point, Member(tuple(counted))
+        if any(member.first.curve is None for _, member in measured.values()):  # then whole jobs are compared, of all
+            for name, (point, member) in measured.items():
+                whole = (replace(records[each.name], curve=None) for each in member.records)
+                measured[name] = point, Member(tuple(whole))
         if measured and not kind:
             kind, said = _kind_of_script([member.first for _, member in measured.values()])
             notes.append(said)
@@ -276,7 +280,9 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
     if first.curve is None:
         row["job_seconds"] = time.mean
     else:
-        steps = [each for record in member.records for each in step_seconds(record.curve, record.attempts)[0]]
+        steps = [
+            each for record in member.records if record.curve for each in step_seconds(record.curve, record.attempts)[0]
+        ]
         row |= {"step_seconds_median": statistics.median(steps), "step_seconds_95": float(np.percentile(steps, 95))}
         row |= {name: each / summary.steps for name, each in zip(STEP, (time.mean, time.low, time.high), strict=True)}
         row["flops_rate"] = row["flops_per_step"] and row["flops_per_step"] / row[STEP[0]] / run.layout.world_size
@@ -290,6 +296,7 @@ def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
     row["start_share"] = row["startup_seconds"] and row["startup_seconds"] / row["wall_seconds"]
     if curve and not run.workload.is_script:  # a script evaluates and saves within its steps
         row |= {"evaluations": len(curve.evaluations), "saves": curve.saves}
-    row["mfu"] = figures_of(first)["mfu"]
+    if peak := row.get("flops_rate") and records[first.name].site.peak_tflops.get(run.precision):
+        row["mfu"] = row["flops_rate"] / (1e12 * peak)
     row["core_hours"] = sum(figures["core_hours"] or 0.0 for figures in whole)
     return row

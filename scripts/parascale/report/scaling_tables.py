@@ -71,7 +71,8 @@ def costs(study: StudyReport) -> Table:
         said = [row["kind"] for row in kinds.get(cost.point.runs[0].run, ())] or [cost.point.kind]
         each = vars(cost) | {"run": cost.point.runs[0].run, "nodes": layout.nodes, "gpus": cost.point.gpus}
         each |= {"kind": ", ".join(filter(None, said)), "place": placed(cost.charged, cost.low, cost.high)}
-        node = cost.charged and cost.charged / study.site.cores_charged(layout.nodes)
+        whole = study.site.charges == "whole_nodes"  # else a job may have had some of the cores
+        node = cost.charged / study.site.cores_charged(layout.nodes) if cost.charged and whole else None
         each |= {"node_hours": node and node * layout.nodes, "gpu_hours": node and node * cost.point.gpus}
         found.append(each)
     if len(found) > 1:

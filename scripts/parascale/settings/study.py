@@ -1,5 +1,7 @@
 """A scaling study: a row of the run table, trained for a few steps on a ladder of sizes."""
 
+import itertools
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -110,7 +112,10 @@ def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladder
         sizes = sizes or [(1, size) for size in sorted({*study.gpus})]
         points = [_point(study, row, kind, size, site) for kind in kinds for size in sizes]
         ends = [(run.nodes, sizes[-1][1]) for run in study.production]
-        beyond = [_point(study, row, kind, size, site) for kind in kinds for size in ends]
+        beyond = [_point(study, row, kinds[0], size, site) for size in ends]
+        for kind, size in itertools.product(kinds[1:], ends):
+            with suppress(ConfigError):  # it is asked for nothing, but where it can be it is shown, too
+                beyond.append(_point(study, row, kind, size, site))
     except ConfigError as error:
         raise ConfigError(f"study {name}: {error}") from None
     production = tuple(zip(study.production, beyond, strict=False))  # of the first kind

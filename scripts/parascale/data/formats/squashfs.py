@@ -38,7 +38,9 @@ class SquashfsWriter(ShardWriter):
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes)
         if shutil.which("mksquashfs") is None:
-            raise RequirementError("format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or later")
+            raise RequirementError(
+                "format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or later, or leave it out"
+            )
         command, pipe = ["mksquashfs", "-", str(path), *OPTIONS, *QUIET], subprocess.PIPE
         self._process: Any = subprocess.Popen(command, BLOCK_BYTES, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         self._count = 0

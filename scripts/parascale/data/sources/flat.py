@@ -81,7 +81,7 @@ def _of_binary(path, size):
     if other:
         raise DataError(f"{path}: a file of {other}. Supported: {READ}")
     if why := _unlike_tokens(np.fromfile(path, "<u2", LOOKED_AT), size):
-        raise DataError(f"{path}: looks like {why}, not nanoGPT's uint16. Convert to .npy (numpy.memmap, numpy.save)")
+        raise DataError(f"{path}: looks like {why}, not nanoGPT's uint16. Supported: {READ}; numpy.save writes .npy")
     return Flat(path, np.dtype("<u2"), 0, size // 2)
 
 
