@@ -1,5 +1,6 @@
 """Precision float8: what it is refused for, how a row is rounded, what is computed again, and its price."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from parascale.families.language.modules import Block
 from parascale.families.sizes import Operations, Product
 from parascale.parallel import float8
 from parascale.parallel.recompute import recomputed
+from parascale.plan.advise import advise, scaling
 from parascale.plan.work import Rounding, _loads
 from parascale.settings import Layout, Site, strict
 from parascale.settings.run import Run
@@ -123,3 +125,34 @@ def test_the_price_follows_the_data_sheet():
     assert Rounding.of(replace(run, precision="bf16"), fast) == Rounding()
     eager, joined = (Rounding.of(replace(run, layout=Layout(compile=each)), fast) for each in (False, True))
     assert joined.moved < eager.moved and joined.kernels < eager.kernels
+
+
+def test_a_linear_layer_with_a_pass_of_its_own_is_refused():
+    class Router(torch.nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs).softmax(-1)
+
+    block = torch.nn.ModuleDict({"router": Router(16, 16)})
+    with pytest.raises(ConfigError, match="unlike `router`"):
+        float8.prepare([block], run_of(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "gpt2"}, "nn.Linear alone"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "nn.Linear alone"),
+        ({"model_type": "llama", "hidden_size": 72}, "`hidden_size` = 72"),
+    ],
+)
+def test_folders_whose_blocks_the_kernel_does_not_take_are_refused_before_a_job(config, named, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=named):
+        run_of({"kind": "transformers", "folder": str(tmp_path)}).check()
+
+
+def test_advice_says_that_it_is_the_precision_which_is_refused():
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        advise(run_of(MODEL | {"dim": 72}).workload, site_of(float8=1979, bf16=989), 4, "float8")
+    with pytest.raises(ConfigError, match="names no float8"):
+        scaling(run_of().workload, site_of(bf16=312), 4, "float8")

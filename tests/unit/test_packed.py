@@ -1,5 +1,7 @@
 """Documents that are packed into a window and kept apart: where they start, what attention sees, and what is refused."""
 
+import dataclasses
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +16,15 @@ from parascale.data.tokenize import NumberTokenizer
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import empty_batch
 from parascale.families import model_sizes
+from parascale.families.build import build_model
 from parascale.families.language import modules
 from parascale.families.language.modules import Attention, block_mask, documents
+from parascale.families.language.sizes import has_dense_mask
 from parascale.families.sizes import MicroBatch
 from parascale.files import write_json
 from parascale.parallel.context import Positions
 from parascale.plan.planner import require_windows
-from parascale.settings import Model, identity, make
+from parascale.settings import Model, Site, identity, make
 from parascale.settings.workload import LanguageTraining
 from parascale.train.clock import AttentionSeen
 
@@ -128,6 +132,31 @@ def test_the_kernel_of_gpus_computes_what_the_dense_mask_does(compiled, window, 
     torch.testing.assert_close(flexible, dense, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
+def test_the_kernel_stays_one_where_all_else_is_eager(stance, recwarn):
+    """A short batch of an evaluation and a pipeline's first step are; written out, the kernel would make all scores."""
+    attention, hidden, starts = packed(256, torch.float32, 4)
+    _, places = documents(starts, hidden, False)
+    with torch.no_grad(), torch.compiler.set_stance(stance):
+        attention(hidden, documents=(block_mask(starts, flex_attention.create_block_mask), places))
+    assert not [each for each in recwarn if "without torch.compile" in str(each.message)]
+
+
+def test_narrow_heads_have_a_dense_mask_which_plans_know():
+    for width, dense in ((16, False), (8, True)):
+        model = dataclasses.replace(GPT, dim=width * GPT.heads, dropout=0.0)
+        run = make_run(model, "bf16", window=64, documents="separate")
+        assert has_dense_mask(model, MicroBatch.of(run, "cuda")) == build_model(model, 50, 64).dense == dense
+
+
+@pytest.mark.parametrize(("schedule", "refused"), [("1F1B", False), ("ZBVZeroBubble", True)])
+def test_schedules_that_go_backward_twice_are_refused_on_gpus(schedule, refused):
+    run = make_run(GPT, "bf16", documents="separate", pp=2, micro_batches=4, schedule=schedule)
+    Site("cpus", device="cpu").check_run(run)
+    with pytest.raises(ConfigError, match="two passes") if refused else nullcontext():
+        Site("gpus", device="cuda").check_run(run)
+
+
 @pytest.mark.gpu
 def test_on_gpus_the_kernel_has_the_gradients_of_the_dense_mask():
     attention, hidden, starts = (each.to("cuda") for each in packed(300, torch.float32))
@@ -173,12 +202,12 @@ def test_dense_masks_are_where_no_kernel_drops_or_computes(monkeypatch):
 
 
 def test_plans_price_a_dense_mask_and_at_most_one_document_where_a_kernel_skips():
-    window, amounts = 2048, {}
+    window, amounts, model = 2048, {}, dataclasses.replace(GPT, heads=GPT.dim // 16)
     for kept in ("joined", "separate"):
-        run = make_run(GPT, "bf16", window=window, documents=kept)
+        run = make_run(model, "bf16", window=window, documents=kept)
         for device in ("cpu", "cuda"):
             batch = MicroBatch.of(run, device)
-            sizes = model_sizes(GPT, 50, window)
+            sizes = model_sizes(model, 50, window)
             amounts[kept, device] = sizes.block_operations(batch, False).attention, sizes.shared_bytes(batch)
     (joined, none), (all_places, dense) = amounts["joined", "cpu"], amounts["separate", "cpu"]
     assert all_places == joined / (0.5 + 512 / (2 * window)) and none == 0 and dense == 16 * window**2 * 2

@@ -7,6 +7,7 @@ import torch
 from parascale.checkpoint.source import WEIGHTS, open_source
 from parascale.errors import CheckpointError
 from parascale.families.build import build_model
+from parascale.families.language.modules import documents
 from parascale.files import read_json
 from parascale.paths import RunFolder
 from parascale.settings import run_from_dict
@@ -40,8 +41,12 @@ class Exported(torch.nn.Module):
         self.theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.eval()
 
-    def forward(self, tokens_BT):
-        return self.theirs(tokens_BT).logits
+    def forward(self, tokens_BT, *starts):
+        """starts: of each token's document, where documents are separate."""
+        if not starts:
+            return self.theirs(tokens_BT).logits
+        mask, places_B1T = documents(starts[0], next(self.theirs.parameters()), True)
+        return self.theirs(tokens_BT, attention_mask=mask, position_ids=places_B1T[:, 0]).logits
 
 
 def fill(model, tensors, origin):

@@ -177,4 +177,4 @@ class CountedSizes(Sizes):
     def loss_bytes(self, batch: MicroBatch) -> LossBytes | None:
         """Of a model whose output layer is ours, with which the loss makes the logits in chunks."""
         chunks = self.found["chunks"]
-        return loss_bytes(batch, round(batch.samples * self.targets), *chunks) if chunks else None
+        return loss_bytes(batch, round(batch.samples * self.targets / batch.cp), *chunks) if chunks else None

@@ -38,7 +38,7 @@ def prepare(blocks: list[Any], run: Run, device: torch.device) -> None:
     for name, module in (entry for block in blocks for entry in block.named_modules()):
         if not any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
             continue
-        if not isinstance(module, nn.Linear) or any(each % size for each in module.weight.shape):
+        if type(module).forward is not nn.Linear.forward or any(each % size for each in module.weight.shape):
             raise ConfigError(f"precision float8 takes nn.Linear of multiples of {size}, unlike `{name}`: take bf16")
         vars(module)["forward"] = _computing(module)
 

@@ -63,8 +63,8 @@ def advise(
         needed = seen + sum(predicted.memory[part] for part in besides)
         return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
 
+    _check(workload, site, precision)
     found = [(run, estimate(run)) for run in _measured(workload, site, gpus, precision, calibration)]
-    site.check_run(row_of(workload, Layout(), precision, site))
     for layout in layouts(workload, site, gpus, precision):
         best = best_of(workload, layout, precision, site, estimate, measure)
         if best[1].basis != "history":
@@ -83,6 +83,14 @@ def advise(
         said = f"; with reduce_precision = bf16 a step takes {part:.2f} × as long, but sums of gradients are rounded: compare the loss"
         words[0] += said * (part < WORTH)
     return [RankedLayout(*pair, said) for pair, said in zip(pairs, words, strict=True)]
+
+
+def _check(workload: Any, site: Site, precision: Any) -> None:
+    """Raise ConfigError where no layout can compute so: what is wrong with it is not wrong with degrees."""
+    alone = row_of(workload, Layout(), precision, site)
+    if precision == "float8":
+        alone.check()
+    site.check_run(alone)
 
 
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:
@@ -126,6 +134,7 @@ def scaling(
     time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
+    _check(workload, site, precision)
     next(layouts(workload, site, gpus), None)  # refuses a number that the site has no layout for
     for count in (2**power for power in range(gpus.bit_length())):
         if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:

@@ -145,12 +145,10 @@ class RankMemory:
         if (
             run.precision == "float8"
         ):  # a factor, scaled in bf16 unless that is joined, and rounded; and rounded weights
+            scaled = 1 if self.layout.compile else 3
             products = sizes.block_operations(self.batch, bool(self.layout.compile)).products
-            held = [
-                (1 if self.layout.compile else 3) * p.rows * max(p.inner, p.outputs) + p.inner * p.outputs
-                for p in products
-            ]
-            self.working += max(held)
+            held = (scaled * p.rows * max(p.inner, p.outputs) + p.inner * p.outputs for p in products if p.weighs)
+            self.working += max(held, default=0)
         if self.layout.activation_checkpointing:
             selective = self.layout.activation_checkpointing == "selective"
             self.kept = self.boundary + (sizes.selective_bytes(self.batch) if selective else 0)

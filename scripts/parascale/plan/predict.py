@@ -171,7 +171,7 @@ def _price(run: Run, site: Site, facts: DataFacts, known: Known, work: Work) -> 
     """Times of a Prediction, by name; unknown ones are left out, and `unknown` says why."""
     steps = run_steps(run, facts)
     if known.rates is None:
-        needed = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
+        needed = f"peak_tflops.{'bf16' if run.precision == 'float8' else run.precision} and memory_gigabytes_per_second"
         return {"steps": steps, "unknown": f"time: site {site.name} does not state {needed}"}
     phases = step_seconds(work, known.rates, site)
     step = known.seen[0] if known.seen else sum(phases.values())

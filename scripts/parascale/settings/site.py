@@ -241,6 +241,15 @@ class Site:
             raise ConfigError(
                 f"precision float8 needs GPUs that have it: `peak_tflops` of {self.name} ({self.gpu}) names no float8; take bf16"
             )
+        if (
+            self.device == "cuda"
+            and layout.splits_backward
+            and getattr(run.workload.training, "documents", "") == "separate"
+        ):
+            raise ConfigError(
+                f"schedule {layout.schedule} goes backward in two passes, but documents = separate computes attention on GPUs by a compiled "
+                "kernel, which goes but once; take another schedule"
+            )
         most = max((partition.max_nodes or math.inf for partition in self.partitions), default=math.inf)
         if layout.nodes > most:
             raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {most}")

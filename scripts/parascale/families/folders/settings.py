@@ -11,6 +11,7 @@ from parascale.families.counted import check_counted
 from parascale.families.kind import PLANS
 from parascale.pretrained import Pretrained, refuse_other_forms
 from parascale.settings.options import RECIPE, option, settings
+from parascale.settings.run import FLOAT8_MULTIPLE
 from parascale.settings.workload import Model
 
 # What `transformers` calls a way to split a module → our role of a `tensor_plan`.
@@ -27,6 +28,7 @@ NO_PLAN = "transformers declares no `base_model_{}_plan` for {}"
 UNSAID = "what transformers declares for {1} is known once it is counted: run parascale check model with the workload"
 NO_EQUAL = "transformers splits it by `{}`, which has no equal here"
 
+CONVOLUTIONS = ("gpt2", "gpt-sw3", "openai-gpt")  # `model_type` whose matrices are `Conv1D`
 # `model_type` whose attention, masks and positions all go through the library's interfaces: `tests/distributed/test_folder_context.py` asks
 # each of them whether parts of the positions compute what one process does.
 OF_PARTS = frozenset(
@@ -101,6 +103,15 @@ class Folder(Model):
                 f"the model in {self.folder} is a mixture of experts (`{mixture}` = {described[mixture]}), whose product of matrices in "
                 "groups torch does not have in fp64: choose fp32"
             )
+        if run.precision == "float8" and (mixture or kind in CONVOLUTIONS):
+            raise ConfigError(
+                f"precision float8 takes blocks of nn.Linear alone, unlike `{kind}` in {self.folder}: take bf16"
+            )
+        for name in ("hidden_size", "intermediate_size"):
+            if run.precision == "float8" and (described.get(name) or 0) % (FLOAT8_MULTIPLE * run.layout.tp):
+                raise ConfigError(
+                    f"precision float8 needs multiples of {FLOAT8_MULTIPLE} × tp, unlike `{name}` = {described[name]} in {self.folder}: take bf16"
+                )
         tokens = run.workload.data.pretrained
         if self.weights and tokens != self.folder:
             raise ConfigError(

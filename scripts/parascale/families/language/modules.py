@@ -16,6 +16,7 @@ from torch import nn
 from parascale.families.dropout import Dropout
 from parascale.families.head import Head
 from parascale.families.kind import PipelinePlan
+from parascale.families.language.sizes import LEAST_FLEX
 
 ROTARY_BASE = 10_000.0
 
@@ -192,6 +193,7 @@ class TransformerLM(nn.Module):
     def __init__(self, settings, vocabulary, window):
         super().__init__()
         self.layers, self.window, self.dropout = settings.layers, window, settings.dropout
+        self.dense = settings.head_width < LEAST_FLEX
         self.embedding = Embedding(settings, vocabulary, window)
         self.blocks = nn.ModuleDict({str(index): Block(settings) for index in range(settings.layers)})
         self.norm = make_norm(settings) if settings.pre_norm else None
@@ -203,7 +205,7 @@ class TransformerLM(nn.Module):
         hidden_BTD = tokens_or_hidden if self.embedding is None else self.embedding(tokens_or_hidden, starts_BT)
         packed = {}
         if starts_BT is not None:
-            packed["documents"] = documents(starts_BT, hidden_BTD, self.training and self.dropout > 0)
+            packed["documents"] = documents(starts_BT, hidden_BTD, self.dense or (self.training and self.dropout > 0))
         for block in self.blocks.values():
             hidden_BTD = block(hidden_BTD, **packed)
         if self.norm is not None:
@@ -232,17 +234,17 @@ def make_norm(settings):
     return nn.LayerNorm(settings.dim, eps=settings.norm_eps, bias=settings.bias)
 
 
-def documents(starts_BT, hidden, dropped):
+def documents(starts_BT, hidden, dense):
     """(mask, places (B, 1, T)) of documents that are packed end to end, each attended to by itself and counted from its start.
 
     starts_BT: the first position of each token's document. hidden: a tensor of the device and type that attention computes with.
-    dropped: whether attention drops. The mask is a BlockMask on GPUs, where a kernel skips what it leaves out, and none drops or computes
-    in fp64; else what is added to the scores, of all places: (B, 1, T, T).
+    dense: whether the mask is what is added to the scores, of all places, (B, 1, T, T), as on CPUs and in fp64; else, on GPUs, it is a
+    BlockMask, of which a kernel skips what it leaves out.
     """
     samples, time = starts_BT.shape
     order_T = torch.arange(time, device=starts_BT.device)
     places_B1T = (order_T - starts_BT)[:, None]
-    if hidden.is_cuda and hidden.itemsize < 8 and not dropped:
+    if hidden.is_cuda and hidden.itemsize < 8 and not dense:
         return block_mask(starts_BT), places_B1T
     seen_BTT = (order_T >= starts_BT[:, :, None]) & (order_T <= order_T[:, None])
     unseen = torch.full((samples, 1, time, time), -math.inf, dtype=hidden.dtype, device=hidden.device)
@@ -263,7 +265,15 @@ def _flex(name="flex_attention"):
     """A function of torch's module of that name, compiled: as it is written it makes all scores."""
     from torch.nn.attention import flex_attention  # what few need
 
-    return torch.compile(getattr(flex_attention, name), dynamic=False)
+    compiled = torch.compile(getattr(flex_attention, name), dynamic=False)
+
+    def called(*given, **named):
+        if torch.compiler.is_compiling():
+            return compiled(*given, **named)
+        with torch.compiler.set_stance("default"):  # a short batch, a pipeline's first step: all else is eager there
+            return compiled(*given, **named)
+
+    return called
 
 
 def _takes_groups(q_BHTE, mask):

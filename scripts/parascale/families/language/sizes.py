@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, repeats, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
-MASK_BLOCK = 128  # places on a side of a block of `flex_attention`
+MASK_BLOCK, LEAST_FLEX = 128, 16  # of `flex_attention`: places on a side of a block; the least width of a head
 # For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
 HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
@@ -89,7 +89,9 @@ def without_kernel(batch):
 
 def has_dense_mask(model, batch):
     """Whether separate documents have a mask of all places: where `flex_attention`, which skips blocks of them, does not compute."""
-    return batch.separate and (batch.device == "cpu" or batch.compute == 8 or model.dropout > 0)
+    return batch.separate and (
+        batch.device == "cpu" or batch.compute == 8 or model.dropout > 0 or model.head_width < LEAST_FLEX
+    )
 
 
 def weight_bytes(model, batch):
@@ -201,7 +203,7 @@ class TransformerSizes(Sizes):
         products = 2 * tokens * model.dim * batch.compute
         attention = attention_bytes(model, batch, tokens, self.window)
         if model.position == "rotary":
-            attention += 4 * self.window * model.head_width * batch.compute
+            attention += 4 * (batch.samples if batch.separate else 1) * self.window * model.head_width * batch.compute
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
         masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
