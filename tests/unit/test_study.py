@@ -245,7 +245,12 @@ def test_where_one_job_of_a_script_records_too_little_none_is_compared_by_steps(
     """repeats: a point, or a second repeat of one, has no step after the warm-up."""
     project = load(mine=study("bare", repeats=repeats))
     last = list(project.points)[-1]
-    records(project, change=lambda run, lines: lines.clear() if run.run == last else None)
+
+    def shorten(run, lines):
+        if run.run == last:
+            del lines[10:]
+
+    records(project, change=shorten)
     rows = study_of(project, "mine").rows
     assert ["step_seconds_mean" in row for row in rows] == [repeats == 2] * 3
     assert ["job_seconds" in row for row in rows] == [repeats == 1] * 3
@@ -254,15 +259,20 @@ def test_where_one_job_of_a_script_records_too_little_none_is_compared_by_steps(
 def test_a_smaller_size_that_does_less_work_or_an_unknown_amount_is_no_sooner_end(load):
     big = {"name": "big", "nodes": 4, "steps": 1000}
     project = load(mine=study("told", kinds=["weak"], production=[big]))
-    report = measured(project, lambda run: 1.0 + run.layout.nodes / 100)
+
+    def silent(run, lines):
+        for line in lines:
+            line.pop("samples", None)
+
+    report = measured(project, lambda run: 1.0 + run.layout.nodes / 100, change=silent)
     assert all(row["samples_per_step"] is None for row in report.rows) and len(priced(report)) == 1
 
 
 def test_a_production_run_is_asked_of_its_own_kind_alone(load):
-    """64 samples do not divide over 4 x 33 GPUs; a share for each GPU does."""
-    big = {"name": "big", "nodes": 33, "steps": 1000}
+    """64 samples do not divide over 4 × 24 GPUs; a share for each GPU does."""
+    big = {"name": "big", "nodes": 24, "steps": 1000}
     ladders = load(mine=study(nodes=(1, 2), kinds=["weak", "strong"], production=[big])).studies["mine"]
-    assert {point.kind for point in ladders.asked if point.layout.nodes == 33} == {"weak"}
+    assert {point.kind for point in ladders.asked if point.layout.nodes == 24} == {"weak"}
 
 
 def test_a_script_is_told_kind_and_steps_and_each_kind_is_a_training_of_its_own(load):
