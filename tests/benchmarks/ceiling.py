@@ -125,11 +125,8 @@ def main():
         print(f"{name:32} {len(sizes):6} times {sum(sizes) / 1e6:9.1f} MB")
     print(f"links      {1e3 * counter.bare:9.2f} ms bare, {1e3 * counter.longer:.2f} ms beside computing")
     memory = total(peak_memory(run, vocabulary, "cuda") or {})  # of images with other sizes unknown
-    batches = sum(array.nbytes for part in fake_steps._batches(run) for array in part)
     saved = (saved_bytes(run, vocabulary) or 0) / run.layout.world_size
-    print(
-        f"memory     {memory / 1e9:9.2f} GB by the plan; batches of a step {batches / 1e6:.3f} MB, a checkpoint {saved / 1e9:.2f} GB"
-    )
+    print(f"memory     {memory / 1e9:9.2f} GB by the plan; a checkpoint {saved / 1e9:.2f} GB")
     print(f"step       {1e3 * seconds:9.2f} ms, ceiling {share:.1%} MFU")
 
 
