@@ -210,8 +210,8 @@ class Calibration:
         """
         seen, basis = self.same(run), self.basis(run)
         if run.workload.is_script:
+            workload: Any = run.workload
             if seen is None:  # probes are of any length
-                workload: Any = run.workload
                 run = dataclasses.replace(run, workload=dataclasses.replace(workload, steps=None))
                 seen, basis = self.same(run), "probe"
             return Known(basis, own=self._scatter(run, workload.steps), seen=seen)
