@@ -171,7 +171,7 @@ def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
     shape = r"model\.blocks\.0\.feed_forward\.up\.weight has shape \[64, 32\] instead of \[96, 32\]"
     for name, model, message in (
         ("wide", {"hidden": 96}, shape),
-        ("deep", {"layers": 6}, r"it lacks model\.blocks\.4\."),
+        ("deep", {"layers": 6}, r"missing model\.blocks\.4\."),
         ("flat", {"layers": 2}, r"the model has no model\.blocks\.2\."),
     ):
         other = make_settings(name, LAYOUTS["fsdp"], model, training={"steps": 8}, init_from="first") | start

@@ -143,7 +143,7 @@ def test_a_finished_training_counts_once_against_the_cap(trained, capsys, stored
     ended = {"event": "finished", "rule": "train_single", "wildcards": {}, "site": "jureca", "core_hours": 2.5}
     append_line(made.paths.events, json.dumps(ended))
     assert judge(["single"], Planner(made)) == 0
-    said = "runs.tsv at jureca: all 1 runs can start: 0.00 core-h; at worst 0.00, beside 2.50 spent before; `snakemake -n` adds parity runs and other jobs\n"
+    said = "runs.tsv at jureca: all 1 runs can start: 0.00 core-h; at worst 0.00, plus 2.50 already spent; `snakemake -n` adds parity runs and other jobs\n"
     assert capsys.readouterr().out == said
     blind = Planner(made)
     blind.prediction = lambda *_: dataclasses.replace(Planner(made).prediction("single"), core_hours=None)

@@ -10,7 +10,7 @@ from parascale.data.formats.storage import filesystem
 from parascale.families import model_sizes
 from parascale.launch.resources import resources
 from parascale.plan import ledger, limits
-from parascale.plan.memory import saved_bytes
+from parascale.plan.memory import OPTIMIZER_COPIES, saved_bytes
 from parascale.plan.planner import Planner
 from parascale.plan.predict import RANGE, quantile
 from parascale.provenance import repository
@@ -114,6 +114,8 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     once = beside["evaluation"] / 2  # of the test split it counts with the start, as where it is measured
     row |= {"startup_seconds": beside["start-up"] + once, "evaluation_seconds": once}
     row |= {"saving_seconds": beside["saving"], "state_bytes": saved_bytes(run, planner.facts(run).vocabulary)}
+    if row["state_bytes"] and run.workload.training.evaluate:
+        row["best_bytes"] = round(row["state_bytes"] / (1 + OPTIMIZER_COPIES[run.workload.optim.name]))
     row["flops_per_token"] = said.flops_per_token
     row |= {"peak_memory_bytes": said.memory_bytes, "core_hours": said.core_hours and said.core_hours * len(point.runs)}
     return row | {"rests_on": f"predicted ({RESTS[said.basis]}); memory: {said.fits}"}

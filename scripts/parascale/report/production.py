@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from parascale.paths import RunFolder
-from parascale.plan.memory import OPTIMIZER_COPIES
 from parascale.report import numbers
 from parascale.report.measured import read_record
 from parascale.report.records import RunRecord
@@ -90,8 +89,8 @@ def _priced(study: StudyReport, asked: Production, row: Row) -> Row:
     if record and kept:  # each process of ours writes a file
         more = row["spread"].world_size - record.run.layout.world_size
         each["files"] = len(kept) + (0 if workload.is_script else more)
-    elif size and workload.training.evaluate:
-        best = round(size / (1 + OPTIMIZER_COPIES[workload.optim.name]))
+    else:
+        best = row.get("best_bytes") or 0
     if size:
         each |= {"bytes": size, "held": size + best, "left": size + best, "left_all": runs * (size + best)}
     if size and not workload.is_script:  # while it saves, it holds one more than it keeps
