@@ -244,9 +244,7 @@ def beside_seconds(
     training, state = run.workload.training, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
     batches = math.ceil((facts.validation_samples or 0) / run.global_batch)
-    saves = math.ceil(steps / (training.checkpoint_every or steps))
-    if training.checkpoint_minutes:
-        saves = max(saves, 1 + math.floor(seconds / 60 / training.checkpoint_minutes))
+    saves = training.saves(steps, seconds)
     weights = state / (1 + OPTIMIZER_COPIES[run.workload.optim.name])
     return {
         "start-up": site.assumed.startup_seconds * site.startup_factor(run.layout),

@@ -173,7 +173,4 @@ def _on_the_way(workload: Any, steps: int, seconds: float) -> tuple[int, int]:
         return 0, 0
     training = workload.training
     evaluations = math.ceil(steps / (training.evaluate_every or steps)) if training.evaluate else 0
-    saves = math.ceil(steps / (training.checkpoint_every or steps))
-    if training.checkpoint_minutes:
-        saves = max(saves, 1 + math.floor(seconds / 60 / training.checkpoint_minutes))
-    return evaluations, saves
+    return evaluations, training.saves(steps, seconds)

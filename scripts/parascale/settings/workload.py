@@ -154,6 +154,11 @@ class Training(Varied):
         never: dict[str, Any] = dict.fromkeys(("epochs", "evaluate_every", "checkpoint_every", "checkpoint_minutes"))
         return replace(self, steps=steps, evaluate=False, **never)
 
+    def saves(self, steps: int, seconds: float) -> int:
+        """How often so many steps, which take so many seconds, save a checkpoint: on the way and at the end."""
+        found = math.ceil(steps / (self.checkpoint_every or steps))
+        return max(found, 1 + math.floor(seconds / 60 / self.checkpoint_minutes)) if self.checkpoint_minutes else found
+
 
 @settings(RECIPE)
 class LanguageTraining(Training):
