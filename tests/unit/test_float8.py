@@ -77,7 +77,7 @@ def test_a_row_is_rounded_by_itself_and_alike_in_parts(seed, exponent):
     matrix, undo = float8.rounded(rows)
     assert undo.frexp().mantissa.eq(0.5).all() and matrix.float().isfinite().all()
     again = matrix.float() * undo
-    large = rows.float().abs() >= 2**-15 * rows.float().abs().amax(-1, keepdim=True)
+    large = rows.float().abs() >= 2**-6 * undo  # what e4m3 holds with all its digits
     assert ((again - rows.float()).abs() <= 2**-4 * rows.float().abs())[large].all()
     parts = torch.cat([part.float() * scale for part, scale in map(float8.rounded, rows.chunk(2, 1))], 1)
     assert torch.equal(parts[large], again[large])
