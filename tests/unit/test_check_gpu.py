@@ -86,6 +86,7 @@ def checked(folder, *words):
     return done.stdout, found["parts"]
 
 
+@pytest.mark.slow
 def test_four_libraries_are_enough(tmp_path):
     """Neither the command's own library nor those of reports, data, checkpoints and tests, for what trains is loaded."""
     _, found = checked(tmp_path, "--part", "collectives")

@@ -190,7 +190,7 @@ def test_uniform_weights_fill_their_interval():
 
 def test_threads_and_pieces_change_no_weight(device):
     """A CPU draws in pieces as large as its threads' caches, and a GPU the same weights, but for the last digits."""
-    whole = drawn((700, 500), device=device)
-    torch.testing.assert_close(whole.cpu(), drawn((700, 500)))
+    whole = drawn((70, 500), device=device)
+    torch.testing.assert_close(whole.cpu(), drawn((70, 500)))
     with patch.dict(shards.AT_ONCE, {device.type: 1}):
-        assert torch.equal(drawn((700, 500), device=device), whole)
+        assert torch.equal(drawn((70, 500), device=device), whole)

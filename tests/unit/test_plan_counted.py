@@ -198,7 +198,7 @@ def dispatched(run):
 
 def check_operations(run):
     """Within 1 %: flash attention, unmasked, is 2.5 times as much work on the way back. The first convolution has no gradient of its input,
-    which is little work."""
+    which is little work. Returns the sizes."""
     sizes, batch = sizes_of(run, VOCABULARY), MicroBatch.of(run, "cpu")
     parameters, real = dispatched(run)
     parts = [(sizes.layers, sizes.block_operations(batch, False)), (1, sizes.ends_operations(batch, False))]
@@ -209,6 +209,7 @@ def check_operations(run):
     print(f"{planned / real - 1:+.2%}")
     assert sizes.count == parameters and planned == pytest.approx(real, rel=0.01)
     assert sizes.flops_per_target == pytest.approx(3 * forward / run.global_batch / targets)
+    return sizes
 
 
 @pytest.mark.parametrize(
@@ -224,15 +225,19 @@ GROUPED = dataclasses.replace(SUMMARISER, kv_heads=2, tied=True, norm="rms", act
 OURS = {"images": XRESNET, "summaries": SUMMARISER, "summaries, other": GROUPED, "summaries, dropout": DROPS_SUMMARISER}
 
 
-@pytest.mark.parametrize("name", [*OURS, *FOLDERS])
+QUICK_KINDS = ("images", "summaries, dropout", "t5, unlike halves")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_KINDS)) for name in [*OURS, *FOLDERS]]
+)
 def test_operations_of_our_kinds_are_those_that_torch_dispatches(name, tmp_path):
     """FSDP gathers one block of a half at a time."""
     model = OURS.get(name)
     if model is None:
         model = make(Model, kind="pretrained", pretrained=str(describe(tmp_path / "model", FOLDERS[name], VOCABULARY)))
     run = make_run(model, batch=4)
-    check_operations(run)
-    module, sizes = build_model(model, VOCABULARY, *run.workload.sizes), sizes_of(run, VOCABULARY)
+    module, sizes = build_model(model, VOCABULARY, *run.workload.sizes), check_operations(run)
     blocks = [each for name, each in module.named_modules() if any(matches(name, unit) for unit in module.shard_units)]
     counts = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
     assert (sizes.layers, round(sizes.unit * sizes.block)) == (len(blocks), max(counts))
