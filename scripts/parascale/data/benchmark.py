@@ -87,9 +87,7 @@ def best_ceilings(folders):
     files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     buffer = bytearray(BLOCK_BYTES)
-    source, target = (
-        np.ones(COPY_BYTES, np.uint8) for _ in range(2)
-    )  # filled, because all untouched memory is one page of zeros
+    source, target = (np.ones(COPY_BYTES, np.uint8) for _ in range(2))  # filled: fresh memory is one page of zeros
 
     def read():
         with open(largest, "rb", buffering=0) as file:
