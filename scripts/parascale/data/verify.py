@@ -93,6 +93,6 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
 
 def _difference(folder, found):
     return DataError(
-        f"{folder} does not match its source, {len(found):,} differences:\n  " + shorten_list(found, SHOWN, "\n  ") + "\n"
+        f"{folder}: {len(found):,} differences from its source:\n  " + shorten_list(found, SHOWN, "\n  ") + "\n"
         f"Remove the folders of these files, and {folder}/*.json, and run the target `formats` again."
     )
