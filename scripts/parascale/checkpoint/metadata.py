@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from parascale.errors import CheckpointError
 
 INDEX = ".metadata"
-ALONE = "torch.distributed is disabled"  # torch warns so in a single process, where it is meant
+ALONE = "torch.distributed is disabled"  # torch's warning in a single process, which is intended
 ALLOWED = {
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},

@@ -159,7 +159,7 @@ def scan_folders(folders, root, notes):
             foreign += hidden
         note_foreign(foreign, notes, f"{split}: ")
         if ignored:
-            notes.append(f"{split}: {ignored:,} files are not images by their names and were left out")
+            notes.append(f"{split}: {ignored:,} files whose names are not those of images were left out")
         splits[split] = writer.arrays()
     return [_shown(name) for name in classes], splits
 
@@ -273,7 +273,7 @@ def find_splits(root):
             tables[split] = [TarSamples(path) if path.suffix.lower() == ".tar" else path for path in sorted(listed)]
     if folders and tables.keys() - folders.keys():
         there = f"a folder for {', '.join(folders)}, but a table for {', '.join(tables)}"
-        raise DataError(f"{root}: {there}: remove or rename those that are not meant")
+        raise DataError(f"{root}: {there}: remove or rename the unintended ones")
     return folders, tables if folders or tables else _find_in_files(root, entries)
 
 

@@ -59,7 +59,7 @@ def packed_classes(tables, columns):
     the labels themselves."""
     paths = [path for part in tables.values() for path in part]
     if lacking := [path for path in paths if not holds_images(path, columns)]:
-        said = f"no column `{columns['image']}` with images, which other tables beside it have"
+        said = f"no column `{columns['image']}` with images, unlike other tables beside it"
         raise DataError(f"{lacking[0]}: {said}; correct or remove it")
     of_file = {path: _own_names(path, columns["label"]) for path in paths}
     lists = list(dict.fromkeys(filter(None, of_file.values())))

@@ -39,7 +39,7 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     if tokenizer.end is not None and not documents:
         end = f"`{tokenizer.vocabulary[tokenizer.end]}`, the end of text of `data.text.pretrained`"
         said = f"the split `{split}` has no end of text: none of its {tokens:,} tokens is {end}"
-        print(f"{raw.folder}: {said}. Unless that is meant, write it behind each text")
+        print(f"{raw.folder}: {said}. Unless this is intended, write it after each text")
     counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
     if in_place is None:
         return counts

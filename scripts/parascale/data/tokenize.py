@@ -263,7 +263,7 @@ class NumberTokenizer:
         self.vocabulary = range(size)
 
     def save(self, folder):
-        """Do nothing: there is nothing to write."""
+        """Do nothing: there are no files to write."""
 
     def encode(self, text):
         """The numbers in a text. Raises ConfigError for anything outside the vocabulary."""

@@ -129,7 +129,7 @@ def require_fuse():
     if program is None:
         raise RequirementError(f"reading `squashfs` needs squashfuse, which is not on the PATH: {INSTEAD}")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise RequirementError(f"reading `squashfs` needs FUSE, and /dev/fuse is missing or closed to you: {INSTEAD}")
+        raise RequirementError(f"reading `squashfs` needs FUSE, and /dev/fuse is missing or not accessible: {INSTEAD}")
     return program
 
 

@@ -11,7 +11,7 @@ from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
-UNPACK = "Unpack the archives yourself, each under names of its own, and set `data.source.location`."
+UNPACK = "Unpack the archives yourself, into separate folders, and set `data.source.location`."
 
 
 def is_archive(name):
@@ -108,4 +108,4 @@ def _is_same(target, stream):
 
 
 def _taken(name, member):
-    return DataError(f"{name}: its `{member}` would take the place of another file of that name. {UNPACK}")
+    return DataError(f"{name}: its `{member}` would replace another file of that name. {UNPACK}")

@@ -123,7 +123,7 @@ def _of_megatron(path, index):
     if size not in (needed, needed + sequences):  # the latter has a mode per sequence, for several modalities
         raise damaged(f"{size:,} bytes instead of {needed:,}")
     if head[17] not in INDEX_TYPES:
-        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Supported: {READ}")
+        raise DataError(f"{index}: its numbers are of type {head[17]}, which tokens are not. Supported: {READ}")
     dtype = np.dtype(INDEX_TYPES[head[17]])
     lengths = np.memmap(index, "<i4", "r", INDEX_BYTES, sequences) if sequences else np.zeros(0)
     starts = np.memmap(index, np.uint8, "r")[places : places + 8 * sequences].view("<i8")

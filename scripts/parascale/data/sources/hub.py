@@ -84,7 +84,7 @@ def _files_of_splits(source, info, paths, notes):
     def named(pattern):
         path, first, _ = named_files.sliced(pattern)
         if first is not None:
-            raise ConfigError(f"`{pattern}`: rows are chosen of files on this machine, with `data.source.location`")
+            raise ConfigError(f"`{pattern}`: select rows only from files on this machine, with `data.source.location`")
         whole = posixpath.join(glob.escape(folder), path.removeprefix("./"))
         return sorted(filter(named_files.meant_by(whole), readable))
 

@@ -31,7 +31,7 @@ def fetch(source, output, attempts=None):
     for split, entries in splits.items():
         if not any(entry["bytes"] for entry in entries):
             paths = ", ".join(entry["path"] for entry in entries[:3])
-            raise DataError(f"{paths}: empty, so the {split} split has nothing")
+            raise DataError(f"{paths}: empty, so the {split} split has no data")
     with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits, notes)
 

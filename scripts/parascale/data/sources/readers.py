@@ -47,7 +47,7 @@ def kind_of(path):
     """The kind of a file, a value of KINDS, from its extension. Raises DataError for an unknown one."""
     kind = known_kind(path)
     if kind is None:
-        read = f"{', '.join(KINDS)}; those of text also with {', '.join(COMPRESSED)} behind"
+        read = f"{', '.join(KINDS)}; texts also with {', '.join(COMPRESSED)} appended"
         raise DataError(f"{path}: cannot tell what `{ending(path) or 'no ending'}` holds. Understood: {read}")
     return kind
 
@@ -155,7 +155,7 @@ def _json_rows(path, columns, role, named=None):
     for number, row in _json_values(path):
         if not isinstance(row, dict):
             wanted = " and ".join(f"`{name}`" for name in columns)
-            raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
+            raise DataError(f"{path}, line {number}: not a mapping with {wanted}")
         if role == "text":
             require_columns(f"{path}, line {number}", row, columns, role)
         named |= dict.fromkeys(row)
@@ -236,7 +236,7 @@ def token_rows(path, column, first=0, last=None):
         rows = some.column(column)
         numbers = rows.flatten()
         if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
-            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}: no tokens")
+            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}, not tokens")
         values = {each: some.column(each).flatten() for each in beside}
         for each in beside:
             lengths = [pyarrow.compute.list_value_length(lists).cast("int64") for lists in (some.column(each), rows)]

@@ -24,8 +24,8 @@ LOGIN_NODE_HELP = (
     "(`snakemake --profile profiles/<yours> data`)."
 )
 REFUSED_HELP = (
-    "If it is a set of Hugging Face, accept its terms on its page, then run `hf auth login` once on this machine: "
-    "the token it keeps is used. It never belongs in the configuration."
+    "If it is a Hugging Face data set, accept its terms on its page, then run `hf auth login` once on this machine: "
+    "the token that it saves is used. Never put it in the configuration."
 )
 
 
