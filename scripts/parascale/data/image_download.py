@@ -83,7 +83,7 @@ def encode(pixels, quality):
 
 
 def draw_images(folder, settings):
-    """Write `<folder>/<split>/<class>/<number>.jpg` for every split, cycling through the classes. settings: parascale.settings.formats.Images."""
+    """Write `<folder>/<split>/<class>/<number>.jpg`, cycling through the classes. settings: parascale.settings.formats.Images."""
     counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
     for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
         (folder / split / name).mkdir(parents=True, exist_ok=True)

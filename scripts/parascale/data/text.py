@@ -198,8 +198,8 @@ class Windows:
         return self._samples
 
     def batch(self, indices):
-        """Samples by number: (inputs_BT, labels_BT), int64; if documents are separate, with `starts_of` between them. Padding has input 0 and
-        label IGNORED."""
+        """Samples by number: (inputs_BT, labels_BT), int64; if documents are separate, with `starts_of` between them. Padding has input 0
+        and label IGNORED."""
         starts_B = np.asarray(indices, dtype=np.int64) * self.stride
         # A negative number is very large as unsigned, so one maximum checks both bounds.
         furthest = int(starts_B.view(np.uint64).max(initial=0))

@@ -92,13 +92,13 @@ class WordTokenizer:
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
+        """(the concatenated numbers of several documents, each ended by `<eos>`; the length of each, with its end)."""
         # One split for all documents is several times faster than one for each.
         numbers = self.encode("".join(f"{document} {BOUNDARY} " for document in documents))
         return numbers, np.diff(np.flatnonzero(numbers == END_ID), prepend=-1)
 
     def encode(self, text):
-        """The numbers of a text, without an end mark of its own."""
+        """The numbers of a text, without an end mark."""
         words = (text.lower() if self.lowercase else text).split()
         numbers = map(self._ids.get, words, itertools.repeat(UNKNOWN_ID))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
@@ -132,7 +132,7 @@ class _LibraryTokenizer:
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
+        """(the concatenated numbers of several documents, each ended by `<eos>`; the length of each, with its end)."""
         numbers, lengths = [], []
         if self._hidden:
             self.marks_spelled += sum(len(self._hidden.findall(document)) for document in documents)
@@ -145,7 +145,7 @@ class _LibraryTokenizer:
         return np.array(numbers, dtype=np.int64), lengths
 
     def encode(self, text):
-        """The numbers of a text, without an end mark of its own."""
+        """The numbers of a text, without an end mark."""
         return np.array(self._numbers(self._encoder.encode(text)), dtype=np.int64)
 
     def decode(self, numbers):

@@ -63,8 +63,8 @@ def code_of_run(run: Run) -> str:
 
 
 def modules_of_run(run: Run) -> dict[str, str]:
-    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, and the user's class or
-    the files that describe the model in its folder."""
+    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, and the user's class
+    or the files that describe the model in its folder."""
     if run.workload.is_script:
         return modules_of(files=(run.workload.command, *run.workload.inputs))
     kind = run.workload.model.kind

@@ -184,7 +184,7 @@ def _json_values(path):
 
 
 def csv_rows(path, columns, role, errors="strict"):
-    """(line number, values) of each row of a CSV. Values stay text: libraries would read `NA` as missing and `007` as a number. role: of the
+    """(line number, values) of each row of a CSV. Values stay text: libraries read `NA` as missing and `007` as a number. role: of the
     columns, for the remedy if one is missing. errors: what to do with bytes that are not UTF-8, as in `open`."""
     csv.field_size_limit(1 << 30)
     with _opened(path) as handle:
