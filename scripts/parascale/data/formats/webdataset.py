@@ -31,7 +31,7 @@ class WebDatasetWriter(BlockWriter):
         self.put(padding(len(data)) + header(f"{key}.cls", len(text)) + text + padding(len(text)))
 
     def _key(self, source):
-        """The path in the source without extension or other dots: to WebDataset, the first dot begins the extension."""
+        """The path in the source, its file name without extension and dots: to WebDataset, the first dot begins the extension."""
         folder, name = os.path.split(self.images.name_bytes(source).decode("utf-8", "surrogateescape").lstrip("./"))
         key = os.path.join(folder, os.path.splitext(name)[0].replace(".", "_"))
         while (known := xxhash.xxh3_64_intdigest(os.fsencode(key))) in self._keys:
