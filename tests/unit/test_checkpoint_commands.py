@@ -38,11 +38,11 @@ def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
     assert code == 0 and "GB/s" in told and "MiB of memory" in told
     assert " B done, " in progress
     code, told, _ = command("inspect", tmp_path / "out", "--tensors")
-    assert code == 0 and "whole, every checksum holds" in told and "embedding.tokens.weight  101×32  float32" in told
+    assert code == 0 and "complete, all checksums match" in told and "embedding.tokens.weight  101×32  float32" in told
     with open(tmp_path / "out/model.pt", "r+b") as handle:
         handle.truncate(1000)
     code, told, _ = command("inspect", tmp_path / "out")
-    assert code == 1 and "NOT WHOLE" in told and "model.pt is damaged (1,000 bytes instead of" in told
+    assert code == 1 and "INCOMPLETE OR DAMAGED" in told and "model.pt is damaged (1,000 bytes instead of" in told
     code, _, error = command("convert", tmp_path / "out", tmp_path / "back", "--to", "sharded")
     assert code == 1 and "model.pt is damaged" in error and "Traceback" not in error
     assert not (tmp_path / "back").exists()

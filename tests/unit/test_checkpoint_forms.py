@@ -213,4 +213,4 @@ def test_inspection_tells_origin_and_contents(saved):
     weights = [tensor for name, tensor in metadata.read(saved / "checkpoint").items() if name.startswith("model.")]
     assert held["parameters"] == sum(tensor.numel() for tensor in weights)
     assert held["training_state"] == 3 * held["weights"] == 3 * len(weights)
-    assert "whole, every checksum holds" in as_text(found, tensors=True)
+    assert "complete, all checksums match" in as_text(found, tensors=True)

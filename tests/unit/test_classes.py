@@ -244,7 +244,7 @@ def test_numbers_go_on_from_epoch_to_epoch():
             r"sample 3 has label 3, not 0 to 2 \(2 such samples\)",
         ),
         (Reader(labels=[0, -1, 2, 1, 0, 1]), r"sample 1 has label -1"),
-        (Reader(labels=[0, 1, 0, 1, 0, 1]), r"1 classes without images, as `c`"),
+        (Reader(labels=[0, 1, 0, 1, 0, 1]), r"1 classes without images, such as `c`"),
     ],
 )
 def test_labels_that_cannot_be_are_named(reader, message):

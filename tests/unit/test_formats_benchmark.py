@@ -206,9 +206,9 @@ ADVICE = [
     pytest.param([row("hdf5", 300), row("files", 90, inodes=1_300_000)], "3 inodes instead of 1,300,000", id="inodes"),
     pytest.param([row("hdf5", 300, size=100 * GIB)], "do not stay in 64 GiB of memory", id="larger than the memory"),
     pytest.param([row("hdf5", 300)], "stay in the page cache", id="smaller than the memory"),
-    pytest.param([row("parquet", 300, io="memory")], "memory of its own", id="decoded by each process"),
-    pytest.param([row("hdf5", 300), row("hdf5", 20, "scaled")], "from file to tensor 20 images/s (decoder `scaled`, no workers), 10 a second of a core: decoding takes most", id="decoding"),
-    pytest.param([row("hdf5", 300), row("hdf5", 20, "full"), row("hdf5", 46, "scaled", workers=2), row("arrow", 90, "scaled")], "46 images/s (decoder `scaled`, 2 workers), 23 a second of a core: decoding takes most of the time, so a format that is read faster would gain little; that keeps 2.3 GPUs of this kind busy, which take 20 images/s", id="the faster decoder, and how many devices it feeds"),
+    pytest.param([row("parquet", 300, io="memory")], "its own memory", id="decoded by each process"),
+    pytest.param([row("hdf5", 300), row("hdf5", 20, "scaled")], "from file to tensor 20 images/s (decoder `scaled`, no workers), 10 per core-second: decoding takes most", id="decoding"),
+    pytest.param([row("hdf5", 300), row("hdf5", 20, "full"), row("hdf5", 46, "scaled", workers=2), row("arrow", 90, "scaled")], "46 images/s (decoder `scaled`, 2 workers), 23 per core-second: decoding takes most of the time, so a format that is read faster would gain little; that keeps 2.3 of these GPUs busy: each trains on 20 images/s", id="the faster decoder, and how many devices it feeds"),
 ]  # fmt: skip
 
 

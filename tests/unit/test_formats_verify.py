@@ -31,7 +31,7 @@ def made(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param(lambda samples: itertools.islice(samples, 11), "1 differences:\n.*sample 11 .*own library", id="short"),
+        pytest.param(lambda samples: itertools.islice(samples, 11), "1 differences from its source:\n.*sample 11 .*own library", id="short"),
         pytest.param(lambda samples: itertools.chain(samples, [(b"more", 0)]), "more samples than the manifest has", id="long"),
     ],
 )  # fmt: skip

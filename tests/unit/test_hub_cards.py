@@ -126,7 +126,7 @@ def test_a_card_that_cannot_be_followed_is_named(site, tmp_path, config, message
 
 @pytest.mark.parametrize(
     ("files", "message"),
-    [("data/train.parquet[:50%]", "rows are chosen of files on this machine"), ([5], "must be text")],
+    [("data/train.parquet[:50%]", "select rows only from files on this machine"), ([5], "must be text")],
 )
 def test_files_of_the_hub_are_paths(site, tmp_path, files, message):
     publish(site, {"data/train.parquet": parquet("a")})

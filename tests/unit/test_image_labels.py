@@ -59,7 +59,7 @@ LATIN = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"caf\xe9", b"ba
         (([0, 1],), ([0, 1], "no JSON"), "validation.parquet: the metadata `huggingface` on column `label` cannot be"),
         (([0, 1],), ([0, 1], "[1]"), "validation.parquet: the metadata `huggingface`"),
         (([0, 1], ["a", "a"]), ([0, 1],), "train.parquet: the metadata .*twice"),
-        (([[0, 1], [1]],), ([0, 1],), "train.parquet: column `label` holds list.*several labels an image"),
+        (([[0, 1], [1]],), ([0, 1],), "train.parquet: column `label` holds list.*several labels per image"),
         ((LATIN,), (["a", "b"],), "train.parquet, in the .* not UTF-8 .*Latin-1"),
         ((["caf\u00e9", "cafe\u0301"],), (["a", "b"],), "two classes look alike, 'cafe.u0301' and 'caf.xe9'"),
         ((["None", "b"],), (["b", None],), "validation.parquet: rows with a missing"),

@@ -199,7 +199,7 @@ def edit_index(place, value):
         (megatron, cut_index, r"a\.idx: incomplete Megatron index \([0-9]+ bytes instead of [0-9]+\)"),
         (megatron, edit_index(0, b"x"), "wrong magic number"),
         (megatron, edit_index(34, b"\0"), "its sequences do not lie one after the other"),
-        (megatron, edit_index(17, b"\7"), r"type 7 of its numbers is not one of tokens\. Supported: nanoGPT's"),
+        (megatron, edit_index(17, b"\7"), r"its numbers are of type 7, which tokens are not\. Supported: nanoGPT's"),
         (
             llmc,
             lambda path: llmc(path, 20240522),
@@ -214,7 +214,7 @@ def edit_index(place, value):
         (nanogpt, lambda path: np.uint16([3, SIZE]).tofile(path), "holds 300, but the vocabulary has the numbers 0 to"),
         (numpy_wide, lambda path: np.save(path, np.array([3, -1])), "holds -1, but"),
         (parquet, table(input_ids=[[1], None]), "`input_ids` has missing numbers"),
-        (parquet, table(input_ids=[["a"]]), "or holds string: no tokens"),
+        (parquet, table(input_ids=[["a"]]), "or holds string, not tokens"),
         (parquet, table(input_ids=[[1, 2]], attention_mask=[[1]]), "`attention_mask` is not as long as `input_ids`"),
         (nanogpt, lambda path: path.write_bytes(b"\1"), "has 1 bytes, not 0"),
         (nanogpt, lambda path: nanogpt(path, np.uint32), "looks like numbers of 4 or 8 bytes, not nanoGPT"),

@@ -101,7 +101,7 @@ def test_over_long_documents_and_summaries_are_counted(tmp_path, monkeypatch, ov
             r"no pair of document and summary \(1 rows without document.*columns",
         ),
         ([{"document": "x", "summary": 3}], {}, r"line 1: `summary` is not text but 3"),
-        (["only text"], {}, r"line 1: it is not a mapping with `document` and `summary`"),
+        (["only text"], {}, r"line 1: not a mapping with `document` and `summary`"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, columns, message):

@@ -26,7 +26,7 @@ def test_archives_that_hold_the_same_name_do_not_overwrite_each_other(tmp_path):
     (tmp_path / "out").mkdir()
     unpack(tmp_path / "0.zip", "0.zip", tmp_path / "out")
     unpack(tmp_path / "0.zip", "again.zip", tmp_path / "out")
-    with pytest.raises(DataError, match=r"1\.zip: its `train\.txt` would take the place of another"):
+    with pytest.raises(DataError, match=r"1\.zip: its `train\.txt` would replace another"):
         unpack(tmp_path / "1.zip", "1.zip", tmp_path / "out")
     assert (tmp_path / "out/train.txt").read_text() == "one\n"
 

@@ -143,7 +143,7 @@ def test_subwords_need_a_size(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"train": ""}, "train.txt: empty, so the train split has nothing"),
+        ({"train": ""}, "train.txt: empty, so the train split has no data"),
         ({"test": "\n\n \n"}, "`test` has no text: 3 empty documents"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Checkpoints: sharded, whole or not at all, checked when read, the same names in every layout."""
+"""Sharded checkpoints: written atomically, verified when read, with the same tensor names in every layout."""

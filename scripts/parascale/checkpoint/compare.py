@@ -1,4 +1,4 @@
-"""Compares two checkpoints of any form and layout, tensor by tensor."""
+"""Compare two checkpoints of any form and layout, tensor by tensor."""
 
 import math
 from pathlib import Path
@@ -20,9 +20,9 @@ NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no 
 def compare(one, other, settings):
     """Compare two checkpoints or runs, given by their folders. settings: config Checkpoints (memory, threads, which).
 
-    Returns {tensors, layers, only_in_first, only_in_second, identical}. tensors: a row each, the one that differs
-    most first: name, shape, largest and mean absolute difference, and the 2-norm of the difference over that of the
-    first's tensor. layers: the same, by block.
+    Returns {tensors, layers, only_in_first, only_in_second, identical}. tensors: one row per tensor, the
+    largest relative difference first: name, shape, largest and mean absolute difference, and the 2-norm of the difference
+    divided by that of the first tensor. layers: the same per block.
     """
     places = [_checkpoint_of(Path(folder), settings.which) for folder in (one, other)]
     ours, theirs = (open_source(place, threads=settings.threads).weights for place in places)
@@ -30,7 +30,7 @@ def compare(one, other, settings):
     sums = _differences(pairs, settings, f"{one} and {other}")
     rows = [{"tensor": name, "shape": list(ours[name].shape), **_figures(found)} for name, found in sums.items()]
     layers = {}
-    for name, entry in sums.items():  # by `blocks.<n>`, or the module before it
+    for name, entry in sums.items():  # layer: `blocks.<n>`, or the first part of the name
         parts = name.split(".")
         layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
         layers[layer] = _together(layers.get(layer, NOTHING), entry)
@@ -44,7 +44,7 @@ def compare(one, other, settings):
 
 
 def _checkpoint_of(folder, which):
-    """The checkpoint that a folder is, or that the run in it published."""
+    """The folder itself if it is a checkpoint, else the checkpoint that the run in it published."""
     record = RunFolder(folder).record
     if record.is_file() and not (folder / MANIFEST).is_file():
         run = run_from_dict(read_json(record)["settings"])
@@ -53,7 +53,7 @@ def _checkpoint_of(folder, which):
 
 
 def _pair(name, one, other):
-    """Rows of two tensors of one shape together: (2, rows, …) in fp64."""
+    """Stack two tensors of the same shape: Rows of (2, rows, …) in fp64."""
     if one.shape != other.shape:
         raise CheckpointError(f"tensor {name} has shape {one.shape} in the first, {other.shape} in the second")
     return Rows(
@@ -62,10 +62,10 @@ def _pair(name, one, other):
 
 
 def _differences(pairs, settings, title):
-    """Name → [largest, sum, sum of squares, elements, sum of squares of the first] of the differences."""
+    """Name → [largest, sum, sum of squares, number of elements, sum of squares of the first tensor] of the differences."""
     sums = dict.fromkeys(pairs, NOTHING)
     with Progress(title, "B", 2 * sum(pair.bytes for pair in pairs.values())) as progress:
-        # A pair is several times as large in fp64 as the block that it is counted as.
+        # In fp64 a pair is several times as large as its block is counted.
         streaming = Streaming((settings.memory_mb << 20) // 4, settings.threads, progress)
         for name, _, (one, other) in streaming.blocks({name: pair for name, pair in pairs.items() if pair.bytes}):
             difference = (one - other).abs()
@@ -76,7 +76,7 @@ def _differences(pairs, settings, title):
 
 
 def _together(one, other):
-    """Sums of `_differences` of two parts as those of both; what is not a number stays."""
+    """Combine the sums of `_differences` of two parts; NaN stays NaN."""
     return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])
 
 
@@ -87,12 +87,12 @@ def _figures(sums):
 
 
 def _by_size(row):
-    """Sort key: the largest relative difference first, and before them what is not a number."""
+    """Sort key: NaN first, then the largest relative difference."""
     return (not math.isnan(row["relative"]), -row["relative"])
 
 
 def as_text(result, count=15):
-    """The comparison as a table for people: the `count` tensors and layers that differ most."""
+    """Format the comparison as a table of the `count` tensors and layers that differ most."""
     lines = [f"{'tensor':<48} {'shape':>16} {'largest':>10} {'mean':>10} {'relative':>10}"]
     for row in result["tensors"][:count]:
         shape = "×".join(map(str, row["shape"])) or "–"

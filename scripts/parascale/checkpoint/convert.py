@@ -1,8 +1,8 @@
-"""A checkpoint of one form into others, streaming: whole or not at all, and memory below a bound however large the model.
+"""Convert a checkpoint into other forms: atomic, and streamed, so that memory use is bounded however large the model is.
 
-The target folder holds the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with the
-checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
-What a killed conversion left there goes when the same target is written again, by one process at a time.
+The target folder holds the files of each form (see `source`), the run's `run.json`, and `checkpoint.json`, which is written last and
+has the checksum of each file and the cost of each form. It is written beside its final place and renamed, so it is always complete.
+The next conversion to the same target removes what a killed one left. Only one process at a time writes a target.
 """
 
 import dataclasses
@@ -22,25 +22,23 @@ from parascale.files import atomic_folder, require_space, sync_tree, write_json
 from parascale.lease import Lease
 from parascale.paths import RECORD, RunFolder
 
-SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
+SPARE_BYTES = 16 << 20  # for headers, indexes and the filesystem's rounding
 STATUS = Path("/proc/self/status")
-RESET_PEAK = Path("/proc/self/clear_refs")  # writing 5 sets the peak to the present, proc(5)
+RESET_PEAK = Path("/proc/self/clear_refs")  # writing 5 resets the peak to the current value, proc(5)
 
 
 def convert(folder, target, settings, forms, form=None, tokens_of=None):
-    """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, which is replaced as a
-    whole.
+    """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded); replaces the folder `target`.
 
-    settings: config Checkpoints. form: which form of the source to read, where it holds several. tokens_of: function from a run's
-    record to the Tokens that it learned of, whose tokenizer `transformers` gets, or None. Returns form → {files,
-    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
-    TrainingError that names the process which writes the target, RequirementError where the disk has no room; then the target is not
-    there, or is the one from before.
+    settings: config Checkpoints. form: the form to read if the source has several. tokens_of: function from a run's record to the
+    Tokens that it was trained on, whose tokenizer is written for `transformers`, or None. Returns form → {files, bytes, seconds,
+    peak_memory_bytes}. Raises CheckpointError if the source is incomplete or lacks the form, TrainingError that names the process that
+    is writing the target, RequirementError if the disk has no room; the target is then unchanged.
     """
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
-    # A conversion has its manifest; or not, as Snakemake deletes that before it converts again.
+    # A conversion has a manifest, unless Snakemake deleted it to convert again.
     ours = (target / MANIFEST).is_file() or (RunFolder(target).record.is_file() and forms_in(target))
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
@@ -48,7 +46,7 @@ def convert(folder, target, settings, forms, form=None, tokens_of=None):
     contents = {name: _contents(source, settings, name) for name in forms}
     total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
     with _only_writer(target), atomic_folder(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
-        # Now that what killed conversions left is gone.
+        # Only now are the remains of killed conversions gone.
         require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
         streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
         record = {name: _write(name, partial, source, contents[name], streaming, settings, tokens_of) for name in forms}
@@ -58,7 +56,7 @@ def convert(folder, target, settings, forms, form=None, tokens_of=None):
 
 @contextmanager
 def _only_writer(target):
-    """Hold the lease of a target, in a folder beside it (where earlier versions also wrote, and left what was killed)."""
+    """Hold the target's lease, in a folder beside it (where earlier versions also wrote, and left files when killed)."""
     lease = Lease(target.with_name(f".{target.name}.partial"), "Wait for it, or end it, and convert again.")
     lease.acquire()
     try:
@@ -68,7 +66,7 @@ def _only_writer(target):
 
 
 def _seal(partial, source, record, settings):
-    """Write what makes the folder whole: the run's record, and last the manifest."""
+    """Complete the folder: write the run's record, then the manifest."""
     names = [name for entry in record.values() for name in entry["files"]]
     if source.run_record is not None:
         write_json(partial / RECORD, source.run_record)
@@ -80,7 +78,7 @@ def _seal(partial, source, record, settings):
 
 
 def _contents(source, settings, form):
-    """Contents of a form: stem of a file → name → Rows."""
+    """Contents of a form: file stem → tensor name → Rows."""
     weights = source.weights
     if not weights:
         raise CheckpointError(f"{source.folder} holds no weights")
@@ -93,7 +91,7 @@ def _contents(source, settings, form):
 
 
 def _write(form, folder, source, contents, streaming, settings, tokens_of):
-    """Write one form, flushed to disk; returns its files and what it cost."""
+    """Write one form, flushed to disk; returns its files and its cost."""
     started = time.perf_counter()
     with peak_growth() as memory:
         names = _write_files(form, folder, source, contents, streaming, settings, tokens_of)
@@ -123,7 +121,7 @@ def _write_files(form, folder, source, contents, streaming, settings, tokens_of)
         for name, values in described.items():
             write_json(folder / below / name, values)
             names.append(name)
-        # A matrix that is turned is held whole, so only one is read ahead.
+        # Transposing needs a whole matrix in memory, so only one is read ahead.
         streaming = dataclasses.replace(streaming, threads=1)
     metadata = {"facts": json.dumps(source.facts)}
     if source.run_record is not None:
@@ -135,7 +133,7 @@ def _write_files(form, folder, source, contents, streaming, settings, tokens_of)
 
 @contextmanager
 def peak_growth():
-    """Yield a dict that holds `bytes` afterwards: the peak resident memory above that at the start; None where unknown."""
+    """Yield a dict whose `bytes` is set on exit: the peak resident memory minus that at the start; None if unknown."""
     found = {"bytes": None}
     try:
         RESET_PEAK.write_text("5")

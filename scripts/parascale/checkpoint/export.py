@@ -1,4 +1,4 @@
-"""A checkpoint as `transformers` has it: the model's family knows the names, its tensors get them as they are read."""
+"""Export a checkpoint for `transformers`: the model's family maps the names, and tensors are renamed as they are read."""
 
 import json
 
@@ -13,9 +13,9 @@ from parascale.settings import run_from_dict
 
 
 def config(source, dtype):
-    """`config.json` of a StoredCheckpoint whose weights are written as `dtype`, as plain values.
+    """`config.json` for a StoredCheckpoint whose weights are written as `dtype`, as plain values.
 
-    Raises CheckpointError for settings without an equal there.
+    Raises CheckpointError for settings that `transformers` has no equivalent of.
     """
     workload = _workload(source)
     words = words_of(workload.model.kind)
@@ -24,7 +24,7 @@ def config(source, dtype):
 
 
 def tensors(source, weights):
-    """Name in `transformers` → Rows, of `weights` (our name → Rows)."""
+    """Name in `transformers` → Rows, made from `weights` (our name → Rows)."""
     model = _workload(source).model
     found = {}
     for theirs, (ours, turned) in words_of(model.kind).tensors(model, weights).items():
@@ -34,9 +34,10 @@ def tensors(source, weights):
 
 
 def tokenizer(source, tokens):
-    """File → its values, for `AutoTokenizer`: a text gets the numbers that `tokens` (of data.text) gave it, of which a StoredCheckpoint learned.
+    """File → its values, for `AutoTokenizer`, which then encodes texts as `tokens` (of data.text), the training's data, were encoded.
 
-    Marks in a text, other than `<unk>`, are text here too, unless `data.text.marks: tokens`: `split_special_tokens` keeps the library from all but a unigram model's pieces.
+    Special entries in a text, other than `<unk>`, stay text here too, unless `data.text.marks: tokens`: `split_special_tokens` does this
+    in the library, except for pieces of a unigram model.
     """
     ours = tokens.tokenizer
     if isinstance(ours, NumberTokenizer):
@@ -45,7 +46,7 @@ def tokenizer(source, tokens):
     if isinstance(ours, PretrainedTokenizer):
         state = _renumbered(state, ours)
     end, unknown = (None if number is None else ours.vocabulary[number] for number in (ours.end, ours.unknown))
-    for token in state["added_tokens"]:  # what is unknown is seen in a text
+    for token in state["added_tokens"]:  # `<unk>` is recognised in a text
         token["special"] = (token["special"] or token["content"] == end) and token["content"] != unknown
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -58,7 +59,7 @@ def tokenizer(source, tokens):
 
 
 def _of_words(ours):
-    """A WordTokenizer as the `tokenizers` library writes one."""
+    """A WordTokenizer in the form that the `tokenizers` library writes."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(ours.vocabulary)}, UNKNOWN))
@@ -72,7 +73,7 @@ def _of_words(ours):
 
 
 def _renumbered(state, ours):
-    """The library's files of a PretrainedTokenizer, with our numbers; tokens before a text stay, and no end follows it."""
+    """A PretrainedTokenizer in the library's form, with our numbers. Tokens before a text stay; no end mark is added."""
     from tokenizers import Tokenizer, processors
 
     numbers = {entry: number for number, entry in enumerate(ours.vocabulary)}
@@ -96,16 +97,16 @@ def _no_bias(weight):
 
 
 def _workload(source):
-    """The training that a checkpoint is from."""
+    """The workload that a checkpoint was trained on."""
     if source.run_record is None:
         raise CheckpointError(f"{source.folder}: run.json is needed beside the checkpoint to know the model's settings")
     return run_from_dict(source.run_record["settings"]).workload
 
 
 def words_of(kind):
-    """The module `export` of the family of a model kind, as `families/language/export.py` has it.
+    """The `export` module of a model kind's family, such as `families/language/export.py`.
 
-    Raises CheckpointError for a kind without an equal in `transformers`.
+    Raises CheckpointError for a kind that `transformers` has no equivalent of.
     """
     words = part_of(kind, "export")
     if words is None:

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint, its run and layout, and whether it is whole."""
+"""Describe a checkpoint: its contents, its run and layout, and whether it is complete."""
 
 import math
 from collections import Counter
@@ -10,16 +10,16 @@ from parascale.settings.layout import DEGREES
 
 
 def inspect(folder):
-    """Facts of a checkpoint folder as plain values: {folder, whole, problem, forms: {form: {...}}, run, step, layout, …}.
+    """Describe a checkpoint folder in plain values: {folder, whole, problem, forms: {form: {...}}, run, step, layout, …}.
 
-    `problem` says why a folder is not a complete checkpoint; only a folder that is not there raises CheckpointError.
+    `problem` says why the folder is not a complete checkpoint. Raises CheckpointError only if the folder does not exist.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such checkpoint folder")
     found: dict = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
     try:
-        for form in forms_in(folder) or [None]:  # which says why there is none
+        for form in forms_in(folder) or [None]:  # None: `open_source` says why there is none
             source = open_source(folder, form)
             found["forms"][form] = _contents(source)
             found |= _origin(source)
@@ -59,8 +59,8 @@ def _origin(source):
 
 
 def as_text(found, tensors=False):
-    """The facts for people. tensors: list every tensor too."""
-    lines = [f"{found['folder']}: {'whole, every checksum holds' if found['whole'] else 'NOT WHOLE'}"]
+    """Format the description as text. tensors: list every tensor too."""
+    lines = [f"{found['folder']}: {'complete, all checksums match' if found['whole'] else 'INCOMPLETE OR DAMAGED'}"]
     if found["problem"]:
         lines.append(f"  {found['problem']}")
     if found.get("run"):

@@ -1,4 +1,4 @@
-"""A trained model in one process, whatever layout trained it."""
+"""Load a trained model in one process, whichever layout trained it."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from parascale.settings import run_from_dict
 
 
 def load_run(folder, which="best", converted=None):
-    """(Run, model in evaluation mode, on the CPU) of a finished run's folder.
+    """Load (Run, model in evaluation mode on the CPU) from a finished run's folder.
 
-    which: best | last. converted: folder of a converted checkpoint of that run, in any form, to read instead.
+    which: best | last. converted: folder of a conversion of that run's checkpoint, in any form, to read instead.
     """
     folder, record = Path(folder), RunFolder(folder).record
     if not record.is_file():
@@ -32,7 +32,7 @@ def load_run(folder, which="best", converted=None):
 
 
 class Exported(torch.nn.Module):
-    """A language model in the words of `transformers`, in fp32 and evaluation mode; it is called as ours are."""
+    """A language model that `transformers` loads, in fp32 and evaluation mode; it is called like ours."""
 
     def __init__(self, folder):
         from transformers import AutoModelForCausalLM
@@ -42,7 +42,7 @@ class Exported(torch.nn.Module):
         self.eval()
 
     def forward(self, tokens_BT, *starts):
-        """starts: of each token's document, where documents are separate."""
+        """starts: where each token's document starts, if documents are separate."""
         if not starts:
             return self.theirs(tokens_BT).logits
         mask, places_B1T = documents(starts[0], next(self.theirs.parameters()), True)
@@ -50,9 +50,9 @@ class Exported(torch.nn.Module):
 
 
 def fill(model, tensors, origin):
-    """Fill a whole model with the weights in `tensors` (a tied parameter stands there once), in its own dtypes; for evaluation.
+    """Load the weights in `tensors` (tied parameters once) into a whole model, in its own dtypes; returns it in evaluation mode.
 
-    Raises CheckpointError, which says what `origin` lacks or has too many.
+    Raises CheckpointError that names the tensors that `origin` lacks and the unexpected ones.
     """
     held = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     own, first = model.state_dict(keep_vars=True), {}

@@ -1,4 +1,4 @@
-"""`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksums of every other file and of itself."""
+"""`checkpoint.json`, which marks a folder as a complete checkpoint: written last, with the checksums of every file and of itself."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json
 
 MANIFEST = "checkpoint.json"
-STEP = re.compile(r"step-(\d+)(?:\.old)?")  # the old one of a step that is being written again
+STEP = re.compile(r"step-(\d+)(?:\.old)?")  # `.old`: kept while the same step is being rewritten
 SCHEMA_VERSION = 2
 
 
@@ -20,40 +20,40 @@ def step_folder(folder, step):
 
 
 def step_of(folder):
-    """The number of steps in a checkpoint folder's name; None for another name."""
+    """The step in a checkpoint folder's name; None for any other name."""
     match = STEP.fullmatch(folder.name)
     return match and int(match[1])
 
 
 def whole_checkpoints(folder):
-    """Checkpoint folders below `folder`, the newest step first."""
+    """Complete checkpoints below `folder`, newest step first."""
     found = [entry.parent for entry in Path(folder).glob(f"step-*/{MANIFEST}")]
     return sorted((entry for entry in found if step_of(entry) is not None), reverse=True)
 
 
 def checksum(path):
-    """The hex xxh3 (128 bits) of a file's bytes: guards against accidents, at the speed of memory."""
-    import xxhash  # not before a checkpoint is written or read
+    """128-bit xxh3 of a file, in hex: detects accidental damage, at the speed of memory."""
+    import xxhash  # only when a checkpoint is written or read
 
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def describe_files(folder, names, threads=1):
-    """File name → size in bytes and checksum, for some files of a folder."""
+    """File name → size in bytes and checksum, for the named files of a folder."""
     paths = [Path(folder, name) for name in names]
     described = zip(names, paths, ordered_map(checksum, paths, threads), strict=True)
     return {str(name): {"bytes": path.stat().st_size, "xxh3": found} for name, path, found in described}
 
 
 def write_manifest(folder, facts, files):
-    """Make a written folder a checkpoint. facts: JSON values to keep. files: what `describe_files` gave."""
+    """Complete a checkpoint with its manifest. facts: JSON values to keep. files: from `describe_files`."""
     manifest = {"schema_version": SCHEMA_VERSION, "facts": facts, "files": files}
     write_json(Path(folder) / MANIFEST, manifest | {"xxh3": _seal(manifest)})
 
 
 def read_manifest(folder):
-    """{facts, files} of a checkpoint folder; CheckpointError where it is not one, is damaged, or is named after another step."""
+    """Read {facts, files} of a checkpoint folder. Raises CheckpointError if it is incomplete, damaged, or named after another step."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a complete checkpoint ({MANIFEST} is missing)")
@@ -62,27 +62,27 @@ def read_manifest(folder):
         if manifest.pop("xxh3") != _seal(manifest):
             raise CheckpointError(f"{path} is damaged: its own checksum differs")
         if manifest["schema_version"] != SCHEMA_VERSION:
-            raise CheckpointError(f"{path} is of another version of parascale")
+            raise CheckpointError(f"{path} was written by another version of parascale")
         step, named = manifest["facts"].get("step"), step_of(path.parent)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if named is not None and named != step:
-        raise CheckpointError(f"{path} is of step {step}, unlike the name of its folder")
+        raise CheckpointError(f"{path} is of step {step}, but its folder is named after step {named}")
     return manifest
 
 
 def _seal(manifest):
-    """The checksum of a manifest's values, however they are written down."""
+    """Checksum of a manifest's values, independent of their formatting."""
     import xxhash
 
-    read_back = json.loads(json.dumps(manifest))  # where every key is text
+    read_back = json.loads(json.dumps(manifest))  # turns every key into text
     return xxhash.xxh3_128_hexdigest(json.dumps(read_back, sort_keys=True).encode())
 
 
 def check_files(folder, files, threads=1, unread=()):
-    """Raise CheckpointError that names the first of `files` (name → bytes, xxh3) which is missing or altered.
+    """Raise CheckpointError for the first of `files` (name → bytes, xxh3) that is missing or changed.
 
-    unread: names of files of which only the size is checked.
+    unread: names of files whose size alone is checked.
     """
     folder = Path(folder)
     for name, entry in files.items():

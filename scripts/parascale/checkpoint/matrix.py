@@ -1,20 +1,20 @@
-"""The matrix of conversions for reports: from which layout, into which form, at what cost. Needs no torch."""
+"""The report's table of conversions: from which layout, into which form, at what cost. Needs no torch."""
 
 from pathlib import Path
 
 from parascale.errors import CheckpointError
 from parascale.files import read_json
 
-# Seconds, bytes and peak memory are of the conversion; test_loss (nats) is of the form that was read back.
+# bytes, seconds and peak memory of the conversion; test_loss (nats) of the converted model, read back
 MEASURED = ("bytes", "seconds", "peak_memory_bytes", "identical", "optimizer", "test_loss")
 
 
 def conversions(results):
-    """Rows (plain values), one for each converted and verified form below the folder `results`, sorted by run.
+    """One row (plain values) per converted and verified form below the folder `results`, sorted by run.
 
     Keys: run, layout (the strategy's name), form, dtype (None: as trained), gb_per_second (10⁹ bytes written), MEASURED, and
-    logits_difference (the largest; of a form that another library computes); an unknown figure is None. Raises CheckpointError that
-    names a `verify.json` which cannot be read.
+    logits_difference (the largest; only if another library computes the form). Unknown figures are None. Raises CheckpointError that
+    names a `verify.json` that cannot be read.
     """
     return [row for path in sorted(Path(results, "checkpoints").glob("*/verify.json")) for row in _rows(path)]
 

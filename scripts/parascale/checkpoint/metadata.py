@@ -1,7 +1,7 @@
-"""Sharded checkpoints by torch: tensors in and out, and the index (`.metadata`), which is a pickle, read without running it.
+"""Read and write torch's sharded checkpoints. Their index (`.metadata`) is a pickle; reading it here runs no code from it.
 
-torch reads it with plain `pickle.load`. Here only the few classes of such an index are allowed, and entries
-that are not tensors are refused, because torch unpickles those too.
+torch reads it with plain `pickle.load`. Here only the few classes that an index needs are allowed, and entries
+that are not tensors are refused, because torch would unpickle those too.
 """
 
 import io
@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from parascale.errors import CheckpointError
 
 INDEX = ".metadata"
-ALONE = "torch.distributed is disabled"  # torch's warning that a single process is one, which is as it should be
+ALONE = "torch.distributed is disabled"  # torch's warning in a single process, which is intended
 ALLOWED = {
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",  # recognised, then refused by name
+        "BytesStorageMetadata",  # loaded only to refuse the entry by name
         "ChunkStorageMetadata",
         "Metadata",
         "MetadataIndex",
@@ -39,7 +39,7 @@ DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        if module == "pathlib._local":  # where the classes of paths are in Python 3.13, and only there
+        if module == "pathlib._local":  # only Python 3.13 has the classes of paths there
             module = "pathlib"
         if name in ALLOWED.get(module, ()) or (module == "torch" and name in DTYPES):
             return super().find_class(module, name)
@@ -47,7 +47,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_index(folder):
-    """The `torch.distributed.checkpoint` Metadata of a folder; CheckpointError where it is not one, or holds more than tensors."""
+    """Read the `torch.distributed.checkpoint` Metadata of a folder. Raises CheckpointError unless it is an index of tensors only."""
     path = Path(folder) / INDEX
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a sharded checkpoint ({INDEX} is missing)")
@@ -66,7 +66,7 @@ def read_index(folder):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """torch's reader of sharded checkpoints, with an index that cannot run code. Tensors it loads with weights_only=True."""
+    """torch's reader of sharded checkpoints, but its index cannot run code. torch loads the tensors with weights_only=True."""
 
     def read_metadata(self, *args, **kwargs):
         index = read_index(self.path)
@@ -97,7 +97,7 @@ def tensors(folder):
 
 
 def read(folder, names=None):
-    """Name → whole tensor on the CPU, for some or all of a checkpoint's tensors."""
+    """Load some or all tensors of a checkpoint to the CPU: name → whole tensor."""
     known = tensors(folder)
     names = list(known) if names is None else names
     missing = [name for name in names if name not in known]

@@ -1,6 +1,6 @@
-"""What ranks do together: every outcome, an error too, is every rank's, so that none waits for one that gave up.
+"""Collective calls whose outcome all ranks share, errors too, so that no rank waits for one that gave up.
 
-Each function is called by all ranks of `mesh` (parascale.parallel.Mesh), or by the one process of a mesh without devices.
+All ranks of `mesh` (parascale.parallel.Mesh) call each function, or the single process of a mesh without devices.
 """
 
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from parascale.files import is_full_disk
 
 
 def gather(mesh, value, group=None):
-    """The values of all ranks, on every rank."""
+    """Collect the values of all ranks on every rank."""
     if mesh.devices is None:
         return [value]
     values = [None] * mesh.world_size
@@ -20,7 +20,7 @@ def gather(mesh, value, group=None):
 
 
 def on_rank0(mesh, work):
-    """Do `work` on rank 0; its result, or its error as it is, on every rank."""
+    """Run `work` on rank 0; every rank returns its result, or raises its error unchanged."""
     if mesh.devices is None:
         return work()
     outcome: list = [None, None]
@@ -37,9 +37,9 @@ def on_rank0(mesh, work):
 
 
 def together(mesh, work, failure, group=None):
-    """Do `work` on every rank; an error on one rank is a CheckpointError that names it on all, a FullDiskError if it is one.
+    """Run `work` on every rank; returns the list of all results. If one rank fails, all raise CheckpointError, which names it.
 
-    failure: what an error means, for its message. Returns the list of all ranks' results.
+    A full disk is a FullDiskError instead. failure: words for the message, such as `could not be written`.
     """
     result, reason, full = None, None, False
     try:

@@ -1,11 +1,11 @@
-"""A checkpoint of any form: checked against its checksums, its tensors by name.
+"""Open a checkpoint of any form: verify its checksums and find its tensors by name.
 
 sharded      `.metadata` and `*.distcp` of torch.distributed.checkpoint, as trainings save them
 safetensors  `model.safetensors`, or shards and `model.safetensors.index.json`; `optimizer.safetensors` likewise
 pt           `model.pt` and `optimizer.pt`, as `torch.save` writes a dictionary of tensors
 
-Weights stand under `model.<name>` in the sharded form and under `<name>` in the `model` file of the others; what a training
-needs besides (`optimizer.state.<name>.<moment>`) stands under its full name in the `optimizer` file.
+Weights are named `model.<name>` in the sharded form and `<name>` in the `model` file of the others. The rest of the training
+state (`optimizer.state.<name>.<moment>`) keeps its full name in the `optimizer` file.
 """
 
 import functools
@@ -28,16 +28,16 @@ from parascale.files import read_json
 from parascale.paths import RECORD, RunFolder
 
 WEIGHTS = "model."
-STEMS = {"model": WEIGHTS, "optimizer": ""}  # of files → what stands before their names
+STEMS = {"model": WEIGHTS, "optimizer": ""}  # file stem → prefix of its tensors in the sharded form
 ENDINGS = {"sharded": (INDEX, ".distcp"), "safetensors": (".safetensors", ".safetensors.index.json"), "pt": (".pt",)}
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint whose bytes are those of its manifest.
+    """A checkpoint whose files match its manifest.
 
-    facts: of `checkpoint.json`. run_record: the run's `run.json`, or None where it stands neither in the folder nor beside it. files:
-    names of those of its form. tensors: name → Rows, named as in the sharded form.
+    facts: from `checkpoint.json`. run_record: the run's `run.json` in the folder or its parent, None if neither has one. files: names
+    of the form's files. tensors: name → Rows, named as in the sharded form.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class StoredCheckpoint:
 
 
 def open_source(folder, form=None, threads=2):
-    """The StoredCheckpoint in a folder. form: which to read of several (default: the first of sharded, safetensors, pt).
+    """Open the checkpoint in a folder. form: the one to read of several (default: the first of sharded, safetensors, pt).
 
     Raises CheckpointError that names what is missing, damaged or refused.
     """
@@ -84,7 +84,7 @@ def forms_in(folder):
 
 
 def index_name(stem):
-    """The file that says which shard holds which tensor, as transformers names it."""
+    """The file that maps tensors to shards, as transformers names it."""
     return f"{stem}.safetensors.index.json"
 
 
@@ -101,7 +101,7 @@ def _sharded(folder):
             raise CheckpointError(f"{folder}: the index has no location for {name} at {list(chunk.offsets)}")
         path = folder / place.relative_path
 
-        @functools.cache  # each chunk is a pickle, and there may be 100,000s: it is looked into when it is read
+        @functools.cache  # each chunk is a pickle, and there may be 100,000s: open one only to read it
         def position():
             tensor = _load_places(path, place.offset, place.length)
             if tensor.shape != chunk.sizes or tensor.dtype != dtype:
@@ -147,7 +147,7 @@ def _safetensors(folder):
 
 
 def safetensors_files(folder, stem):
-    """(names of the files, tensor → name) of the model or optimizer as safetensors; without an index, the second is None."""
+    """(file names, tensor → file name) of the model or optimizer as safetensors; the second is None without an index."""
     index = folder / index_name(stem)
     if index.is_file():
         expected = read_json(index)["weight_map"]
@@ -156,12 +156,12 @@ def safetensors_files(folder, stem):
 
 
 def read_header(path):
-    """Name → (dtype, shape, first byte) of a safetensors file; CheckpointError where header and file do not agree.
+    """Name → (dtype, shape, first byte) of a safetensors file. Raises CheckpointError if header and file disagree.
 
-    Format: https://huggingface.co/docs/safetensors (8 bytes of length, JSON, then the tensors without gaps).
+    Format: https://huggingface.co/docs/safetensors (8-byte length, JSON, then the tensors without gaps).
     """
     try:
-        with safe_open(path, "pt"):  # checks the header against itself and the file's size
+        with safe_open(path, "pt"):  # checks that the header is consistent and fits the file's size
             pass
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -180,9 +180,9 @@ def _whole(name, path, shape, dtype, position):
 
 
 def _load_places(path, start, length):
-    """The tensors that `torch.save` wrote into a section of a file, on the meta device: shapes and places are read, numbers are not.
+    """Load tensors that `torch.save` wrote into a section of a file to the meta device: shapes and offsets, but not the data.
 
-    Raises CheckpointError where it is damaged or would need a pickle to run code.
+    Raises CheckpointError if the section is damaged, or would run code when unpickled.
     """
     try:
         with open(path, "rb") as file:
@@ -196,7 +196,7 @@ def _load_places(path, start, length):
 
 
 def _position(path, start, tensor):
-    """The byte of the file at which a tensor of `_load_places` begins."""
+    """The byte of the file at which a tensor from `_load_places` begins."""
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if offset is None or not tensor.is_contiguous():
         raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} is not contiguous")

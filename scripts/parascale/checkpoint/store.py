@@ -1,8 +1,8 @@
-"""Sharded checkpoints of a training in `torch.distributed.checkpoint`'s format.
+"""Save and load sharded checkpoints of a training, in `torch.distributed.checkpoint`'s format.
 
-A checkpoint is a folder `step-<number>` with the shards, their index (`.metadata`) and `checkpoint.json`, which holds
-step, settings and the checksum of every file and is written last: a folder without it is not a checkpoint. Names are those
-of the single process in every layout, and tied parameters stand once, so any layout can load what any other saved.
+A checkpoint is a folder `step-<number>` with the shards, their index (`.metadata`) and `checkpoint.json`, which has the step, the
+settings and every file's checksum and is written last: a folder without it is not a checkpoint. In every layout tensors have the
+names of the single process, and tied parameters are saved once, so any layout can load what any other saved.
 """
 
 import collections
@@ -27,17 +27,16 @@ from parascale.checkpoint.ranks import gather, on_rank0, together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
-BUFFER = 2**30  # bytes of host memory that several tensors share
+BUFFER = 2**30  # bytes of a host buffer that several tensors share
 ALIGNED = 512  # bytes
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Saver:
-    """Saves checkpoints of one training, in step with it or in the background.
+    """Saves checkpoints of one training, synchronously or in the background.
 
-    asynchronous: training waits only until the state is copied to host memory; a thread writes it, over a process group of
-    its own, because two threads must not talk over one. At most one save is under way. Every rank makes one, and every call
-    is collective.
+    asynchronous: training waits only until the state is copied to host memory. A thread then writes it, over its own process group,
+    because two threads must not share one. At most one save runs at a time. Every rank has a Saver, and every call is collective.
     """
 
     def __init__(self, mesh, asynchronous):
@@ -47,10 +46,10 @@ class Saver:
         self.copies = {}  # name → tensor in host memory
 
     def save(self, folder, model, optimizers, facts, after=None):
-        """Write the checkpoint `folder`, whole or not at all.
+        """Write the checkpoint `folder` atomically.
 
-        model: ParallelModel. optimizers: one a part, or empty to save the weights alone. facts: JSON values to keep beside.
-        after: called on rank 0 once the checkpoint is whole. An error of a save in the background is raised by the next call.
+        model: ParallelModel. optimizers: one per model part, or empty to save only the weights. facts: JSON values for the manifest.
+        after: called on rank 0 once the checkpoint is complete. If a background save fails, the next call raises its error.
         """
         self.wait()
         state = state_dict(model, optimizers)
@@ -63,7 +62,7 @@ class Saver:
         self.thread.start()
 
     def wait(self):
-        """Until nothing is being written; raises the error of the save that was under way, on every rank."""
+        """Wait for the save under way; raises its error on every rank."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -73,9 +72,9 @@ class Saver:
 
     @torch.no_grad()
     def _copied(self, state):
-        """The state in host memory that is kept for the next save: the kernel clears memory that is new, as long as a copy takes.
+        """Copy the state to host memory that all saves reuse: the kernel zeroes new memory, which takes as long as a copy.
 
-        A GPU's goes into pinned memory, one copy right after the other, and the host waits once, for the last.
+        From a GPU it goes into pinned memory, one copy right after the other, and the host waits only for the last.
         """
         self.copies |= host_places({name: value for name, value in state.items() if name not in self.copies})
         for name, value in state.items():
@@ -98,18 +97,18 @@ class Saver:
             self._together(lambda: _seal(partial, folder, facts, merged) if lead else None)
         except ParascaleError:
             if lead:
-                # A full disk must not keep the run from recording why it ended.
+                # Free the space: a full disk must not keep the run from recording why it ended.
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         self._together(lambda: after() if lead and after is not None else None)
 
     def _write_files(self, partial, state):
-        """Write the state into `partial`; returns size and checksum of every file that the ranks wrote."""
+        """Write the state into `partial`; returns size and checksum of every file of all ranks."""
         rank = self.mesh.rank
         local = [value.to_local() if isinstance(value, DTensor) else value for value in state.values()]
         held = self._together(lambda: sum(value.nbytes for value in local))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
-        # To copy ahead, torch waits for the GPU's current stream wherever there is a GPU, for copies in host memory too: the training's.
+        # With copy-ahead, torch waits for the GPU's current stream, the training's, even if the tensors are in host memory.
         writer = dcp.FileSystemWriter(partial, overwrite=True, per_thread_copy_ahead=0)
         self._together(lambda: save_tensors(state, writer, self.group))
         index = [INDEX] if rank == 0 else []
@@ -123,17 +122,17 @@ class Saver:
 
 
 def check(folder, mesh):
-    """The facts of a checkpoint of which every byte is as it was written. Called by every rank; CheckpointError on all otherwise."""
+    """Verify every byte of a checkpoint; returns its facts. Every rank calls it; if it is damaged, all raise CheckpointError."""
     manifest = on_rank0(mesh, lambda: read_manifest(folder))
-    share = dict(list(manifest["files"].items())[mesh.rank :: mesh.world_size])  # together the ranks read each once
+    share = dict(list(manifest["files"].items())[mesh.rank :: mesh.world_size])  # the ranks share the files
     together(mesh, lambda: check_files(folder, share), "cannot be loaded")
     return manifest["facts"]
 
 
 def load(folder, model, optimizers):
-    """Fill model and optimizers from a whole checkpoint of any layout. Called by every rank; returns its facts.
+    """Load a checkpoint of any layout into model and optimizers; returns its facts. Called by every rank.
 
-    Raises CheckpointError, on every rank, for a folder that is damaged or that another model saved.
+    Raises CheckpointError, on every rank, if the checkpoint is damaged or another model's.
     """
     mesh = model.mesh
     facts = check(folder, mesh)
@@ -141,7 +140,7 @@ def load(folder, model, optimizers):
     shapes = {name: list(value.shape) for name, value in state.items()}
     wanted = dict(collections.ChainMap(*gather(mesh, shapes)))
     together(mesh, lambda: _check_names(folder, wanted), "cannot be loaded")
-    # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
+    # If ranks keep their own states, these include the weights; the shared weights would be read into the same tensors.
     own = _own_prefix(model, optimizers)
     state = {key: value for key, value in state.items() if key.startswith(own)}
     together(mesh, lambda: load_tensors(state, folder, process_group=mesh.host_group), "cannot be loaded")
@@ -157,10 +156,10 @@ def load(folder, model, optimizers):
 
 
 def state_dict(model, optimizers):
-    """Name → tensor of everything that this rank holds, tied parameters once.
+    """Name → tensor of this rank's state, tied parameters once.
 
-    Tensors only: settings of the optimizer come from the configuration, and nothing needs unpickling to be read.
-    Where ranks train apart (local SGD), each keeps its own state beside the shared weights, under `ranks.<rank>.`.
+    Tensors only: the optimizer's settings come from the configuration, and loading needs no unpickling.
+    If ranks train separately (local SGD), each also saves its own state, under `ranks.<rank>.`.
     """
     state = {}
     for number, part in enumerate(model.parts):
@@ -175,10 +174,10 @@ def state_dict(model, optimizers):
 
 
 def host_places(state):
-    """Name → where in host memory the copy of a tensor goes: its place in one of a few buffers, pinned if tensors are on a GPU.
+    """Allocate host memory for copies of tensors: name → its place in one of a few buffers, pinned if tensors are on a GPU.
 
-    torch rounds each pinned buffer up to a power of two, tensor by tensor 106 GB for the 81 of a Llama of 7 B. So a buffer is that
-    large, and holds the largest tensors that still fit. Each copy has a storage of its own size: of a larger one torch would save a copy.
+    torch rounds each pinned buffer up to a power of two: with one per tensor, 106 GB for the 81 GB of a 7 B Llama. So a buffer has such
+    a size, and holds the largest tensors that still fit. A copy's storage has exactly its size: torch would save a copy of a larger one.
     """
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     needed = {name: -(-value.nbytes // ALIGNED) * ALIGNED for name, value in local.items()}
@@ -204,12 +203,12 @@ def host_places(state):
 
 
 def _own_prefix(model, optimizers):
-    """Prefix of the names in this rank's own state; empty where ranks share one state."""
+    """Prefix of the names in this rank's own state; empty if ranks share one state."""
     return f"ranks.{model.mesh.rank}." if model.ranks_differ and optimizers else ""
 
 
 def _part_state(part, optimizer):
-    """Everything of one part under its own names: `model.<name>`, `optimizer.state.<name>.<moment>`, `optimizer.param_groups...`."""
+    """The state of one part under its own names: `model.<name>`, `optimizer.state.<name>.<moment>`, `optimizer.param_groups...`."""
     entries = {f"model.{name}": value for name, value in get_model_state_dict(part, options=OPTIONS).items()}
     if optimizer is not None:
         moments = get_optimizer_state_dict(part, optimizer, options=OPTIONS)
@@ -222,7 +221,7 @@ def _below(prefix, entries):
 
 
 def _first_name(key, tied):
-    """A key under the first name of the parameter it speaks of."""
+    """Rename the key of a tied parameter to the parameter's first name."""
     for second, first in tied.items():
         for prefix in ("model.", "optimizer.state.", "optimizer.param_groups."):
             if key == prefix + second or key.startswith(f"{prefix}{second}."):
@@ -231,7 +230,7 @@ def _first_name(key, tied):
 
 
 def _check_names(folder, wanted):
-    """Raise CheckpointError unless the checkpoint holds what the model wants (name → shape), and no weights besides."""
+    """Raise CheckpointError unless the checkpoint has what the model needs (name → shape) and no other weights."""
     held = {name: list(entry.size) for name, entry in read_index(folder).state_dict_metadata.items()}
     problems = [f"missing {name}" for name in wanted if name not in held]
     problems += [f"unexpected {name}" for name in held if name.startswith("model.") and name not in wanted]
@@ -239,7 +238,7 @@ def _check_names(folder, wanted):
     problems += [f"{name} has shape {held[name]} instead of {wanted[name]}" for name in odd]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(f"{folder} is of another model: {'; '.join(problems[:3])}{more}")
+        raise CheckpointError(f"{folder} does not fit the model: {'; '.join(problems[:3])}{more}")
 
 
 def _prepare(partial, needed_bytes):
@@ -249,7 +248,7 @@ def _prepare(partial, needed_bytes):
 
 
 def _seal(partial, folder, facts, files):
-    """Make a written folder a checkpoint: manifest last, flushed, renamed."""
+    """Complete a checkpoint: write the manifest, flush, rename."""
     write_manifest(partial, facts, files)
     sync_tree(partial)
     if folder.exists():

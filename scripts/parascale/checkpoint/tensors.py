@@ -1,6 +1,6 @@
-"""Tensors whose rows are read on demand, a few at a time, so that a checkpoint streams below a bound of memory.
+"""Tensors whose rows are read on demand, a few at a time, so that a checkpoint streams within a memory limit.
 
-Rows are entries of the first dimension; a tensor without dimensions counts as one row.
+A row is an entry of the first dimension; a tensor without dimensions counts as one row.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from parascale.data.pool import ordered_map
 from parascale.errors import CheckpointError
 
-# Larger blocks get fresh memory, which the kernel clears first: blocks of 42 MiB took 6 times the processor time of 4 MiB.
+# Larger blocks get fresh memory, which the kernel zeroes first: blocks of 42 MiB took 6 times the CPU time of 4 MiB.
 LARGEST_BLOCK = 4 << 20
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
@@ -23,7 +23,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 class Rows:
     """A tensor whose rows are read on demand.
 
-    rows: function (first, last) → rows `first` to before `last`, on the CPU. indivisible: they are read all at once.
+    rows: function (first, last) → rows `first` … `last − 1`, on the CPU. indivisible: all rows are read at once.
     """
 
     shape: tuple
@@ -44,8 +44,7 @@ class Rows:
 
 
 class Piece(NamedTuple):
-    """A block of a tensor that lies contiguously in a file. position: function → its first byte. offsets, sizes: its place in the tensor,
-    by dimension."""
+    """A block of a tensor, contiguous in a file. position: function that returns its first byte. offsets, sizes: per tensor dimension."""
 
     path: Path
     position: Callable
@@ -54,7 +53,7 @@ class Piece(NamedTuple):
 
 
 def stored(name, shape, dtype, pieces):
-    """The Rows of a tensor on disk; CheckpointError unless the pieces cover it."""
+    """The Rows of a tensor on disk. Raises CheckpointError unless the pieces cover it."""
     shape = tuple(shape)
     covered = sum(math.prod(piece.sizes) for piece in pieces)
     if covered != math.prod(shape):
@@ -81,7 +80,7 @@ def stored(name, shape, dtype, pieces):
 
 
 def _read_into(memory, path, position):
-    """Fill `memory` from byte `position` of a file on. Opened for each block: a checkpoint may have more files than a process may open."""
+    """Fill `memory` from byte `position` of a file. Opens it anew: a checkpoint may have more files than a process may open."""
     with open(path, "rb", buffering=0) as file:
         file.seek(position)
         while memory:
@@ -97,13 +96,13 @@ def as_memory(tensor):
 
 
 def cast(tensor, dtype):
-    """A tensor in another floating dtype, rounded to the nearest; other numbers keep their dtype."""
+    """Convert a floating-point tensor to another dtype, rounded to nearest; other tensors keep their dtype."""
     dtype = dtype if tensor.dtype.is_floating_point else tensor.dtype
     return Rows(tensor.shape, dtype, lambda first, last: tensor.rows(first, last).to(dtype), tensor.indivisible)
 
 
 def joined(parts, turned):
-    """Tensors joined along their rows; transposed where `turned`."""
+    """Concatenate tensors along their rows; turned: then transpose."""
     shape = (sum(part.count for part in parts), *parts[0].shape[1:])
 
     def rows(first, last):
@@ -115,8 +114,8 @@ def joined(parts, turned):
 
 @dataclass(frozen=True)
 class Streaming:
-    """How tensors are read. memory_bytes: bound on all blocks in flight; a single row or an indivisible tensor may be
-    larger. progress: counts bytes."""
+    """Reads tensors in blocks. memory_bytes: limit for all blocks in flight; a single row or an indivisible tensor may
+    exceed it. progress: counts bytes."""
 
     memory_bytes: int
     threads: int
@@ -124,7 +123,7 @@ class Streaming:
     largest_block: int = LARGEST_BLOCK
 
     def blocks(self, tensors):
-        """Yield (name, first row, contiguous rows) through `tensors` (name → Rows), in their order, each at least once."""
+        """Yield (name, first row, contiguous rows) for `tensors` (name → Rows) in order, at least one block of each."""
 
         def read(task):
             name, first, last = task
@@ -135,7 +134,7 @@ class Streaming:
             self.progress.add(block.nbytes)
 
     def _tasks(self, tensors):
-        # threads + 1 blocks are in flight, each twice while its columns or dtype change.
+        # threads + 1 blocks are in flight, each twice while columns are copied or the dtype is converted.
         block_bytes = max(1, min(self.largest_block, self.memory_bytes // (2 * (self.threads + 1))))
         for name, tensor in tensors.items():
             whole = tensor.indivisible or not tensor.bytes

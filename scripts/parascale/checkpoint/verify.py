@@ -1,4 +1,4 @@
-"""Proof that converted checkpoints are the model that was trained: every tensor to the bit, and the loss on the test split.
+"""Verify that a converted checkpoint is the trained model: compare every tensor bit for bit, and the loss on the test split.
 
 Each form is read by the library it is made for (safetensors, `torch.load`, `transformers`), not by the code that wrote it.
 """
@@ -26,16 +26,16 @@ from parascale.settings.layout import DEGREES
 
 SCHEMA_VERSION = 1
 EVALUATION_BATCH = 32  # samples; the loss does not depend on it
-LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers adds a product's terms in another order
+LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers sums in another order
 
 
 def verify(source, folder, data):
     """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
-    Returns what `verify.json` holds: {run, strategy, layout, step, dtype, test_loss, forms: {form: {identical, differs, tensors,
-    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds exactly the tensors that were asked for, to the bit
-    (rounded where another dtype was asked for); a transformers folder, if its logits are ours. Raises CheckpointError where files
-    are missing or altered.
+    Returns the values of `verify.json`: {run, strategy, layout, step, dtype, test_loss, forms: {form: {identical, differs, tensors,
+    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it has exactly the requested tensors, bit for bit (rounded
+    if another dtype was requested); a transformers folder, if its logits match ours. Raises CheckpointError if files are missing or
+    changed.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -64,7 +64,7 @@ def verify(source, folder, data):
 
 
 def require_identical(result):
-    """Raise CheckpointError that names the first tensors of the first form which is not the source."""
+    """Raise CheckpointError for the first form that differs from the source, naming tensors."""
     for form, found in result["forms"].items():
         if not found["identical"]:
             differs = ", ".join(found["differs"][:5])
@@ -72,7 +72,7 @@ def require_identical(result):
 
 
 def load_form(folder, form):
-    """Name → tensor of all that a form holds, read by the form's own library; weights under `model.`."""
+    """Name → tensor for all tensors of a form, read by the form's own library; weights under `model.`."""
     folder = Path(folder)
     if form == "sharded":
         return metadata.read(folder)
@@ -87,7 +87,7 @@ def load_form(folder, form):
 
 
 class _Judge:
-    """Compares forms with the tensors of a source, and evaluates each with one and the same code."""
+    """Compares forms with the tensors of a source, and evaluates all with the same code."""
 
     def __init__(self, run, expected, data):
         self.run, self.expected = run, expected
@@ -123,11 +123,11 @@ class _Judge:
         }
 
     def _model(self, tensors):
-        """The whole model on the CPU in fp32 with the given weights (fp64 where they are)."""
+        """The whole model on the CPU with the given weights, in fp32, or fp64 if they are."""
         workload = self.run.workload
         model = build_model(workload.model, self.outputs, *workload.sizes)
         if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
-            model.double()  # counters of batch norm stay whole numbers
+            model.double()  # batch norm's counters stay integers
         return fill(model, tensors, "the converted checkpoint")
 
     def _loss(self, model):
@@ -141,7 +141,7 @@ def _is_weight(name):
 
 
 def same_bits(one, other):
-    """Whether two tensors have the same dtype, shape and bytes (so a NaN equals itself, and 0.0 is not -0.0)."""
+    """True if two tensors have the same dtype, shape and bytes (so a NaN equals itself, and 0.0 is not -0.0)."""
     if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
         return False
     one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))

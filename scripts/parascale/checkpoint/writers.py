@@ -1,4 +1,4 @@
-"""Writing tensors as one form or another, a block of rows at a time, so that none is ever whole in memory.
+"""Write tensors in each form, a block of rows at a time, so that no tensor is ever whole in memory.
 
 Each writer takes a folder, `tensors` (name → Rows) and a Streaming, and returns the name or names of the files it made.
 """
@@ -32,16 +32,16 @@ from parascale.errors import CheckpointError
 from parascale.files import open_flushed, write_json
 
 SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
-CHUNK_BYTES = 16 << 20  # of a sharded checkpoint: whoever loads it plans with every chunk, so they are not too many
-ALIGNMENT = 64  # bytes; where torch.save puts tensors, so that they can be mapped into memory
+CHUNK_BYTES = 16 << 20  # in a sharded checkpoint: a loader plans every chunk, so there must not be too many
+ALIGNMENT = 64  # bytes; torch.save aligns tensors so, to make them memory-mappable
 
 
 def write_safetensors(folder, stem, tensors, streaming, limit_bytes, metadata):
-    """Write `<stem>.safetensors`; beyond `limit_bytes`, shards and an index, named as transformers names them.
+    """Write `<stem>.safetensors`; beyond `limit_bytes`, shards and an index, named as in transformers.
 
-    metadata: text → text, kept in every file's header. A tensor beyond the limit has a file of its own.
+    metadata: text → text, kept in every file's header. A tensor beyond the limit gets its own file.
     """
-    # With the larger dtypes first, every tensor is aligned to its dtype, as the safetensors library writes them.
+    # Larger dtypes first, as in the safetensors library: every tensor is then aligned to its dtype.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     split = split_state_dict_into_shards_factory(
         {name: tensors[name] for name in names},
@@ -76,7 +76,7 @@ def _write_safetensors_file(path, tensors, streaming, metadata):
 def write_pt(folder, stem, tensors, streaming):
     """Write `<stem>.pt`: a dictionary of tensors that `torch.load(weights_only=True)` reads, also with mmap=True.
 
-    As torch.save writes it: a zip archive of uncompressed members, a pickle first and then one member a tensor.
+    In torch.save's format: a zip archive of uncompressed members, a pickle first and then one member per tensor.
     """
     path, pickled = folder / f"{stem}.pt", io.BytesIO()
     empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in tensors.items()}
@@ -93,7 +93,7 @@ def write_pt(folder, stem, tensors, streaming):
 
 
 class _MetaPickler(pickle.Pickler):
-    """Pickles meta tensors, which take no memory, as torch.save pickles tensors: their storages by number."""
+    """Pickles meta tensors, which take no memory, as torch.save does: their storages by number."""
 
     def __init__(self, file, protocol):
         super().__init__(file, protocol)
@@ -113,11 +113,10 @@ class _MetaPickler(pickle.Pickler):
 
 
 def _open_member(archive, name, size):
-    """A member to write into, whose bytes begin at a multiple of ALIGNMENT."""
+    """Open a member for writing, whose data begins at a multiple of ALIGNMENT."""
     entry = zipfile.ZipInfo(name)
     entry.file_size = size
-    # An extra field (two bytes of identity, two of length) fills the gap; one of 8 and 16 bytes comes before it where
-    # sizes need 64 bits, which is asked for always.
+    # An extra field (two bytes of id, two of length) fills the gap. Another one, of 20 bytes, has 64-bit sizes.
     fixed = archive.start_dir + 30 + len(name.encode()) + 20 + 4
     padding = -fixed % ALIGNMENT
     entry.extra = b"FB" + struct.pack("<H", padding) + b"\0" * padding
@@ -125,9 +124,9 @@ def _open_member(archive, name, size):
 
 
 def write_sharded(folder, tensors, streaming):
-    """Write `.metadata` and one `.distcp` file of torch.distributed.checkpoint. A block is a chunk, which any layout loads.
+    """Write `.metadata` and one `.distcp` file of torch.distributed.checkpoint. A block is a chunk, which any layout can load.
 
-    `dcp.save` would hold the last chunk of every tensor until its file ends.
+    `dcp.save` would keep the last chunk of every tensor in memory until its file is complete.
     """
     streaming = dataclasses.replace(streaming, largest_block=CHUNK_BYTES)
     name_of_file, places = "__0_0.distcp", {}

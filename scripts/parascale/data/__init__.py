@@ -1,1 +1,1 @@
-"""From raw data to what a training reads. Imports no torch, so that login nodes prepare data without it."""
+"""Prepare raw data for training. Imports no torch, so that login nodes can prepare data without it."""

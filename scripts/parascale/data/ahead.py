@@ -1,7 +1,7 @@
-"""Reading ahead by plan: threads read batches before they are needed, some megabytes at a time.
+"""Planned read-ahead: threads read batches before they are needed, some megabytes at a time.
 
-The samples of several batches are read together, in their order on disk, near ones in one piece. Memory holds two such windows at
-most, and what the consumer keeps.
+The samples of several batches (a window) are read together, in disk order, neighbours in one piece. At most two windows are in
+memory, plus whatever the consumer keeps.
 """
 
 from collections import deque
@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-THREADS = 64  # reads under way: with 20 ms each, enough for 350 MB/s in samples of 110 kB
-WINDOW_BYTES = 32 << 20  # read together; the first windows are smaller, so that the first batch comes soon
+THREADS = 64  # concurrent reads: at 20 ms each, enough for 350 MB/s in samples of 110 kB
+WINDOW_BYTES = 32 << 20  # of a window; the first ones are smaller, so that the first batch comes soon
 FIRST_BYTES = 1 << 20
-NEAR_BYTES = 32 << 10  # between two samples: read with them, since another request takes longer
-PIECE_BYTES = 1 << 20  # of one read at most, unless a sample is larger
+NEAR_BYTES = 32 << 10  # a gap up to this is read too, since another request takes longer
+PIECE_BYTES = 1 << 20  # largest read, unless a sample is larger
 
 
 def read_ahead(reader, chosen, threads=THREADS, most=WINDOW_BYTES):
     """Yield (numbers, list of the samples' bytes) for each array of sample numbers in `chosen`, in that order.
 
-    reader: of parascale.data.formats. threads: most reads at once. most: bytes of a window.
+    reader: from parascale.data.formats. threads: most concurrent reads. most: largest window in bytes.
     """
     reader.require_open()  # once, before threads need it
     pool, waiting = ThreadPoolExecutor(threads), deque()
@@ -36,7 +36,7 @@ def read_ahead(reader, chosen, threads=THREADS, most=WINDOW_BYTES):
 
 
 def pieces(reader, numbers):
-    """Sample numbers as lists that are read at once: by shard and place, near ones together."""
+    """Group sample numbers into lists that are each read at once: sorted by shard and place, neighbours together."""
     rows = reader.samples[numbers]
     order = np.lexsort((rows["offset"], rows["shard"]))
     numbers, rows = numbers[order], rows[order]

@@ -1,4 +1,4 @@
-"""The benchmark of a dataset's formats: its cases, the rows that they give, and what the machine can do at best."""
+"""Benchmark a dataset's formats: the cases, their results as rows, and the best rates of the machine."""
 
 import dataclasses
 import itertools
@@ -26,22 +26,22 @@ COLUMNS = (
 )  # fmt: skip
 DISK, SHARED_MEMORY = "disk", "shm"
 BLOCK_BYTES, COPY_BYTES = 8 << 20, 256 << 20
-GOOD_ENOUGH = 0.7  # of the fastest; among formats above it, PREFERENCE decides
+GOOD_ENOUGH = 0.7  # as a share of the fastest; among formats above it, PREFERENCE decides
 PREFERENCE = ("flat", *IMAGE_FORMATS, *TOKEN_FORMATS)
 
 
 def benchmark(dataset, folders, settings, training):
     """Measure formats, the unconverted tokens (`flat`) among them; returns rows of COLUMNS.
 
-    settings: parascale.settings.formats.Loaders. training: of the training that takes the samples: an ImageTraining, or one with a
-    `window`. Raises RequirementError, before anything is measured, where a copy in shared memory does not fit.
+    settings: parascale.settings.formats.Loaders. training: settings of the training that reads the samples: an ImageTraining, or one
+    with a `window`. Raises RequirementError, before measuring anything, if a copy does not fit in shared memory.
     """
     copied = [Path(folder) for folder in folders if settings.shared_memory and not _is_text(training)]
     for folder in copied:
         require_room(folder)
     rows = _run(dataset, [(folder, DISK, case) for folder in folders for case in cases_of(folder, settings, training)])
     for folder in copied:
-        # Raw files lie where the user has them, so their copy would be of another kind.
+        # Raw files stay where the user has them; a copy of their list would measure the same files.
         wanted = [
             case for case in cases_of(folder, settings, training) if case.cache == "warm" and case.format != "files"
         ]
@@ -53,14 +53,14 @@ def benchmark(dataset, folders, settings, training):
 
 
 def cases_of(folder, settings, training):
-    """Yield every case of one format: bytes by access, cache and call, and tensors by cache, decoder and number of workers."""
+    """Yield all cases of one format: raw bytes by access, cache and system call, and tensors by cache, decoder and workers."""
     limits = {key: getattr(settings, key) for key in ("samples", "seconds", "repeats")}
     name = "flat" if Path(folder).name == "flat" else read_manifest(folder)["format"]
     case = Case(str(folder), name, "random", "warm", "mmap", **limits)
     caches = ("warm", "cold") if settings.cold else ("warm",)
     if _is_text(training):
         case, calls, decoders = dataclasses.replace(case, window=training.window), ("mmap",), []
-        if not tokens_are_mapped(name):  # decoded as they are opened, and in memory from then on
+        if not tokens_are_mapped(name):  # decoded into memory when opened
             caches, calls = ("warm",), ("memory",)
     else:
         reader = image_format(name).Reader
@@ -82,8 +82,8 @@ def write_rows(path, rows):
 
 
 def best_ceilings(folders):
-    """Best rates of this machine, in bytes a second: `preadv`, the beginning of the largest file below the folders from the
-    page cache, and `memcpy`, memory to memory, each the best of a few times; with the file's `filesystem`."""
+    """Best rates of this machine in bytes per second, each the best of a few tries: `preadv` reads the beginning of the largest file below
+    the folders from the page cache, `memcpy` copies memory. With the file's `filesystem`."""
     files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     buffer = bytearray(BLOCK_BYTES)
@@ -102,7 +102,7 @@ def best_ceilings(folders):
 
 
 def _best_rate(work, repeats=4):
-    """Bytes a second of the fastest of a few calls that return their bytes."""
+    """Bytes per second of the fastest of a few calls; `work` returns its bytes."""
     best = 0.0
     for _ in range(repeats):
         start = time.perf_counter()
@@ -116,9 +116,9 @@ def _is_text(training):
 
 
 def _run(dataset, cases):
-    """Measure each case, one at a time in a process of its own, since they would disturb each other."""
+    """Measure the cases one at a time, each in a fresh process, because they would disturb each other."""
     rows = []
-    server = get_context("forkserver")  # it has imported what a case needs, and nothing else: a fresh process is quick
+    server = get_context("forkserver")  # it imports what cases need once, so that processes start fast
     formats = [f"parascale.data.formats.{name}" for name in IMAGE_FORMATS]
     server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *formats])
     with (
@@ -135,14 +135,14 @@ def _run(dataset, cases):
 
 
 def _costs(folder, name):
-    """Costs of writing and keeping a format; that of writing is None where it is unknown."""
+    """Costs of writing and keeping a format. Costs of writing are None if unknown."""
     costs = [read_json(path) for path in sorted(folder.rglob("cost.json"))]
     written = {
         f"write_{key}": sum(cost[key] for cost in costs) if costs else None for key in ("seconds", "cpu_seconds")
     }
     if name == "flat":
         files = read_json(folder / "manifest.json")["files"].values()
-        # Its manifest and its folder count too.
+        # + 2: its manifest and its folder
         return {**written, "inodes": len(files) + 2, "bytes": sum(facts["bytes"] for facts in files)}
     manifest = read_manifest(folder)
     size = manifest["sample_bytes" if name == "files" else "bytes"]
@@ -150,10 +150,10 @@ def _costs(folder, name):
 
 
 def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
-    """(format to take, why in a sentence).
+    """Recommend a format: (its name, the reason in a sentence).
 
-    rows: of the benchmark. unit: what a sample is, `images` or `windows`. memory_bytes: of the machine (default: this one's).
-    taken: samples a second that one of `devices` trains on if it waits for none, where that is known.
+    rows: from the benchmark. unit: of samples, `images` or `windows`. memory_bytes: of the machine (default: this one).
+    taken: samples per second that one of `devices` trains on if it never waits for data, if known.
     """
     memory = memory_bytes or psutil.virtual_memory().total
     best = _best([row for row in rows if not row["decoder"] and row["access"] == "random"])
@@ -170,7 +170,7 @@ def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
         parts[0] += f", {speeds[chosen] / speeds['files']:.1f} times as many as the raw files"
         parts.append(f"{row['inodes']:,} inodes instead of {best['files']['inodes']:,}")
     if row["io"] == "memory":
-        parts.append(f"each process decodes all of it into memory of its own, {row['bytes'] / 2**20:,.0f} MiB on disk")
+        parts.append(f"each process decodes all of it into its own memory, {row['bytes'] / 2**20:,.0f} MiB on disk")
     elif row["bytes"] < memory / 2:
         stay = f"its {row['bytes'] / 2**20:,.0f} MiB stay in the page cache after the first epoch"
         parts.append(f"{stay} ({memory / 2**30:,.0f} GiB of memory), shared by all processes of a node")
@@ -183,18 +183,18 @@ def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
     if decoded:
         rate, a_core = decoded["samples_per_second"], decoded["samples"] / decoded["cpu_seconds"]
         workers = f"{decoded['workers']} worker{'s' * (decoded['workers'] > 1)}" if decoded["workers"] else "no workers"
-        by = f"(decoder `{decoded['decoder']}`, {workers}), {a_core:,.0f} a second of a core"
+        by = f"(decoder `{decoded['decoder']}`, {workers}), {a_core:,.0f} per core-second"
         parts.append(f"from file to tensor {rate:,.0f} {unit}/s {by}")
         if rate < speeds[chosen] / 2:
             parts[-1] += ": decoding takes most of the time, so a format that is read faster would gain little"
         if taken:
             parts.append(
-                f"that keeps {rate / taken:,.1f} {devices} of this kind busy, which take {taken:,.0f} {unit}/s each by the plan"
+                f"that keeps {rate / taken:,.1f} of these {devices} busy: each trains on {taken:,.0f} {unit}/s by the plan"
             )
     return chosen, "; ".join(parts) + "."
 
 
 def _best(rows):
-    """format → its fastest row from a warm cache on disk."""
+    """format → its fastest row with a warm cache, on disk."""
     rows = [row for row in rows if row["cache"] == "warm" and row["place"] == "disk"]
     return {row["format"]: row for row in sorted(rows, key=lambda row: row["samples_per_second"])}

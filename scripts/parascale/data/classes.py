@@ -1,7 +1,6 @@
-"""Images with their classes as samples of a training: decoded, cropped, flipped, of one size.
+"""Labelled images as training samples: decoded, cropped, resized to one size, flipped.
 
-What is random in a training image follows from (seed, epoch, sample) alone, so that layouts, workers and restarts see
-the same images.
+Random choices depend on (seed, epoch, sample) alone, so that all layouts, numbers of workers and restarts see the same images.
 """
 
 import itertools
@@ -19,16 +18,16 @@ from parascale.errors import DataError
 
 # Ratio of width to height of a random crop, as logarithms (Szegedy et al. 2014, arXiv:1409.4842, section 6).
 RATIO = math.log(3 / 4), math.log(4 / 3)
-TRIES = 10  # crops that are drawn before one in the middle is taken
-MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
-# By how much longer a side is to which fastai squishes an image before it cuts the middle out (`val_xtra`).
+TRIES = 10  # random crops before the middle is taken instead
+MARGIN = 1.14  # evaluation crops the middle, 1 / MARGIN of the shorter side (256 / 224 in He et al. 2015)
+# fastai squishes an image to a side longer by this share, then crops the middle (`val_xtra`).
 SQUISHED = 0.14
 
 
 class ClassImages:
-    """The images of a split as they are evaluated: the middle, resized.
+    """The images of a split for evaluation: the middle, resized.
 
-    reader: of parascale.data.formats. size: side of the model's input in pixels. decoder, crops: as in ImageTraining.
+    reader: from parascale.data.formats. size: side of the model's input in pixels. decoder, crops: as in ImageTraining.
     """
 
     def __init__(self, reader, size, decoder="scaled", crops="square"):
@@ -50,10 +49,10 @@ class ClassImages:
         return next(self.batches([numbers]))
 
     def batches(self, chosen, workers=0, device=None):
-        """Yield `batch(numbers)` of each array of numbers in `chosen`, in that order; threads read ahead.
+        """Yield `batch(numbers)` for each array of numbers in `chosen`, in that order; threads read ahead.
 
-        workers: threads that decode the next batches, one batch each; DALI's decode one batch together. 0: the caller's thread
-        decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; the others use pinned memory for a GPU.
+        workers: threads that decode the next batches, one batch each; with DALI they share a batch. 0: the caller's thread
+        decodes. device: torch.device of the model (default: CPU). `dali` decodes on it; the others use pinned memory for a GPU.
         """
         import torch
 
@@ -68,13 +67,13 @@ class ClassImages:
             yield from _ahead(partial(self._decoded, threads, pinned), encoded, workers)
 
     def _encoded(self, chosen):
-        """Yield (numbers, their encoded images) of each array of numbers."""
+        """Yield (numbers, their encoded images) for each array of numbers."""
         here, there = itertools.tee(chosen)
         samples = (np.asarray(numbers, np.int64) % len(self.reader) for numbers in there)
         data: Iterable
         if not self.reader.THREADS:
             data = map(self.reader.read_batch, samples)
-        elif self.reader.io == "mmap":  # in memory, or there as the kernel reads ahead: read where it is decoded
+        elif self.reader.io == "mmap":  # the kernel reads ahead: read when decoding
             self.reader.require_open()
             data = (map(self.reader.view, batch.tolist()) for batch in samples)
         else:
@@ -82,8 +81,8 @@ class ClassImages:
         return zip(here, data, strict=True)
 
     def _views(self, numbers, encoded):
-        """The EncodedView of each image of a batch. All are made before the first is decoded: between two images it takes several times as long,
-        because the decoder fills the processor's caches."""
+        """The EncodedView of each image in a batch, made before the first is decoded: between two images it takes several times as long,
+        because the decoder fills the CPU caches."""
         views = []
         for number, data in zip(map(int, numbers), encoded, strict=True):
             seen = self._seen(number)
@@ -100,7 +99,7 @@ class ClassImages:
         return pixels_BCHW, self._labels(numbers)
 
     def _decoded_by(self, dali, threads, numbers, encoded):
-        """As `_decoded`, with its JPEGs of 1 or 3 colours by DALI."""
+        """Like `_decoded`, but DALI decodes JPEGs with 1 or 3 colours."""
         views, scratch, others = self._views(numbers, encoded), Scratch(self.size), {}
         with one_thread(threads):
             for row, view in enumerate(views):
@@ -113,8 +112,8 @@ class ClassImages:
         return np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
 
     def _seen(self, number):
-        """The visible part of a sample: a function (width, height) → (box, whether it is mirrored): here the square in the middle, or, as
-        fastai evaluates, the middle of the image squished to a longer side and cut to `size` pixels."""
+        """The visible part of a sample, as a function (width, height) → (box, mirrored): the square in the middle, or, as fastai evaluates,
+        the middle of the image squished to a longer side and cut to `size` pixels."""
         if self.crops == "fastai":
             seen = self.size / (self.size + 8 * math.ceil(SQUISHED * self.size / 8))
             return lambda width, height: (_middle(width, height, seen * width, seen * height), False)
@@ -122,9 +121,9 @@ class ClassImages:
 
 
 class AugmentedImages(ClassImages):
-    """The images of a split as they are trained on: a random part, resized, and flipped or not.
+    """The images of a split for training: a random crop, resized, and flipped at random.
 
-    Sample i of epoch e has the number e × len + i. smallest: least fraction of an image's area in a crop.
+    Sample i of epoch e has the number e × len + i. smallest: smallest share of an image's area in a crop.
     """
 
     def __init__(self, reader, size, seed, smallest, decoder="scaled", crops="square"):
@@ -133,7 +132,7 @@ class AugmentedImages(ClassImages):
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
             raise DataError(
-                f"{reader.folder}: {len(empty)} classes without images, as `{reader.classes[empty[0]]}`: remove them"
+                f"{reader.folder}: {len(empty)} classes without images, such as `{reader.classes[empty[0]]}`: remove them"
             )
 
     def _seen(self, number):
@@ -143,7 +142,7 @@ class AugmentedImages(ClassImages):
 
 
 def _ahead(decoded, encoded, workers):
-    """Yield `decoded(numbers, data)` of each of `encoded`, in order. workers: threads that begin with those that come next."""
+    """Yield `decoded(numbers, data)` for each of `encoded`, in order. workers: threads that work ahead."""
     if workers:
         yield from ordered_map(lambda batch: decoded(*batch), encoded, workers, workers + 1)
     else:
@@ -151,9 +150,9 @@ def _ahead(decoded, encoded, workers):
 
 
 def random_crop(width, height, smallest, random, widest=1.0):
-    """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio.
+    """(left, top, right, bottom) of a crop with a random area, at least `smallest` of the image, and a random aspect ratio.
 
-    widest: ratio of the sides, at most, of the crop in the middle that is taken where none of TRIES lies within the image.
+    If TRIES crops do not fit in the image, the middle is taken. widest: its largest ratio of sides.
     """
     for _ in range(TRIES):
         area = width * height * random.uniform(smallest, 1.0)

@@ -1,8 +1,8 @@
-"""Conversion of images into a format, shard by shard.
+"""Convert images and tokens into a format; images shard by shard.
 
 A split's samples are shuffled once, with a seed, and cut into equal shards. A job converts shard `k` of every split, and
-`write_manifest` ties the shards together. Equal source and settings give equal bytes. A shard leaves out its bad samples and lists
-them; only `write_manifest` looks at `bad_samples`, so changing it costs no conversion.
+`write_manifest` joins the shards. The same source and settings give the same bytes. A shard omits and lists its bad samples;
+only `write_manifest` looks at `bad_samples`, so changing that setting converts nothing again.
 """
 
 import os
@@ -25,23 +25,23 @@ from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.files import atomic_folder, atomic_path, read_json, require_space, sha256, sync_path, write_json
 
 RECORD = "record.json"
-COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
+COST = "cost.json"  # not in the record, which must be the same if the shard is made again
 SHARD_INODES, FORMAT_INODES = 3, 2  # a shard's folder, record and cost; a format's folder and manifest
-SHOWN = 20  # bad samples that a message lists
-CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
+SHOWN = 20  # bad samples listed in a message
+CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a thread reads at once, to keep the cost of handing over low
 
 
 def shard_samples(images, number, shards, seed):
     """Source numbers of the samples of a shard, in the order in which they are written."""
     places = (len(images) * each // shards for each in (number, number + 1))
-    return Sampler(len(images) or 1, 1, seed)._part(len(images), *places)  # their number takes an epoch's place
+    return Sampler(len(images) or 1, 1, seed)._part(len(images), *places)  # the sample count serves as the epoch
 
 
 def convert_shard(index, dataset, format_name, number, settings, output):
     """Write shard `number` of every split below `output` (`results/data/<dataset>/<format>`); returns its record.
 
-    index: parascale.data.images.ImageIndex. settings: parascale.settings.formats.Formats. A shard that is there already, from the
-    same source and settings, is kept. The record's `bad` lists the samples that were left out.
+    index: parascale.data.images.ImageIndex. settings: parascale.settings.formats.Formats. An existing shard from the same
+    source and settings is kept. The record's `bad` lists the samples that were left out.
     """
     format_module = image_format(format_name)
     if not 0 <= number < settings.shards:
@@ -68,8 +68,8 @@ def convert_shard(index, dataset, format_name, number, settings, output):
 
 @contextmanager
 def costed_folder(target):
-    """Yield a new folder that becomes `target` as a whole, with what writing it cost in COST."""
-    start, cpu = time.perf_counter(), sum(os.times()[:4])  # of this process and of the programs that it ran
+    """Yield a new folder that becomes `target` atomically, with the cost of writing it in COST."""
+    start, cpu = time.perf_counter(), sum(os.times()[:4])  # of this process and its child processes
     with atomic_folder(target) as partial:
         yield partial
         cost = {"seconds": time.perf_counter() - start, "cpu_seconds": sum(os.times()[:4]) - cpu}
@@ -77,16 +77,16 @@ def costed_folder(target):
 
 
 def convert(index, dataset, format_name, settings, output):
-    """Write every shard and the manifest, here and now; returns the manifest. Errors are those of `write_manifest`."""
+    """Write all shards and the manifest in this process; returns the manifest. Raises the errors of `write_manifest`."""
     for number in range(settings.shards):
         convert_shard(index, dataset, format_name, number, settings, output)
     return write_manifest(index, dataset, format_name, settings, output)
 
 
 def write_manifest(index, dataset, format_name, settings, output):
-    """Tie finished shards together: the table of samples of each split, and `manifest.json`, which comes last.
+    """Join finished shards: write each split's table of samples, and `manifest.json` last.
 
-    Raises DataError that lists the bad samples of all shards where `settings.bad_samples` is `error`; the shards stay.
+    If `settings.bad_samples` is `error`, bad samples raise a DataError that lists those of all shards; the shards stay.
     """
     output = Path(output)
     records = []
@@ -114,7 +114,7 @@ def write_manifest(index, dataset, format_name, settings, output):
         "inodes": written
         + len(shards)
         + len(splits)
-        + len(lying),  # each shard has a table beside its file, and each split one
+        + len(lying),  # each shard has a table beside its file, and so has each split
         "bad": bad,
     }
     write_json(output / MANIFEST, manifest)
@@ -122,13 +122,13 @@ def write_manifest(index, dataset, format_name, settings, output):
 
 
 def bad_message(dataset, bad):
-    """The message that lists bad samples. bad: as in a shard's record or a manifest, {split, source, name, reason} each."""
+    """List bad samples in a message. bad: from a record or manifest, each {split, source, name, reason}."""
     lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
     return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + shorten_list(lines, SHOWN, "\n  ")
 
 
 def _gather_split(images, records, settings, output):
-    """Join a split's tables, one of them in memory at a time; returns the split's entry for the manifest."""
+    """Join a split's tables, with one at a time in memory; returns the split's entry for the manifest."""
     facts = [record["splits"][images.split] for record in records]
     shards = [{**each, "file": f"{settings.shard(number)}/{each['file']}"} for number, each in enumerate(facts)]
     samples = sum(shard["samples"] for shard in shards)
@@ -144,14 +144,14 @@ def _gather_split(images, records, settings, output):
 
 
 def shard_identity(index, dataset, format_name, number, settings):
-    """The source of a shard."""
+    """What identifies a shard: its source and settings."""
     found = {"schema_version": SCHEMA_VERSION, "dataset": dataset, "format": format_name, "shard": number}
     found |= {key: getattr(settings, key) for key in ("shards", "seed", "check")}
     return found | {"source": {split: index.split(split).digest for split in index.splits}}
 
 
 def finished_record(target, identity):
-    """The record of a shard that is there, whole, and made from `identity`; else None."""
+    """The record of a complete shard made from `identity`; None if there is none."""
     with suppress(FileNotFoundError, ValueError):
         record = read_json(target / RECORD)
         if all(record.get(key) == value for key, value in identity.items()):
@@ -162,7 +162,7 @@ def finished_record(target, identity):
 
 
 def read_samples(images, numbers, settings):
-    """Yield (number, bytes or None, checksum or reason, colour space) for each of `numbers`, in order, in bounded memory."""
+    """Yield (number, bytes or None, checksum or reason, colour space) for each of `numbers`, in order, with bounded memory."""
 
     def fetch(chunk):
         return [_fetch(images, number, settings.check) for number in chunk]
@@ -190,7 +190,7 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
         table["offset"] = writer.finish()
         inodes = writer.inodes
     np.save(folder / f"{images.split}.npy", table)
-    with ThreadPoolExecutor(1) as pool:  # the disk writes while the processor hashes
+    with ThreadPoolExecutor(1) as pool:  # the disk writes while the CPU hashes
         flushed = pool.submit(sync_path, file)
         digest = sha256(file)
         flushed.result()
@@ -213,7 +213,7 @@ def _fetch(images, number, check):
 
 
 def _chunks(images, numbers):
-    """Cut sample numbers into lists of bounded count and bytes."""
+    """Cut sample numbers into lists of limited length and bytes."""
     chunk, size = [], 0
     for number, length in zip(numbers.tolist(), images.lengths[numbers].tolist(), strict=True):
         if chunk and (len(chunk) == CHUNK_SAMPLES or size + length > CHUNK_BYTES):
@@ -251,6 +251,6 @@ def convert_tokens(tokens, dataset, format_name, output):
 
 
 def token_digests(tokens):
-    """split → sha256 of its flat array: what the conversion of that split is made from."""
+    """split → sha256 of its flat array, from which it is converted."""
     files = tokens.manifest["files"]
     return {split: files[f"{split}.bin"]["sha256"] for split in tokens.manifest["splits"]}

@@ -1,8 +1,8 @@
-"""A part of an encoded image, decoded and resized, with no more of the image decoded than it takes.
+"""Decode and resize a part of an encoded image, decoding no more of the image than necessary.
 
 With `scaled`, libjpeg-turbo (through `simplejpeg`) decodes a JPEG at the smallest of SCALES at which the part is large enough, and
-stops below it; it repeats chroma instead of interpolating it. With `full`, Pillow decodes everything, as it does for all decoders
-where an image is no JPEG of 1 or 3 colours. torch resizes, in a third of Pillow's time. `dali`: see `parascale.data.dali`.
+stops below the part; it repeats chroma instead of interpolating. With `full`, Pillow decodes everything, as it does for all decoders
+if an image is not a JPEG with 1 or 3 colours. torch resizes, in a third of Pillow's time. `dali`: see `parascale.data.dali`.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ import numpy as np
 from parascale.data import jpeg
 from parascale.errors import DataError, RequirementError
 
-BLOCK = 8  # rows of a block; an MCU has one to four of them
-# Eighths of an image's size at which it is decoded. libjpeg-turbo has vector instructions for these (`jddctmgr.c`); at five, six
-# or seven eighths it takes longer than for the whole.
+BLOCK = 8  # rows of a block; an MCU is one to four blocks high
+# Scales for decoding, in eighths of an image's size. libjpeg-turbo has vector instructions for these (`jddctmgr.c`); five, six or
+# seven eighths take longer than the whole image.
 SCALES = (1, 2, 4, 8)
 
 
 class Frame(NamedTuple):
-    """A JPEG's frame header: where its height stands, rows of an MCU, height and width in pixels."""
+    """A JPEG's frame header: place of the height in the file, rows of an MCU, height and width in pixels."""
 
     place: int
     unit: int
@@ -34,8 +34,8 @@ class VisiblePart(NamedTuple):
     """The visible part of an image, and how to decode and resize it.
 
     box: (left, top, right, bottom) in the image's pixels, the same for every decoder. shape: (rows, columns) to decode, at `scale`.
-    window: arguments of `as_strided` for the box in the decoded pixels, as 1 × 3 × rows × columns. zoom: in height and width.
-    place, height: where a JPEG's header has its height, and the two bytes to write there.
+    window: arguments of `as_strided` for the box in the decoded pixels, as 1 × 3 × rows × columns. zoom: factors of height and width.
+    place, height: place of the height in a JPEG's header, and the two bytes to write there.
     """
 
     box: tuple
@@ -49,10 +49,10 @@ class VisiblePart(NamedTuple):
 
 
 class EncodedView(NamedTuple):
-    """An encoded image and what is seen of it.
+    """An encoded image and its visible part.
 
-    seen: function (width, height) → (box in pixels, not always whole; mirrored). part: None if only decoding tells the image's
-    size. where: function that names the image.
+    seen: function (width, height) → (box in pixels, possibly fractional; mirrored). part: None if the image's size is known only
+    after decoding. where: function that names the image.
     """
 
     data: bytes
@@ -62,7 +62,7 @@ class EncodedView(NamedTuple):
 
 
 def jpeg_part(data, seen, size):
-    """The VisiblePart of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in EncodedView. size: as in `moved`."""
+    """The VisiblePart of a JPEG with 1 or 3 colours, from its header; None for others. seen: as in EncodedView. size: as in `moved`."""
     frame = jpeg_frame(data)
     if frame is None:
         return None
@@ -72,7 +72,7 @@ def jpeg_part(data, seen, size):
 
 
 def frame_part(frame, box, mirrored, eighths, size):
-    """The VisiblePart of a JPEG with its rows from the first one to the end of the box."""
+    """The VisiblePart of a JPEG that is decoded from its first row to the end of the box."""
     least_rows = math.ceil(box[3] * eighths / 8) * 8 // eighths
     height = min(frame.height, math.ceil(least_rows / frame.unit) * frame.unit)
     shape = -(-height * eighths // 8), -(-frame.width * eighths // 8)
@@ -80,7 +80,7 @@ def frame_part(frame, box, mirrored, eighths, size):
 
 
 def _part(box, mirrored, shape, scale, size, *header):
-    """A VisiblePart. Its box need not end at a whole pixel, and may end beyond the last one by what rounding adds."""
+    """Make a VisiblePart. Its box may end between pixels, or, by rounding, just beyond the last one."""
     (height, width), (left, top, right, bottom) = shape, (place * scale for place in box)
     wide, high, left, top = right - left, bottom - top, round(left), round(top)
     rows, columns = min(math.ceil(high), height - top), min(math.ceil(wide), width - left)
@@ -89,10 +89,10 @@ def _part(box, mirrored, shape, scale, size, *header):
 
 
 def moved(box, mirrored, width, height, size):
-    """(the box as every decoder takes it, mirrored, the smallest of SCALES at which it is as large as wanted).
+    """(the box for all decoders, mirrored, the smallest of SCALES at which it is large enough).
 
-    box: in an image of width × height pixels; its corner is moved to one that is a whole pixel at that scale, by half a block at most.
-    size: wanted, in pixels of a side.
+    box: in an image of width × height pixels; its corner is moved by at most half a block, to a whole pixel at that scale.
+    size: wanted side in pixels.
     """
     left, top, right, bottom = box
     wide, high = right - left, bottom - top
@@ -107,27 +107,27 @@ def moved(box, mirrored, width, height, size):
 
 
 def draw(view, scratch, pixels_CHW):
-    """Decode an EncodedView, resize it, and write it into an array of 3 × size × size, uint8, RGB. DataError names a damaged image."""
+    """Decode an EncodedView, resize it, and write it to a uint8 RGB array of 3 × size × size. DataError names a damaged image."""
     part = readable(view, view.where, scratch.decoded)
     resized_CHW = scratch.resized(part)
     pixels_CHW[:] = resized_CHW[..., ::-1] if part.mirrored else resized_CHW
 
 
 def empty_pixels(count, size, pinned):
-    """A uint8 tensor for `count` images. pinned: for copies to a GPU beside its work."""
+    """A uint8 tensor for `count` images. pinned: for copies to a GPU while it computes."""
     import torch
 
     shape = count, 3, size, size
     if pinned:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: fewer page faults
+    return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy requests huge pages: fewer page faults
 
 
 @contextlib.contextmanager
 def one_thread(threads):
     """Resize in this thread alone: torch's threads would wait for each other longer than a small image takes.
 
-    threads: torch's number in the model's thread, set again at the end. A thread that starts in between has 1, so cannot ask itself.
+    threads: torch's number in the model's thread, restored on exit. A thread that starts in between has 1, so it cannot look it up.
     """
     import torch
 
@@ -139,7 +139,7 @@ def one_thread(threads):
 
 
 def jpeg_frame(data):
-    """The Frame of a JPEG of 1 or 3 colours with 8 bits each; None for anything else, and where the header is cut short."""
+    """The Frame of a JPEG with 1 or 3 colours of 8 bits; None for anything else, or if the header is cut short."""
     place = jpeg.frame_place(data)
     try:
         if place is None or data[place + 4] != 8 or data[place + 9] not in (1, 3):
@@ -151,7 +151,7 @@ def jpeg_frame(data):
     return Frame(place + 5, BLOCK * rows, height, width) if height and width else None
 
 
-# Decoder → (module, what to do where it is missing).
+# Decoder → (module, what to do if it is missing).
 REQUIRED = {
     "scaled": (
         "simplejpeg",
@@ -165,7 +165,7 @@ REQUIRED = {
 
 
 def require_decoder(decoder):
-    """Raise RequirementError where the package of a decoder is missing."""
+    """Raise RequirementError if a decoder's package is missing."""
     if decoder in REQUIRED:
         module, remedy = REQUIRED[decoder]
         try:
@@ -175,24 +175,24 @@ def require_decoder(decoder):
 
 
 class Scratch:
-    """Memory that images are decoded and resized to `size` × `size` in, one after the other: fresh memory costs page faults."""
+    """Reused memory to decode images and resize them to `size` × `size`, one at a time: fresh memory costs page faults."""
 
     def __init__(self, size):
         import torch
 
         self.size = size
         self._make(0)
-        # Colours next to each other, as the kernel writes them.
+        # Channels last, as the kernel writes them.
         self._resized_1CHW = torch.empty(1, 3, size, size, dtype=torch.uint8, memory_format=torch.channels_last)
         self._resized_CHW = self._resized_1CHW[0].numpy()
-        # What `interpolate` calls, which takes no factors beside a size: a part need not end at a whole pixel.
+        # `interpolate` calls this, but takes no factors beside a size: a part need not end at a whole pixel.
         self._resize = torch.ops.aten._upsample_bilinear2d_aa.out
 
     def _make(self, size):
         import torch
 
         self._tensor = torch.empty(size, dtype=torch.uint8)
-        self.pixels = self._tensor.numpy()  # what was decoded last, row by row
+        self.pixels = self._tensor.numpy()  # the image decoded last, row by row
 
     def decoded(self, view):
         """Decode an image into this memory; returns its VisiblePart. Raises jpeg.BadImage."""
@@ -211,7 +211,7 @@ class Scratch:
         rows, columns = part.shape
         if len(self.pixels) < 3 * rows * columns:
             self._make(3 * rows * columns)
-        # The decoder stops at the height that the header tells.
+        # The decoder stops at the height in the header.
         data = bytearray(view.data)
         data[part.place : part.place + 2] = part.height
         try:
@@ -221,15 +221,15 @@ class Scratch:
         return part
 
     def resized(self, part):
-        """The image decoded last, averaged over the pixels that each new one covers: an array of 3 × size × size that the next call
-        overwrites."""
+        """Resize the image decoded last, averaging the pixels that each new one covers. Returns an array of 3 × size × size, which the
+        next call overwrites."""
         part_1CHW = self._tensor.as_strided(*part.window)
         self._resize(part_1CHW, (self.size, self.size), False, *part.zoom, out=self._resized_1CHW)
         return self._resized_CHW
 
 
 def readable(data, where, decode):
-    """`decode(data)`. DataError names a damaged image. where: function that says which it is."""
+    """Return `decode(data)`. DataError names a damaged image. where: function that names it."""
     try:
         return decode(data)
     except jpeg.BadImage as error:

@@ -1,4 +1,4 @@
-"""JPEGs decoded, cropped, resized and flipped by NVIDIA DALI, a batch at a time: on a GPU, or by threads of its own on the CPU."""
+"""Decode, crop, resize and flip JPEGs with NVIDIA DALI, a batch at a time: on a GPU, or with DALI's threads on the CPU."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from parascale.data.jpeg import BadImage
 class Dali:
     """A pipeline that decodes batches, one after the other; any thread may call it.
 
-    size: pixels of a side. threads: of DALI's. device: torch.device, on which it decodes; default: the CPU.
+    size: pixels of a side. threads: number of DALI's threads. device: torch.device to decode on (default: the CPU).
     """
 
     def __init__(self, size, threads, device=None):
@@ -23,9 +23,9 @@ class Dali:
         self._most = 0
 
     def batch(self, views, others):
-        """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device. DataError names a damaged image.
+        """Decode a batch into a uint8 RGB tensor of B × 3 × size × size on the device. DataError names a damaged image.
 
-        views: row → EncodedView of a JPEG, with its VisiblePart. others: row → pixels of an image that was decoded otherwise.
+        views: row → EncodedView of a JPEG, with its VisiblePart. others: row → pixels of an image that is decoded already.
         """
         import torch
 
@@ -38,21 +38,21 @@ class Dali:
             if others:
                 pixels_BCHW[list(others)] = torch.from_numpy(np.stack(list(others.values()))).to(self.device)
             if self._stream:
-                self._stream.synchronize()  # DALI takes the memory of `found` again
+                self._stream.synchronize()  # DALI reuses the memory of `found`
         return pixels_BCHW
 
     def hand_over(self, pixels_BCHW):
-        """Tensors that the caller's stream uses from now on: their memory may not be taken again before that."""
+        """Tell the allocator that the caller's stream uses this tensor, so that its memory is not reused too early."""
         import torch
 
         if self._stream:
             pixels_BCHW.record_stream(torch.cuda.current_stream(self.device))
 
     def _decoded(self, views, most):
-        """DALI's output for the images of a batch, at most this many."""
+        """DALI's output for the images of a batch. most: images of a full batch."""
         try:
             return self._run(views, most)
-        except RuntimeError:  # it names no sample, or one by its place
+        except RuntimeError:  # it names no sample, or one by its position
             alone = Dali(self.size, 1)
             for view in views:
                 readable(view, view.where, alone._try)
@@ -83,8 +83,8 @@ class Dali:
 def _pipeline(size, batch, threads, device_id):
     """A pipeline for batches of up to `batch` images: decode, cut, resize, then flip.
 
-    An image may not depend on the others of its batch, or layouts would see different pixels: hence no `hw_decoder_load`, which
-    gives a share of each batch to a GPU's JPEG engine. No camera's orientation is applied: no other decoder does so.
+    An image must not depend on the others of its batch, or layouts would see different pixels: hence no `hw_decoder_load`, which
+    gives a share of each batch to the GPU's JPEG engine. EXIF orientation is ignored, as by the other decoders.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -102,7 +102,7 @@ def _pipeline(size, batch, threads, device_id):
             jpeg_fancy_upsampling=True,
             hw_decoder_load=0.0,
         )
-        # The part need not end at a whole pixel.
+        # The part may end between pixels.
         resized_HWC = fn.resize(part_HWC, size=[size, size], roi_start=[0.0, 0.0], roi_end=given["end"], antialias=True)
         return fn.crop_mirror_normalize(resized_HWC, mirror=given["mirror"], dtype=types.UINT8, output_layout="CHW")
 

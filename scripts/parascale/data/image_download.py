@@ -1,6 +1,6 @@
-"""Raw images: drawn, fetched, or left where they lie; the manifest says where they are.
+"""Get raw images: draw them, download them, or use them in place. The manifest says where they are.
 
-Files that are found are not hashed: the index holds every file's path and size, and converted formats every sample's checksum.
+Files in place are not hashed: the index has every file's path and size, and converted formats have every sample's checksum.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ SPLIT_NUMBERS = {"train": 0, "validation": 1, "test": 2}
 
 
 def download_images(source, images, output, attempts=ATTEMPTS):
-    """As `sources.download`, for an image set. images: parascale.settings.formats.Images (for `builtin`)."""
+    """Like `sources.download`, for an image set. images: parascale.settings.formats.Images (for `builtin`)."""
     source.check("the source of the images", of_images=True)
     if source.location or source.kind == "files":
         return made(source, output, _point_at, attempts, keep=False)
@@ -36,7 +36,7 @@ def download_images(source, images, output, attempts=ATTEMPTS):
 
 
 def images_root(raw):
-    """The folder below which the images of a Raw lie."""
+    """The folder that contains the images of a Raw."""
     return Path(raw.manifest["origin"].get("folder", raw.folder))
 
 
@@ -53,22 +53,22 @@ def _draw(images, source, output, attempts):
 
 
 def draw(label, settings, stream):
-    """One image of class `label`: uint8 array of size × size × 3. stream: numbers that name it, for the generator."""
+    """Draw an image of class `label`: uint8 array of size × size × 3. stream: numbers of the image, for the seed."""
     random = np.random.default_rng([settings.seed, *stream])
     size = settings.size
     y, x = np.mgrid[0:size, 0:size] / size - 0.5
     x, y = x - random.uniform(-0.12, 0.12), y - random.uniform(-0.12, 0.12)
     shape, texture = divmod(label, len(TEXTURES))
-    turn = random.uniform(-0.35, 0.35)  # radians: a square stays a square and never looks like a diamond
+    turn = random.uniform(-0.35, 0.35)  # radians; small enough that a square never looks like a diamond
     u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     inside = _inside(SHAPES[shape], u, v, random.uniform(0.26, 0.38))
-    # Where the texture is bright. Its angle is free: stripes run anywhere, checks turn with them.
+    # The texture is bright where `waves` > 0. Its angle is arbitrary.
     angle, period = random.uniform(0, np.pi), random.uniform(0.11, 0.16)
     phase = random.uniform(0, 2 * np.pi, 2)
     waves = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / period + phase[0])
     if TEXTURES[texture] == "checks":
         waves *= np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
-    # Any hues, but far enough apart in brightness to be seen.
+    # Any hues, but of clearly different brightness.
     background, dark, light = (random.uniform(*span, 3) for span in ((90, 165), (0, 60), (195, 255)))
     pixels = np.where(inside[..., None], np.where(waves[..., None] > 0, light, dark), background)
     pixels = pixels + random.normal(0.0, settings.noise, (size, size, 3))
@@ -76,14 +76,14 @@ def draw(label, settings, stream):
 
 
 def encode(pixels, quality):
-    """A JPEG of an array of pixels."""
+    """Encode an array of pixels as JPEG."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 
 
 def draw_images(folder, settings):
-    """Write `<folder>/<split>/<class>/<number>.jpg` for every split; the classes take turns. settings: parascale.settings.formats.Images."""
+    """Write `<folder>/<split>/<class>/<number>.jpg`, cycling through the classes. settings: parascale.settings.formats.Images."""
     counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
     for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
         (folder / split / name).mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def draw_images(folder, settings):
 
 
 def _inside(shape, u, v, radius):
-    """Where a shape of a given radius (of the image's width) is; u, v: coordinates in its own frame."""
+    """Mask of a shape. radius: share of the image's width. u, v: coordinates in the shape's frame."""
     distance = np.hypot(u, v)
     if shape == "disc":
         return distance < radius
@@ -108,5 +108,5 @@ def _inside(shape, u, v, radius):
         return np.maximum(abs(u), abs(v)) < radius * 0.88
     if shape == "cross":
         return (np.minimum(abs(u), abs(v)) < radius * 0.36) & (np.maximum(abs(u), abs(v)) < radius)
-    # A triangle that stands on its base, its centre of mass near the origin.
+    # A triangle on its base, with its centre of mass near the origin.
     return (v < radius * 0.7) & (abs(u) < (v + radius * 1.1) * 0.6)

@@ -1,6 +1,6 @@
-"""Images with a label each in one file of many, in the shape of a table: WebDataset's tars, a zip of folders of classes, HDF5.
+"""Read files of labelled images as tables: WebDataset tars, a zip with a folder per class, HDF5.
 
-HDF5 is as the courses of Jülich write it: a group a split with encoded images of variable length in `images`, and `targets`.
+HDF5 files are read as Jülich's courses write them: a group per split, with encoded images of variable length in `images`, and `targets`.
 """
 
 import itertools
@@ -22,12 +22,12 @@ from parascale.errors import DataError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 HDF5_ENDINGS = (".h5", ".hdf5")
-# As of tars; and what `zipfile` raises for a way to pack that it lacks (NotImplementedError), or a password (RuntimeError).
+# The errors of tars, and those of `zipfile` for an unknown compression (NotImplementedError) or a password (RuntimeError).
 DAMAGED = (*imagenet.DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 class Samples(SourceTable):
-    """The images and labels of a file, `part` of it where it has several. Opened anew for each pass."""
+    """The images and labels of a file, or of its `part` if it has several. Each pass opens it anew."""
 
     suffix = form = ""
     _samples: Callable
@@ -40,7 +40,7 @@ class Samples(SourceTable):
         return f"{self.path}{self.part and f', `{self.part}`'}"
 
     def iter_batches(self, rows_at_once, columns):
-        """Yield batches of some columns. Raises DataError where the file is damaged, or a sample lacks its image or label."""
+        """Yield batches of some columns. Raises DataError if the file is damaged, or a sample lacks its image or label."""
         samples = self._samples("image" in columns)
         try:
             while some := list(itertools.islice(samples, rows_at_once)):
@@ -52,7 +52,7 @@ class Samples(SourceTable):
 
 
 class TarSamples(Samples):
-    """WebDataset: members of one name up to the first dot are a sample, of which one is an image and one, `.cls`, its class."""
+    """WebDataset: members with the same name up to the first dot are a sample: one image, and its class in `.cls`."""
 
     form = "tar"
 
@@ -76,7 +76,7 @@ class TarSamples(Samples):
 
 
 class ZipSamples(Samples):
-    """A zip of folders, one a class, below that of the split `part` where there are splits."""
+    """A zip with a folder per class, below the folder of the split `part` if there are splits."""
 
     form = "zip"
 
@@ -108,7 +108,7 @@ class Hdf5Samples(Samples):
 
 
 def _place(name):
-    """(name of the split, class) of an image in a zip, by its folders; (``, None) of what is none."""
+    """(split, class) of an image in a zip, from its folders; (``, None) for any other file."""
     folders = PurePosixPath(name).parts[:-1]
     if not name.lower().endswith(IMAGE_ENDINGS) or is_foreign(name) or not folders:
         return "", None
@@ -118,7 +118,7 @@ def _place(name):
 
 
 def parts_of(path):
-    """Name of each split in a zip or HDF5 file, empty where it has none → its Samples."""
+    """Name of each split in a zip or HDF5 file (empty if it has no splits) → its Samples."""
     try:
         if path.suffix.lower() in HDF5_ENDINGS:
             with h5py.File(path) as file:
@@ -126,7 +126,7 @@ def parts_of(path):
             return {name: Hdf5Samples(path, name) for name in found}
         with opened_zip(path, path) as bundle:
             place_of = {name: _place(name) for name in bundle.namelist()}
-        beside = defaultdict(dict)  # folder → those in it, where no folder is called as a split is
+        beside = defaultdict(dict)  # folder → its folders, where none is named like a split
         for name in (name for name, (split, label) in place_of.items() if label and not split):
             for folder in [*PurePosixPath(name).parents][:-1]:
                 beside[folder.parent][folder.name] = None

@@ -1,9 +1,9 @@
-"""Where images come from: folders of classes, tables of path and label, tables and other files that hold the images themselves.
+"""Find and index images: in folders of classes, by tables of path and label, or inside tables and other files.
 
-For each split there may be a folder `<split>/<class>/…`, a table `<split>.csv` or `<split>.parquet` with columns `path` and `label`,
-files `<split>*.parquet` or a folder of `save_to_disk` with an `image` column as Hugging Face writes them, Arrow and tars of WebDataset
-with the split in their names, or a part of a zip or HDF5 file. Without any, ImageNet's official tar files or Kaggle's copy of it are read
-where they lie, or else folders of classes directly below the root are one set, and a part is held out.
+A split may be a folder `<split>/<class>/…`, a table `<split>.csv` or `<split>.parquet` with columns `path` and `label`, files
+`<split>*.parquet` or a folder of `save_to_disk` with an `image` column in Hugging Face's form, Arrow files or WebDataset tars with the
+split in their names, or a part of a zip or HDF5 file. Without any of these, ImageNet's official tar files or Kaggle's copy are read in
+place, or else folders of classes directly below the root are the train split, and a part of it is held out.
 """
 
 import os
@@ -38,8 +38,8 @@ FORMS = (
     "Supported: .jpg, .jpeg, .png and .webp in folders of classes, a zip of them, tables of paths and labels, and Parquet, Arrow, `save_to_disk`, "
     "tars of WebDataset and HDF5 with the images inside; convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord) first."
 )
-IMAGE_DATA = "image_data"  # as the courses of Jülich call the column of images in Arrow
-SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
+IMAGE_DATA = "image_data"  # the column of images in the Arrow files of Jülich's courses
+SCAN_THREADS = 32  # folders listed at once: each file size is a request to the filesystem's servers
 TABLE = re.compile(r"([a-z]+)(?:\.csv|(?:-.*)?\.parquet)", re.IGNORECASE)  # of a split
 WORDS = "|".join(name for names in SPLIT_NAMES.values() for name in names)
 PACKED = re.compile(rf"(?:.*[^a-z])?({WORDS})(?:[^a-z].*)?\.(?:arrow|tar)", re.IGNORECASE)  # `imagenet_train-0001.tar`
@@ -48,8 +48,8 @@ PACKED = re.compile(rf"(?:.*[^a-z])?({WORDS})(?:[^a-z].*)?\.(?:arrow|tar)", re.I
 def index_images(root, settings, output, columns=None):
     """Write the index of the images below `root` to the folder `output`; returns its manifest.
 
-    settings: parascale.settings.formats.Images. columns: role (`path`, `label`, `image`) → column name where they differ.
-    Raises DataError for a root without images, classes without images, labels that are missing or unknown.
+    settings: parascale.settings.formats.Images. columns: role (`path`, `label`, `image`) → column name if it differs.
+    Raises DataError for a root or class without images, and for missing or unknown labels.
     """
     root = Path(root)
     columns = {"path": "path", "label": "label", "image": "image", **(columns or {})}
@@ -64,7 +64,7 @@ def index_images(root, settings, output, columns=None):
     if any(holds_images(table, course) and not holds_images(table, columns) for table in tried[:1]):
         columns = course
     pack = None
-    # What was unpacked, and perhaps changed, comes before the tars that it came from.
+    # Unpacked, and perhaps changed, images take precedence over the tars that they came from.
     if not there and imagenet.is_imagenet(root):
         classes = imagenet.imagenet_classes(root)
         pack = partial(imagenet.index_tars, root, classes, notes)
@@ -88,7 +88,7 @@ def index_images(root, settings, output, columns=None):
     def packed(folder):
         there = pack(folder)
         found = finished(root, there, classes, settings, notes)
-        for split in found.keys() - there.keys():  # held out of the train split, and packed with it
+        for split in found.keys() - there.keys():  # held out of the train split, and packed in its file
             (folder / f"{split}.packed").symlink_to("train.packed")
         return found
 
@@ -96,7 +96,7 @@ def index_images(root, settings, output, columns=None):
 
 
 def _unwrapped(root):
-    """The folder inside `root` that holds the data, as archives often come, each folder alone in the one above; else `root` itself."""
+    """The folder with the data, if it is nested in `root` as the only folder at each level, as in many archives; else `root`."""
     folder = root
     while not (any(find_splits(folder)) or imagenet.is_imagenet(folder) or imagenet.is_kaggle(folder)):
         inside = [entry for entry in folder.iterdir() if entry.is_dir() and not is_foreign(f"{entry.name}/")]
@@ -107,7 +107,7 @@ def _unwrapped(root):
 
 
 def _require_no_splits(folder, folders, files):
-    """Raise DataError for a folder below a class's that holds splits: they would become one class."""
+    """Raise DataError if a folder inside a class holds splits: they would become one class."""
     tables = {match[1].lower() for name in files if (match := TABLE.fullmatch(os.fsdecode(name)))}
     there = tables.union(os.fsdecode(name).lower() for name in folders)
     found = [split for split, names in SPLIT_NAMES.items() if not there.isdisjoint(names)]
@@ -117,7 +117,7 @@ def _require_no_splits(folder, folders, files):
 
 
 def finished(root, splits, classes, settings, notes):
-    """Splits with a validation split, and notes on classes too small for one."""
+    """The splits, with a validation split held out if there is none; adds notes on classes with a single image."""
     rows, _ = splits["train"]
     for split, (others, _) in splits.items():
         if len(lacking := np.setdiff1d(others["label"], rows["label"])):
@@ -133,7 +133,7 @@ def finished(root, splits, classes, settings, notes):
 
 
 def scan_folders(folders, root, notes):
-    """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
+    """Index folders that have a folder per class. Returns (classes, split → (rows, names)), and adds to the notes."""
     classes, splits = [], {}
     for split, folder in folders.items():
         entries = [(entry.name, os.path.isdir(entry)) for entry in os.scandir(os.fsencode(folder))]
@@ -159,13 +159,13 @@ def scan_folders(folders, root, notes):
             foreign += hidden
         note_foreign(foreign, notes, f"{split}: ")
         if ignored:
-            notes.append(f"{split}: {ignored:,} files are not images by their names and were left out")
+            notes.append(f"{split}: {ignored:,} files whose names are not those of images were left out")
         splits[split] = writer.arrays()
     return [_shown(name) for name in classes], splits
 
 
 def hold_out(root, splits, settings, notes):
-    """Move a part of each class from `train` to `validation`: the same ones for the same seed."""
+    """Move a part of each class from `train` to `validation`: the same images for the same seed."""
     rows, names = splits["train"]
     random = np.random.default_rng([settings.seed, len(rows)])
     held = np.zeros(len(rows), bool)
@@ -181,9 +181,9 @@ def hold_out(root, splits, settings, notes):
 
 
 def _scan_class(root, path):
-    """(names, lengths, number of other files, hidden, foreign or copied ones) of the images anywhere below `root/path`, by name.
+    """Find images below `root/path`: (names, sorted; lengths; number of other files; hidden, foreign or copied files and folders).
 
-    An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
+    An image that is a broken link has length 0: the conversion lists it as a bad sample.
     """
     names, others, foreign, real = [], 0, [], {}
 
@@ -200,7 +200,7 @@ def _scan_class(root, path):
         hidden = {name for name in folders if is_foreign(os.fsdecode(name) + "/")}
         hidden |= {name for name in files if is_foreign(os.fsdecode(name)) or is_copy(folder, name)}
         twins = {name for name in files if is_copy(root, below + b"/" + name)}
-        hidden |= twins if twins.issuperset(files) else set()  # one picture in two classes is no copied folder
+        hidden |= twins if twins.issuperset(files) else set()  # the same picture in two classes is not a copied folder
         foreign += [_shown(below + b"/" + name) for name in sorted(hidden)]
         folders[:], files = ([name for name in listed if name not in hidden] for listed in (folders, files))
         images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
@@ -211,7 +211,7 @@ def _scan_class(root, path):
 
 
 def scan_tables(tables, columns, root):
-    """Index the files that tables of path and label name. Returns (classes, split → (rows, names))."""
+    """Index the files named in tables of path and label. Returns (classes, split → (rows, names))."""
     rows = {split: [row for path in paths for row in path_label(path, columns)] for split, paths in tables.items()}
     classes = image_tables.class_names(label for part in rows.values() for _, label in part)
     require_distinct(root, classes)
@@ -231,7 +231,7 @@ def scan_tables(tables, columns, root):
 
 
 def _size(path):
-    """Bytes of a file; None if there is none: a link may lead nowhere, or no file can have this name."""
+    """Size of a file in bytes; None if there is none, for a broken link, or for an impossible name."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -240,7 +240,7 @@ def _size(path):
 
 
 def _picked(rows, names, which):
-    """Some rows with their names alone."""
+    """Select some rows and their names."""
     writer = ImageIndexWriter()
     kept = rows[which]
     ends = kept["name_start"] + kept["name_bytes"]
@@ -254,7 +254,7 @@ def _shown(name):
 
 
 def find_splits(root):
-    """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
+    """Find splits directly below `root`: (split → folder of classes, split → its tables)."""
     folders, tables, entries = {}, {}, [path for path in sorted(root.iterdir()) if path.name not in (TRAIN, VALIDATION)]
     for split, names in SPLIT_NAMES.items():
         if found := {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}:
@@ -273,12 +273,12 @@ def find_splits(root):
             tables[split] = [TarSamples(path) if path.suffix.lower() == ".tar" else path for path in sorted(listed)]
     if folders and tables.keys() - folders.keys():
         there = f"a folder for {', '.join(folders)}, but a table for {', '.join(tables)}"
-        raise DataError(f"{root}: {there}: remove or rename those that are not meant")
+        raise DataError(f"{root}: {there}: remove or rename the unintended ones")
     return folders, tables if folders or tables else _find_in_files(root, entries)
 
 
 def _find_in_files(root, entries):
-    """Split → its tables, where `root` is a set that `save_to_disk` wrote without splits, or holds zips or HDF5 and no folders."""
+    """Split → its tables, if `save_to_disk` wrote `root` without splits, or if it contains zips or HDF5 files and no folders."""
     if (saved := saved_files(root)) is not None:
         return {"train": list(map(Path, saved))}
     tables = {}

@@ -1,4 +1,4 @@
-"""Tables of images: CSV or Parquet with a path and a label a row, or any table with the encoded images in it."""
+"""Tables of images: CSV or Parquet with a path and a label per row, or any table with the encoded images inside."""
 
 import itertools
 import json
@@ -15,11 +15,11 @@ from parascale.data.sources.tables import open_table, table_rows
 from parascale.errors import DataError, shorten_list
 
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-ROWS = 256  # rows of packed Parquet in memory at once
+ROWS = 256  # rows with images that are in memory at once
 
 
 def pack_tables(tables, numbers_in, columns, folder):
-    """Lay the images of tables out in `<split>.packed` below `folder`; returns split → (rows, names). numbers_in: of `packed_classes`."""
+    """Write the images in tables to `<folder>/<split>.packed`; returns split → (rows, names). numbers_in: from `packed_classes`."""
     splits = {}
     for split, paths in tables.items():
         writer, place = ImageIndexWriter(), 0
@@ -48,18 +48,18 @@ def pack_tables(tables, numbers_in, columns, folder):
 
 
 def holds_images(path, columns):
-    """Whether a table has the encoded images in it, rather than their paths."""
+    """True if a table contains the encoded images, not their paths."""
     schema = open_table(path).schema_arrow if path.suffix.lower() != ".csv" else pa.schema([])
     kinds = [field.type for field in schema if field.name == columns["image"]]
     return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
 
 
 def packed_classes(tables, columns):
-    """(names of the classes, file → {label in it, as text: number of its class}): as Hugging Face's metadata has them in each file, else the
-    labels themselves."""
+    """(names of the classes, file → {label as text: number of its class}). The names are those in each file's Hugging Face metadata, else
+    the labels themselves."""
     paths = [path for part in tables.values() for path in part]
     if lacking := [path for path in paths if not holds_images(path, columns)]:
-        said = f"no column `{columns['image']}` with images, which other tables beside it have"
+        said = f"no column `{columns['image']}` with images, unlike other tables beside it"
         raise DataError(f"{lacking[0]}: {said}; correct or remove it")
     of_file = {path: _own_names(path, columns["label"]) for path in paths}
     lists = list(dict.fromkeys(filter(None, of_file.values())))
@@ -67,7 +67,7 @@ def packed_classes(tables, columns):
     if lists and nameless and len(lists) > 1:
         said = "its metadata has no names of the classes, and other files number them in different ways"
         raise DataError(f"{nameless[0]}: {said}; write it again with names")
-    for path in nameless if lists else ():  # one numbering holds for all
+    for path in nameless if lists else ():  # one numbering for all files
         of_file[path] = lists[0]
     names = list(dict.fromkeys(name for each in lists for name in each))
     if not names:
@@ -82,7 +82,7 @@ def packed_classes(tables, columns):
 
 
 def _own_names(path, column):
-    """The names of a file's classes by number, as Hugging Face's metadata has them; None if there are none."""
+    """The class names by number in a file's Hugging Face metadata; None if there are none."""
     schema = open_table(path).schema_arrow
     _require_single(path, schema, column)
     metadata = (schema.metadata or {}).get(b"huggingface", b"{}")
@@ -98,20 +98,20 @@ def _own_names(path, column):
 
 
 def lacks(value):
-    """Whether a cell holds nothing: null, blanks, or NaN, which is unlike itself."""
+    """True if a cell is empty: null, blank, or NaN, which does not equal itself."""
     return value is None or value != value or not str(value).strip()
 
 
 def label_text(label):
-    """A label as text: equal whole numbers are one class, whatever type a file has them in."""
+    """A label as text: equal integers are the same class, whatever their type in a file."""
     return str(int(label)) if isinstance(label, float | Decimal) and label % 1 == 0 else str(label)
 
 
 def _require_single(path, schema, column):
-    """Raise DataError where a label is a list, as in a data set of several labels an image."""
+    """Raise DataError if labels are lists, as in data sets with several labels per image."""
     if nested := [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]:
         remedy = "classification needs one: write one label per row"
-        raise DataError(f"{path}: column `{column}` holds {nested[0]}, several labels an image; {remedy}")
+        raise DataError(f"{path}: column `{column}` holds {nested[0]}, several labels per image; {remedy}")
 
 
 def path_label(path, columns):
@@ -132,16 +132,16 @@ def path_label(path, columns):
 
 
 def class_names(labels):
-    """Distinct labels in order: whole numbers by value, names by the alphabet."""
+    """Distinct labels, sorted: integers by value, names alphabetically."""
     distinct = set(labels)
-    # `²` is a digit, but no number; `1` and `01` have one value, and a set's order differs from process to process.
+    # `²` is a digit, but not a number. `1` and `01` have the same value, and the order of a set differs between processes.
     by_value = all(label.isdecimal() for label in distinct)
     return sorted(distinct, key=lambda label: (int(label), label) if by_value else label)
 
 
 def require_distinct(place, names):
-    """Raise DataError where names of classes look alike: the same letters, composed in another way or with blanks around them, or one
-    whole number with a point and without."""
+    """Raise DataError if names of classes look alike: the same letters in another Unicode composition or with blanks around them, or an
+    integer with and without a decimal point."""
     seen = {}
     for name in names:
         text = unicodedata.normalize("NFC", name).strip()

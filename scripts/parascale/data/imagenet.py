@@ -1,8 +1,7 @@
-"""ImageNet (ILSVRC 2012), read where it lies: its official tar files, or Kaggle's copy, whose validation images lie in one folder.
+"""ImageNet (ILSVRC 2012), read in place: its official tar files, or Kaggle's copy, whose validation images are in one folder.
 
-Nothing in the tars is compressed, so an image is bytes of the tar.
-The tar of the training images holds a tar a class, that of the validation images holds images alone: their classes are in Kaggle's
-`LOC_val_solution.csv`.
+The tars are not compressed, so images are read directly from them. The tar of training images has a tar per class; the tar of
+validation images has only images, whose classes are in Kaggle's `LOC_val_solution.csv`.
 """
 
 import csv
@@ -20,24 +19,24 @@ DAMAGED = (tarfile.TarError, OSError, EOFError)
 
 
 def is_imagenet(root):
-    """Whether the official tar files lie in a folder."""
+    """True if a folder contains the official tar files."""
     return (root / TRAIN).is_file()
 
 
 def is_kaggle(root):
-    """Whether Kaggle's copy lies in a folder."""
+    """True if a folder contains Kaggle's copy."""
     return (root / KAGGLE / "train").is_dir()
 
 
 def kaggle_folders(root):
-    """Split → folder of classes in Kaggle's copy: `val` too if its images have been sorted into classes."""
+    """Split → folder of classes in Kaggle's copy, with `val` if its images have been sorted into classes."""
     folders = {"train": root / KAGGLE / "train", "validation": root / KAGGLE / "val"}
     classes = [path for path in folders["validation"].glob("*/") if not is_foreign(f"{path.name}/")]
     return {split: path for split, path in folders.items() if split == "train" or classes}
 
 
 def kaggle_validation(root, classes, splits, notes):
-    """The validation split of Kaggle's copy as it comes, all images in one folder; nothing where there is none or it is sorted."""
+    """The validation split of Kaggle's copy if all its images are in one folder, as published; else empty."""
     folder = root / KAGGLE / "val"
     if (root / KAGGLE / "test").is_dir():
         notes.append("test: its images have no classes, and were left out")
@@ -53,14 +52,14 @@ def kaggle_validation(root, classes, splits, notes):
 
 
 def imagenet_classes(root):
-    """The names of the classes, which are WordNet's numbers."""
+    """The names of the classes, which are WordNet ids."""
     with opened_tar(root / TRAIN) as tar:
         names = [member.name for member in tar_members(tar, [])]
     return sorted(name.removesuffix(".tar") for name in names if name.endswith(".tar"))
 
 
 def index_tars(root, classes, notes, folder):
-    """Split → (rows, names) of the images; `<split>.packed` below `folder` are links to the tar files."""
+    """Split → (rows, names) of the images. Makes `<split>.packed` in `folder`, links to the tar files."""
     numbers, writer, foreign = {name: number for number, name in enumerate(classes)}, ImageIndexWriter(), []
     with opened_tar(root / TRAIN) as tar:
         for member in tar_members(tar, foreign):
@@ -81,7 +80,7 @@ def index_tars(root, classes, notes, folder):
 
 
 def _add(writer, images, labels, prefix, start, foreign):
-    """Add the images of an open tar that begins at byte `start` of its file. labels: one for all, or a function from names to them."""
+    """Add the images of an open tar that begins at byte `start` of its file. labels: one for all, or a function from names to labels."""
     members = [member for member in tar_members(images, foreign) if member.isfile()]
     labels = labels([member.name for member in members]) if callable(labels) else labels
     names = [(prefix + member.name).encode("utf-8", "surrogateescape") for member in members]
@@ -89,7 +88,7 @@ def _add(writer, images, labels, prefix, start, foreign):
 
 
 def _labels_of(names, labels, place):
-    """The labels of validation images, in order; DataError unless images and table name the same."""
+    """The labels of validation images, in order. Raises DataError unless folder and table have the same images."""
     names = [name.removesuffix(".JPEG") for name in names]
     unknown, gone = [name for name in names if name not in labels], sorted(labels.keys() - set(names))
     if unknown:
@@ -100,7 +99,7 @@ def _labels_of(names, labels, place):
 
 
 def tar_members(tar, foreign):
-    """Yield the members of an open tar that are data, and append the names of the others; DataError where it is damaged or cut."""
+    """Yield the members of an open tar that are data, and append the others' names to `foreign`. DataError if the tar is damaged."""
     try:
         for member in tar:
             if is_foreign(member.name):
@@ -113,7 +112,7 @@ def tar_members(tar, foreign):
 
 
 def _validation_labels(root, numbers):
-    """Name of a validation image without its ending → label."""
+    """Name of a validation image, without its extension → label."""
     path = root / LABELS
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -128,7 +127,7 @@ def _validation_labels(root, numbers):
 
 
 def opened_tar(path, file=None):
-    """A tar file, or one inside another, opened. Raises DataError where it is not one."""
+    """Open a tar file, or one inside another. Raises DataError if it is not one."""
     try:
         return tarfile.open(path, "r:", fileobj=file)
     except DAMAGED as error:

@@ -1,7 +1,7 @@
-"""The index of a set of images: which there are, how long each is, and what each shows.
+"""The index of a set of images: their names, sizes and labels.
 
-An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE), `<split>.names` (the paths
-below the root as the filesystem spells them, one after the other) and, for packed images, `<split>.packed`.
+An index folder has `manifest.json` and, for each split, `<split>.npy` (one row per image, see IMAGE), `<split>.names` (the paths
+below the root, concatenated, as the filesystem spells them) and, for packed images, `<split>.packed`.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ IMAGE = np.dtype(
         ("name_start", "<i8"),  # place of the path in `<split>.names`
         ("name_bytes", "<i4"),
         ("label", "<i4"),
-        ("start", "<i8"),  # place in `<split>.packed`; 0 for a file of its own
+        ("start", "<i8"),  # place in `<split>.packed`; 0 for a separate file
         ("length", "<i8"),  # bytes of the encoded image
     ]
 )
 
 
-HEAD_BYTES = 1 << 16  # of an image, in which its EXIF is looked for: it comes first, and is no longer
-LOOKED_AT = 10_000  # images of a split whose EXIF is looked up: each is a request to the filesystem's servers
-LOOKED_INTO = 200  # images of a split whose every pixel is checked, if they are PNGs of 16 bits
+HEAD_BYTES = 1 << 16  # of an image are searched for EXIF, which comes first and is at most this long
+LOOKED_AT = 10_000  # images of a split that are checked for EXIF; each is a request to the filesystem's servers
+LOOKED_INTO = 200  # images of a split that are decoded if they are 16-bit PNGs
 LOOKING_THREADS = 32
 
 
@@ -61,8 +61,8 @@ class ImageIndexWriter:
 def write_index(folder, root, classes, splits, notes):
     """Write the index of a dataset atomically; returns its manifest.
 
-    root: folder that the names are relative to, or None where images are packed. splits: split → (rows of IMAGE, names), or a
-    function that packs the images in the folder being written and returns that. notes: sentences on what is unusual.
+    root: folder that the names are relative to, or None if images are packed. splits: split → (rows of IMAGE, names), or a
+    function that packs the images in the folder being written and returns those. notes: sentences on anything unusual.
     """
     with atomic_folder(folder) as target:
         if callable(splits):
@@ -87,7 +87,7 @@ def write_index(folder, root, classes, splits, notes):
 
 
 def _turned(images):
-    """A note on the images of a split that a camera's orientation would turn or mirror; None if there are none."""
+    """A note on images of a split whose EXIF orientation would rotate or mirror them; None if there are none."""
     looked_at = range(0, len(images), -(-len(images) // LOOKED_AT) or 1)
     turned = sum(ordered_map(partial(_is_turned, images), looked_at, LOOKING_THREADS))
     if turned:
@@ -103,12 +103,12 @@ def _is_turned(images, i):
             exif = Image.Exif()
             exif.load(image.info.get("exif", b""))  # `getexif` would decode a whole PNG
             return exif.get(ExifTags.Base.Orientation) in range(2, 9)
-    except UNREADABLE:  # conversion lists it
+    except UNREADABLE:  # the conversion lists it
         return False
 
 
 def _narrow(images: "ImageSplit") -> str | None:
-    """A note on PNGs of 16 bits in a split that hold fewer; None if there are none."""
+    """A note on 16-bit PNGs in a split that use fewer bits; None if there are none."""
     looked_into = range(0, len(images), -(-len(images) // LOOKED_INTO) or 1)
     found = ordered_map(partial(_brightest, images), looked_into, LOOKING_THREADS)
     wide = [brightest for brightest in found if brightest is not None]
@@ -121,17 +121,17 @@ def _narrow(images: "ImageSplit") -> str | None:
 
 
 def _brightest(images, i):
-    """The largest of the upper 8 bits in image `i` if that is a PNG of 16, else None."""
+    """The largest value of the upper 8 bits in image `i` if it is a 16-bit PNG, else None."""
     try:
         head = images.read(i, 25)
         is_wide = head[12:16] == b"IHDR" and head[24] == 16
         return max(top for _, top in opened(images.read(i)).getextrema()) if is_wide else None
-    except (*UNREADABLE, BadImage):  # conversion lists it
+    except (*UNREADABLE, BadImage):  # the conversion lists it
         return None
 
 
 class ImageIndex:
-    """An index folder, opened."""
+    """An open index folder."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -147,7 +147,7 @@ class ImageIndex:
 
     @property
     def splits(self):
-        """Names of the splits that there are."""
+        """Names of the splits."""
         return list(self.manifest["splits"])
 
     def split(self, name):
@@ -160,12 +160,12 @@ class ImageIndex:
 class ImageSplit:
     """One split: `len`, `labels`, `lengths`, `name(i)`, and `read(i)`, the encoded bytes. Safe to read from many threads."""
 
-    root: Any = None  # folder of the files, where each image is one
+    root: Any = None  # folder of the images, if each is a file
 
     def __init__(self, index, split):
         self.index, self.split = index, split
         rows = np.load(index.folder / f"{split}.npy", mmap_mode="r")
-        self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
+        self._rows = np.asarray(rows)  # the same memory as a plain array: indexing np.memmap is slower
         names: Any = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
         self.labels, self.lengths = self._rows["label"], self._rows["length"]
         # A memoryview is the fastest way to look up one number.
@@ -187,12 +187,12 @@ class ImageSplit:
         return set()
 
     def name(self, i):
-        """The path for messages and records: bytes that are no UTF-8 are shown escaped."""
+        """The path for messages and records, with bytes escaped that are not UTF-8."""
         return self.name_bytes(i).decode("utf-8", "backslashreplace")
 
 
 class FileImages(ImageSplit):
-    """Images that are files of their own below one root."""
+    """Images in separate files below one root."""
 
     def __init__(self, index, split):
         super().__init__(index, split)
@@ -206,13 +206,13 @@ class FileImages(ImageSplit):
         return found
 
     def read(self, i, most=None):
-        """The bytes of image `i`, or the first `most` of them. Raises OSError where it cannot be read."""
+        """The bytes of image `i`, or the first `most` of them. Raises OSError if it cannot be read."""
         with open(os.path.join(self.root, self.name_bytes(i)), "rb") as file:
-            return file.read(most or self._length[i] + 1)  # one more than the index says tells that it grew
+            return file.read(most or self._length[i] + 1)  # one more than in the index, to see if it grew
 
 
 class PackedImages(ImageSplit):
-    """Images that lie one after the other in `<split>.packed`."""
+    """Images that are concatenated in `<split>.packed`."""
 
     def __init__(self, index, split):
         super().__init__(index, split)

@@ -1,6 +1,6 @@
-"""Encoded images: is one whole, and what are its pixels?
+"""Check and decode encoded images.
 
-The check walks a JPEG's markers (ITU-T T.81, annex B): microseconds, and it finds empty files, other files, cut-off tails.
+The check walks a JPEG's markers (ITU-T T.81, annex B). It takes microseconds and finds empty, truncated and other files.
 """
 
 import bisect
@@ -16,17 +16,17 @@ from PIL import Image, UnidentifiedImageError
 
 START, END = b"\xff\xd8", b"\xff\xd9"
 START_OF_SCAN = 0xDA
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the three are tables
-SEQUENTIAL = (0xC0, 0xC1)  # frames whose scans do not use the last three numbers of their headers
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame markers, without three for tables
+SEQUENTIAL = (0xC0, 0xC1)  # frames whose scans ignore the last three numbers of their headers
 SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
-# Five of libjpeg's warnings change no pixel: stray bytes behind the last scan, and those that `_without_harmless` prevents. Others are damage.
+# Five of libjpeg's warnings change no pixel: stray bytes after the last scan, and those that `_without_harmless` avoids. Others: damage.
 STRAY = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
-AHEAD = 16  # bytes that libjpeg reads ahead, and does not count as stray
+AHEAD = 16  # bytes that libjpeg reads ahead and does not count as stray
 SCAN_HEADER = re.compile(rb"(\xff\xda\0(?:\x08\x01..|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...", re.DOTALL)
 
 
-# What Pillow raises for damaged images, for those so large that they may be an attack, and (NotImplementedError) for pixels of a
-# layout that it does not know. RuntimeError is what its decoders of AVIF and WebP raise.
+# Pillow raises these for damaged images, for images so large that they may be an attack, and (NotImplementedError) for unknown pixel
+# layouts. Its AVIF and WebP decoders raise RuntimeError.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, EOFError, struct.error,
     zlib.error, NotImplementedError, RuntimeError, Image.DecompressionBombError,
@@ -38,14 +38,14 @@ class BadImage(Exception):
 
 
 def _reason(error):
-    """The text of an error of Pillow's without the address in memory that some hold: records must not differ by it."""
+    """The text of a Pillow error, without the memory address in some: records must not differ by it."""
     return "its format is unknown" if isinstance(error, UnidentifiedImageError) else error
 
 
 def check(data, depth="header"):
     """The colour space of an encoded image: `grey`, `colour` or `CMYK` (all three decode to RGB), or `unknown`.
 
-    depth: as in Formats.check; `none` looks at nothing. Raises BadImage for data that is empty, no image, or cut short.
+    depth: as in Formats.check; `none` checks nothing. Raises BadImage for data that is empty, not an image, or cut short.
     """
     if not data:
         raise BadImage("the file is empty")
@@ -58,7 +58,7 @@ def check(data, depth="header"):
 
 
 def _decode_strictly(data: bytes) -> None:
-    """Decode an image for what its decoder says: of lost data inside a JPEG Pillow says nothing, libjpeg-turbo warns."""
+    """Decode an image to find damage inside it. Pillow ignores lost data in a JPEG; libjpeg-turbo warns, so it decodes JPEGs."""
     frame = frame_place(data)
     try:
         import simplejpeg
@@ -80,9 +80,9 @@ def _decode_strictly(data: bytes) -> None:
 
 
 def _without_harmless(data: bytes, sequential: bool) -> bytes:
-    """A JPEG without application segments (unknown versions of JFIF, Adobe's colours, ICC) and numbers of scans that nothing uses.
+    """Remove a JPEG's application segments (unknown versions of JFIF, Adobe's colours, ICC) and unused numbers of its scans.
 
-    libjpeg tells a picture's first warning alone, so one about these would hide damage behind it.
+    libjpeg reports only a picture's first warning, so one about these would hide damage after it.
     """
     kept = [START]
     for marker, place in _segments(data):
@@ -94,10 +94,10 @@ def _without_harmless(data: bytes, sequential: bool) -> bytes:
 
 
 def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
-    """Whether some `count` bytes before the end mark are stray, and not left over by damage that lets a scan end early.
+    """True if the `count` bytes before the end mark are stray, and not left over because damage ended a scan early.
 
-    In front of stray ones the scan ends as it must, filled up with ones. decoder: None of a progressive JPEG, whose last bits may show in no
-    pixel: there all stray bytes are alike.
+    Before stray bytes, a scan ends correctly, padded with ones. decoder: None for a progressive JPEG, whose last bits may change no
+    pixel; its stray bytes must all be equal.
     """
 
     def is_whole(length):
@@ -114,7 +114,7 @@ def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
     before, last = data[: length - 1], data[length - 1]
     if last == 0xFF or before.endswith(b"\xff"):
         return True
-    # With its last 0 as 1, which changes a picture that uses this bit.
+    # Its last 0 becomes 1, which changes the picture if it uses this bit.
     other = bytes([last | last + 1]).replace(b"\xff", b"\xff\0")
     try:
         return not np.array_equal(*(decoder(before + byte + END, strict=False) for byte in (bytes([last]), other)))
@@ -123,13 +123,13 @@ def _is_stray(decoder: Callable | None, data: bytes, count: int) -> bool:
 
 
 def decode(data):
-    """The pixels of an encoded image as RGB: uint8 array of height × width × 3. Raises BadImage where it is damaged."""
+    """The pixels of an encoded image as RGB: uint8 array of height × width × 3. Raises BadImage if it is damaged."""
     return np.asarray(opened(data))
 
 
 def opened(data):
-    """An encoded image, decoded in full by Pillow, as an RGB image of Pillow's. Of 16-bit grey the upper 8 bits are kept, as of
-    16-bit colour. Raises BadImage."""
+    """Decode an image in full with Pillow; returns a Pillow image in RGB. 16-bit grey keeps the upper 8 bits, like 16-bit colour.
+    Raises BadImage."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith("I;16"):
@@ -142,12 +142,12 @@ def opened(data):
 
 
 def extension(data):
-    """Ending of such images' files: `jpg`, `png` or `webp`, by their first bytes."""
+    """File extension of an encoded image: `jpg`, `png` or `webp`, by its first bytes."""
     return next((name for start, name in ((b"\x89PNG", "png"), (b"RIFF", "webp")) if data.startswith(start)), "jpg")
 
 
 def frame_place(data):
-    """Where the frame header of a JPEG begins, its marker first; None where there is none to be found."""
+    """The byte at which a JPEG's frame header begins, with its marker; None if it has none."""
     try:
         return next((place for marker, place in _segments(data) if marker in FRAMES), None)
     except (IndexError, BadImage):
@@ -155,7 +155,7 @@ def frame_place(data):
 
 
 def _segments(data):
-    """Yield (marker, place) of the segments of a JPEG up to its first scan, and of that. IndexError where the data ends before."""
+    """Yield (marker, place) of a JPEG's segments up to and including its first scan. IndexError if the data ends earlier."""
     if data[:2] != START:
         return
     place = 2
@@ -172,7 +172,7 @@ def _segments(data):
 
 
 def _check_markers(data):
-    """Follow the segments up to the first scan; the end-of-image marker must come after it."""
+    """Walk the segments up to the first scan; an end-of-image marker must follow."""
     components = None
     try:
         for marker, place in _segments(data):
@@ -190,7 +190,7 @@ def _check_markers(data):
 
 
 def _check_other(data):
-    """PNG, WebP and the like: what Pillow can say without decoding."""
+    """Check PNG, WebP and other images as far as Pillow can without decoding."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             mode = image.mode

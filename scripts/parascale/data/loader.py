@@ -1,4 +1,4 @@
-"""Batches of samples as tensors, on the device that takes them. The one module of this package that imports torch as it is imported."""
+"""Batches of samples as tensors on the device. The only module of this package that imports torch at import time."""
 
 import functools
 from itertools import islice
@@ -9,8 +9,8 @@ import torch
 def read_batches(samples, chosen, workers=0, device=None):
     """Yield a tuple of tensors, (*inputs, labels), for each array of sample numbers in `chosen`, in that order.
 
-    samples: its `batch(numbers)` gives the arrays, as does `batches(chosen, workers, device)` where there is one. workers: threads
-    that decode ahead. device: of the model; what a GPU decodes is there already.
+    samples: has `batch(numbers)`, which returns arrays, and may have `batches(chosen, workers, device)`, which yields them. workers:
+    threads that decode ahead. device: of the model; images that a GPU decodes are already on it.
     """
     planned = getattr(samples, "batches", None)
     for arrays in planned(chosen, workers, device) if planned else map(samples.batch, chosen):
@@ -19,12 +19,12 @@ def read_batches(samples, chosen, workers=0, device=None):
 
 @functools.cache
 def _copying(device):
-    """The stream of a GPU that copies: one, because what was allocated for a stream is kept for that stream."""
+    """The GPU stream for copies. Only one, because memory allocated for a stream stays reserved for it."""
     return torch.cuda.Stream(device)
 
 
 class Prefetcher:
-    """The batches of a rank on its device, `count` parts a step. On a GPU a stream of its own copies them from pinned memory.
+    """The batches of a rank on its device, `count` parts per step. On a GPU a separate stream copies them from pinned memory.
 
     parts: iterator over tuples of tensors, on the CPU or on the device already.
     """
@@ -41,11 +41,11 @@ class Prefetcher:
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(self.stream)
             for tensor in (tensor for part in step for tensor in part):
-                tensor.record_stream(current)  # its memory may not be taken again before the step has used it
+                tensor.record_stream(current)  # its memory must not be reused before the step has used it
         return step
 
     def read_ahead(self):
-        """Read and copy those of the step after, while a GPU computes the one that has been started."""
+        """Read and copy the parts of the next step while the GPU computes the current one."""
         if self.stream is not None:
             self.ahead = self._read()
 

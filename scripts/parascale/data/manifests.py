@@ -1,4 +1,4 @@
-"""Folders of data that say in `manifest.json` what they hold: reading it, and comparing it with what is there."""
+"""Read the `manifest.json` of a data folder, and compare it with the files."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ SCHEMA_VERSION = 1
 
 
 def manifest_in(folder, missing, remedy):
-    """The manifest in a folder. Raises DataError: with `missing` where there is none, with `remedy` where it is damaged."""
+    """The manifest in a folder. Raises DataError, with `missing` if there is none, with `remedy` if it is damaged."""
     path = Path(folder) / MANIFEST
     try:
         return read_json(path)
@@ -21,9 +21,9 @@ def manifest_in(folder, missing, remedy):
 
 
 def require_whole(path, facts, remedy, every_byte=False):
-    """Raise DataError, with `remedy`, unless a file is as its manifest's `facts` say: {bytes, sha256}.
+    """Raise DataError, with `remedy`, unless a file matches its `facts` in the manifest: {bytes, sha256}.
 
-    every_byte: compare the checksum too, not the size alone.
+    every_byte: compare the checksum too, not only the size.
     """
     if not path.is_file():
         raise DataError(f"{path} is missing; {remedy}")

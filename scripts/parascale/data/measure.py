@@ -1,7 +1,7 @@
-"""How fast a format is read: one case at a time, each in a fresh process, so that only what should be warm is.
+"""Measure how fast a format is read, one case at a time, each in a fresh process, so that no other case warms its caches.
 
-The kernel counts what is read (`/proc/self/io`, proc(5)): `rchar`, bytes that read calls returned; `syscr`, how many calls;
-`read_bytes`, what storage had to deliver, page faults of mapped files included.
+The kernel counts reads (`/proc/self/io`, proc(5)): `rchar`, bytes returned by read calls; `syscr`, number of calls; `read_bytes`, bytes
+fetched from storage, including page faults of mapped files.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from parascale.data.formats.storage import drop_from_cache
 
 SPLIT, SEED = "train", 1
 BATCH = 64
-CLOCK_EVERY = 32  # samples between looks at the clock
-WORKER_BATCHES = 5  # of each decoding thread in a pass, at least: which thread is ahead at its ends then matters little
-COUNTED = 512  # samples over which opens are counted
+CLOCK_EVERY = 32  # samples between checks of the clock
+WORKER_BATCHES = 5  # at least, per decoding thread and pass, so that it matters little which thread is ahead at the end
+COUNTED = 512  # samples for which opens are counted
 
 
 @dataclass(frozen=True)
 class Case:
     """One way of reading a format.
 
-    decoder: decode, crop and resize images as a training does, to `size` pixels a side and crops of at least `smallest` of an
-    image's area, by `workers` threads, and for `dali` on the first GPU if there is one; None: read the encoded bytes alone.
-    window: tokens of a sample of text; None for images. samples: most of a cold pass.
+    decoder: decode, crop and resize images as in a training, to `size` pixels a side and crops of at least `smallest` of an image's
+    area, with `workers` threads, and `dali` on the first GPU if there is one; None: only read the encoded bytes.
+    window: tokens per sample of text; None for images. samples: most samples of a cold pass.
     """
 
     folder: str
     format: str
     access: str  # sequential | random
     cache: str  # warm | cold
-    io: str  # pread | mmap | files | memory, for what was read as it was opened
+    io: str  # pread | mmap | files | memory (read when opened)
     samples: int
     seconds: float
     repeats: int
@@ -53,17 +53,17 @@ class Case:
 
 
 def measure(case):
-    """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
+    """Measure one case; returns its columns for reading, or None if the cache cannot be dropped.
 
-    samples_per_second and cpu_seconds (of all threads) are medians of the passes, samples their mean, spread the range of the rates over
-    their median. peak_memory_bytes is what reading added, mapped pages included. Unknown figures are None.
+    samples_per_second and cpu_seconds (of all threads) are medians over the passes, samples is their mean, and spread the range of the
+    rates divided by their median. peak_memory_bytes is the memory added by reading, with mapped pages. Unknown figures are None.
     """
     if case.decoder:
-        import torch  # noqa: F401 (takes seconds, which are not those of the first batch)
+        import torch  # noqa: F401 (takes seconds, which must not count in the first batch)
 
         from parascale.data.crops import require_decoder
 
-        require_decoder(case.decoder)  # its package too
+        require_decoder(case.decoder)  # imports its package too
     start_memory = _memory("VmRSS")
     found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
     if found is None:
@@ -71,7 +71,7 @@ def measure(case):
     first, passes, opens = found
     asked, samples = (sum(each[key] for each in passes) for key in ("bytes", "samples"))
     rates = [each["samples"] / each["seconds"] for each in passes]
-    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
+    # Mapped files are read by page faults, which only `read_bytes` counts, and only if nothing is cached.
     counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}.get(case.io)
     counted = None if case.decoder else counted
     return {
@@ -90,8 +90,8 @@ def measure(case):
 
 
 def _warm_passes(case):
-    """(seconds to the first batch, passes, opens a sample). A first pass fills the cache, and the others begin where it began. Where
-    threads decode they continue it, so that they begin as they end."""
+    """(seconds to the first batch, passes, opens per sample). The first pass fills the cache; the others start from the beginning again.
+    If threads decode, passes continue the one before, so that they begin and end in the same state."""
     start = time.perf_counter()
     with opened(case) as reads:
         decoding = time.perf_counter() - start if case.io == "memory" else 0.0
@@ -107,10 +107,10 @@ def _warm_passes(case):
 
 
 def _cold_passes(case):
-    """As `_warm_passes`. Each pass opens the files, and leaves none open or mapped, which would keep pages in the cache; of threads
-    that decode, it includes their start. Each reads in an order of its own: file servers and disks have caches that nothing here empties."""
+    """Like `_warm_passes`. Each pass opens and closes the files, because open or mapped ones would keep pages in the cache, and starts
+    its threads. Each reads in another order: file servers and disks have caches that cannot be dropped here."""
     with opened(case) as reads:
-        next(reads())  # so that no import is counted
+        next(reads())  # so that imports are not counted
     passes = []
     for repeat in range(case.repeats):
         if not drop_from_cache(_paths(case)):
@@ -122,9 +122,9 @@ def _cold_passes(case):
 
 
 def _one_pass(case, reading, before=None):
-    """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts.
+    """Read for a while: samples, bytes requested, seconds, CPU seconds, seconds to the first batch, the kernel's counts.
 
-    before: the counts from which on they count; default: as they are now.
+    before: the kernel's counts at the start (default: now).
     """
     least = WORKER_BATCHES * max(1, case.workers) * BATCH if case.decoder else 0
     before, cpu, start, first = before or _counters(), time.process_time(), time.perf_counter(), None
@@ -144,15 +144,15 @@ def _one_pass(case, reading, before=None):
 
 @contextlib.contextmanager
 def opened(case, repeat=0):
-    """A function that yields (samples, bytes) of each read, from the first: once for a cold case, again and again for a warm one. What
-    it began, threads too, ends before the files are closed.
+    """Yield a function that yields (samples, bytes) of each read from the first: once for a cold case, repeatedly for a warm one. Its
+    threads end before the files are closed.
 
-    repeat: a number that gives another order to what is read at random.
+    repeat: changes the order of random reads.
     """
     rounds = range(1) if case.cache == "cold" else itertools.count()
     with contextlib.ExitStack() as stack:
         if case.window:
-            from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
+            from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images do not need
 
             flat = case.format == "flat"
             tokens_N = Tokens(case.folder).split(SPLIT) if flat else open_tokens(case.folder, SPLIT)
@@ -173,7 +173,7 @@ def _batches(order):
 
 
 def _encoded(case, reader, order, rounds):
-    number = order.item  # one at a time: no list of Python numbers
+    number = order.item  # one at a time, without a list of Python numbers
     for _ in rounds:
         if case.access == "random":
             samples: Iterable = (reader[number(place)] for place in range(len(reader)))
@@ -184,7 +184,7 @@ def _encoded(case, reader, order, rounds):
 
 
 def _decoded(case, reader, order, rounds):
-    """Batches of images decoded, cropped and resized, each differently in each round."""
+    """Decode, crop and resize batches of images, differently in each round."""
     import torch
 
     from parascale.data.classes import AugmentedImages
@@ -220,7 +220,7 @@ def _counters():
 
 
 def _memory(key):
-    """A line of /proc/self/status in bytes. VmHWM belongs to this program alone; ru_maxrss is inherited from the parent."""
+    """A line of /proc/self/status, in bytes. VmHWM is of this program alone; ru_maxrss is inherited from the parent."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith(f"{key}:"))
     return int(line.split()[1]) * 1024

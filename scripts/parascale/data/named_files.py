@@ -1,4 +1,4 @@
-"""Which files on this machine the settings of a source mean. Rules ask too, so this is quick to load."""
+"""Find the files on this machine that a source's settings name. Rules import this too, so it loads fast."""
 
 import contextlib
 import filecmp
@@ -15,8 +15,8 @@ from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
-MOST_FOLDERS = 3000  # folders of images that it watches: ImageNet has 2,000 of classes
-# Names under which the splits go in published data sets.
+MOST_FOLDERS = 3000  # folders of images that it watches; ImageNet has 2,000 for its classes
+# Names of the splits in published data sets.
 SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "val", "valid", "dev"),
@@ -26,22 +26,22 @@ COMPRESSED = {
     ".gz": "gzip",
     ".zst": "zstd",
     ".bz2": "bz2",
-}  # ending of a text that is unpacked as it is read → its codec
+}  # extension of a text that is decompressed while reading → its codec
 PACKED = (".csv", ".parquet", ".arrow", ".tar", ".zip", ".h5", ".hdf5")  # beside or instead of folders of images
-SAVED = "state.json"  # in a folder of `datasets.save_to_disk`, which says which files there are the data
+SAVED = "state.json"  # lists the data files in a folder of `datasets.save_to_disk`
 SAVED_INFO = "dataset_info.json"  # beside it
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
-# Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
+# Files that describe a Hub repository and are not data (`datasets.data_files.FILES_TO_IGNORE`).
 DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json|dummy_data\.zip")
-# Files that programs, systems and publishers put beside data: hidden names (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`), and
-# these. A file or folder of such a name is data only where the settings name it.
+# Files that programs, systems and publishers leave beside data: hidden ones (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`)
+# and these. They are data only if the settings name them.
 FOREIGN = re.compile(
     r"(^|/)(\.[^/.][^/]*|__MACOSX|__pycache__|lost\+found|\$RECYCLE\.BIN|System Volume Information|@eaDir|Thumbs\.db|desktop\.ini)(/|$)"
     r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.(md|txt|rst|html|pdf|cff|bib))?$",
     re.IGNORECASE,
 )
-# Names that programs give a copied file or folder: `train (copy).txt`, `train - Copy (2).txt`, `Copy of train.txt`.
+# Names of copied files and folders: `train (copy).txt`, `train - Copy (2).txt`, `Copy of train.txt`.
 COPY = re.compile(
     r"(?:^|(?<=/))(?:(?:Copy of|Kopie von) )+(?=[^/])"
     r"|(?: ?\(\w[\w ]*\)| - \w+(?: \(\d+\))?|[ _.-](?:copy|backup|bak|old|orig)(?: ?\d+)?|~)(?=\.[^/]*$|/|$)",
@@ -52,9 +52,9 @@ SLICE = re.compile(rf"(?P<path>.*)\[(?P<first>{BOUND}):(?P<last>{BOUND})\]")
 
 
 def local_files(source, most=MOST_LISTED):
-    """The existing files on this machine that a source names, or the manifest in its location: what a rule's input can list.
+    """The existing files on this machine that a source names, or the manifest in its location, for a rule's input.
 
-    Empty if there are more than `most`, or if the settings make no sense: the download says why.
+    Empty if there are more than `most`, or if the settings are wrong: the download reports that.
     """
     if not _is_local(source):
         return []
@@ -69,9 +69,9 @@ def local_files(source, most=MOST_LISTED):
 
 
 def local_folders(source, most=MOST_FOLDERS):
-    """The folders of images that a source means, whose times tell that an image came or went, and the tables and tars beside them.
+    """The folders of a source's images, whose times change if an image is added or removed, and the tables and tars beside them.
 
-    Down to the classes of each split, or less deep where they are more than `most`.
+    Down to the classes of each split, or less deep if that is more than `most`.
     """
     try:
         root = expanded(source.location or "", "data.source.location") if _is_local(source) else ""
@@ -97,12 +97,12 @@ def _listed(folder):
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except OSError:  # the index says which cannot be read
+    except OSError:  # the index reports what cannot be read
         return []
 
 
 def missing_data(datasets):
-    """Yield, in words, what datasets (name → Data) take from this machine and is not there, or is no file of tokens that is read."""
+    """Yield a sentence for each file on this machine that datasets (name → Data) need and that is missing or no readable token file."""
     for name, data in datasets.items():
         yield from (f"dataset `{name}`: {said}" for said in _missing(data.source))
 
@@ -125,8 +125,8 @@ def _missing(source):
                 if any(bound and bound.isdecimal() and 0 < int(bound) <= 100 for bound in bounds):
                     yield f"{path}[{':'.join(bounds)}] counts rows; a share is `80%` (`data.source.files.{split}`)"
                 stem, end = os.path.splitext(found)
-                if end.lower() in (".bin", ".npy") and not os.path.isfile(f"{stem}.idx"):  # an index may be long
-                    from parascale.data.sources.flat import flat  # slow to load, and most data needs none
+                if end.lower() in (".bin", ".npy") and not os.path.isfile(f"{stem}.idx"):  # an index may be large
+                    from parascale.data.sources.flat import flat  # slow to load, and rarely needed
 
                     flat(found)
         lacking = [split for split in SPLIT_NAMES if split not in source.files] if source.files else []
@@ -137,7 +137,7 @@ def _missing(source):
 
 
 def matches(folder, pattern):
-    """The paths of the files that one path or glob means, one after the other, in no order."""
+    """Iterate over the files that a path or glob matches, in any order."""
     path = expanded(pattern, "data.source.files")
     literal = os.path.join(folder, as_spelled(folder, path))
     if os.path.isfile(literal):
@@ -150,7 +150,7 @@ def matches(folder, pattern):
 
 
 def saved_files(folder):
-    """The files of data in a folder that `datasets.save_to_disk` wrote; None for any other. Others there are caches."""
+    """The data files in a folder that `datasets.save_to_disk` wrote; None for any other folder. Its other files are caches."""
     state = os.path.join(folder, SAVED)
     if not os.path.isfile(state):
         return None
@@ -166,11 +166,11 @@ def saved_files(folder):
 
 
 def meant_by(pattern):
-    """A function from a path to whether `pattern` means it, as the Hub resolves patterns (`datasets.data_files`).
+    """A function that tells if a path matches `pattern` by the rules of the Hub (`datasets.data_files`).
 
-    `*` stays within a folder, `**` does not. Raises ConfigError as `asked_for`.
+    `*` stays within a folder, `**` does not. Raises the ConfigError of `asked_for`.
     """
-    from fsspec.utils import glob_translate  # slow to load, and what lies on this machine needs none
+    from fsspec.utils import glob_translate  # slow to load, and not needed for local files
 
     asked = asked_for(pattern)
     fits = re.compile(glob_translate(pattern)).match
@@ -178,8 +178,8 @@ def meant_by(pattern):
 
 
 def asked_for(pattern):
-    """A function from a path that a glob found to whether it was asked for: hidden names, folders that begin with `__`, and files that
-    describe a data set must be. Raises ConfigError where `**` is but a part of a name."""
+    """A function that tells if a path found by a glob was meant: hidden names, folders that begin with `__`, and files that describe a
+    data set must be in the pattern explicitly. Raises ConfigError if `**` is only a part of a name."""
     parts = pattern.split("/")
     if any("**" in part and part != "**" for part in parts):
         raise ConfigError(f"`{pattern}`: `**` must stand alone, as in `data/**/*.txt` (`data.source.files`)")
@@ -193,19 +193,19 @@ def asked_for(pattern):
 
 
 def _unusual(path):
-    """(hidden names in a path, its folders that begin with `__`)."""
+    """(number of hidden names in a path, number of its folders that begin with `__`)."""
     parts = path.split("/")
     hidden = sum(part.startswith(".") and part not in (".", "..") for part in parts)
     return hidden, sum(part.startswith("__") for part in parts[:-1])
 
 
 def is_foreign(path):
-    """Whether a relative path (of a folder with `/` at its end) is none of the data's; see FOREIGN."""
+    """True if a relative path (of a folder: ending in `/`) is not data; see FOREIGN."""
     return FOREIGN.search(path) is not None
 
 
 def is_copy(folder: str | os.PathLike | bytes, path: str | bytes, beside: Container[str] | None = None) -> bool:
-    """Whether a file below a folder is called as a copy of another, and is the same to the byte. beside: paths that count as others."""
+    """True if a file below a folder is named like a copy of another and has the same bytes. beside: the paths that may be the other."""
     folder, path = os.fsdecode(folder), os.fsdecode(path)
     original = COPY.sub("", path)
     if original == path or (beside is not None and original not in beside):
@@ -216,22 +216,22 @@ def is_copy(folder: str | os.PathLike | bytes, path: str | bytes, beside: Contai
 
 
 def as_spelled(folder: str | os.PathLike, path: str) -> str:
-    """A path below a folder with its letters composed as those of the file there: macOS composes them otherwise (NFD) than most (NFC)."""
+    """A path below a folder in the Unicode form of the existing file: macOS decomposes letters (NFD), most others compose them (NFC)."""
     forms = () if path.isascii() else (path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD")))
     return next((each for each in forms if os.path.exists(os.path.join(folder, each))), path)
 
 
 def note_foreign(paths, notes, where=""):
-    """Count in the notes what was left out."""
+    """Add a note that counts files that were left out."""
     if paths:
         shown = shorten_list(os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths)
         notes.append(f"{where}{len(paths):,} hidden, foreign or copied files or folders were left out: {shown}")
 
 
 def without_foreign(paths, notes, pattern="", folder=None):
-    """Those of the relative paths that are data. pattern: glob by which they were found; the names that it spells out are meant.
+    """The relative paths that are data. pattern: glob that found them; names that it spells out are always data.
 
-    folder: where they lie on this machine; without it, none is found to be a copy of another.
+    folder: their folder on this machine; without it, copies are not recognised.
     """
     spelled, paths = set(pattern.split("/")), dict.fromkeys(paths)
     sorted_out = {True: [], False: []}
@@ -256,7 +256,7 @@ def sliced(pattern):
 
 
 def require_no_names_of_splits(place, names):
-    """Raise DataError where folders beside each other are called like splits (`images-train`, `images-val`): no classes."""
+    """Raise DataError if sibling folders are named like splits (`images-train`, `images-val`), not classes."""
     words = {word for name in names for word in re.split("[^a-z]+", name.lower())}
     found = [split for split, others in SPLIT_NAMES.items() if not words.isdisjoint(others)]
     if len(found) > 1:
@@ -264,8 +264,8 @@ def require_no_names_of_splits(place, names):
 
 
 def require_one_set(split, found):
-    """Raise DataError where files may be a split twice, or not whole: by different names of the split, by the same name with different
-    endings, or with another part of `…-00000-of-00002`. found: path → the names of the split that are in it."""
+    """Raise DataError if files may be the same split twice or an incomplete one: different names for the split, the same name with
+    several extensions, or missing parts of `…-00000-of-00002`. found: path → the names of the split that are in it."""
     first, names = next(iter(found.items()))
     parts = {}
     for path, others in found.items():

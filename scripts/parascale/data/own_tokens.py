@@ -1,4 +1,4 @@
-"""Tokens that came as such: read where they lie if a split is one flat array, otherwise laid out once; every number is looked at."""
+"""Data that comes as tokens: read in place if a split is one flat array, otherwise copied once. Every number is checked."""
 
 import os
 from functools import partial
@@ -14,13 +14,13 @@ from parascale.files import link_or_copy
 
 
 def prepare_tokens(raw, text, expected, output):
-    """As `parascale.data.text.prepare`, for a Raw of tokens. Raises DataError for a number that the vocabulary lacks."""
+    """Like `parascale.data.text.prepare`, for a Raw of tokens. Raises DataError for a number outside the vocabulary."""
     learn = partial(_tokenizer_of, raw.folder)
     return prepared(raw, text, expected, output, ("files", raw.files, list), partial(_write, raw), learn)
 
 
 def _write(raw, folder, split, tokenizer, entries, dtype):
-    """A split's `<split>.bin`, another name of the file where it can be read in place, and its counts."""
+    """Write `<split>.bin`, or link it to a file that can be read in place; returns the split's counts."""
     path, entries = folder / f"{split}.bin", list(entries)
     parts = [raw.tokens(entry) for entry in entries]
     first = parts[0] if len(parts) == 1 and isinstance(parts[0], Flat) else None
@@ -39,19 +39,19 @@ def _write(raw, folder, split, tokenizer, entries, dtype):
     if tokenizer.end is not None and not documents:
         end = f"`{tokenizer.vocabulary[tokenizer.end]}`, the end of text of `data.text.pretrained`"
         said = f"the split `{split}` has no end of text: none of its {tokens:,} tokens is {end}"
-        print(f"{raw.folder}: {said}. Unless that is meant, write it behind each text")
+        print(f"{raw.folder}: {said}. Unless this is intended, write it after each text")
     counts = {"tokens": tokens, "words": tokens - documents, "documents": documents, "unknown": 0}
     if in_place is None:
         return counts
     if os.path.isabs(entries[0]["path"]):
         path.symlink_to(in_place.path.resolve())
-    else:  # what was downloaded
+    else:  # a downloaded file
         link_or_copy(in_place.path, path)
     return counts | {"in_place": {"dtype": in_place.dtype.str, "offset": in_place.offset}}
 
 
 def _require_entries(block_N, vocabulary, path):
-    """Raise DataError for a number that is no entry."""
+    """Raise DataError for a number outside the vocabulary."""
     for number in (block_N.min(initial=0), block_N.max(initial=0)):
         if not 0 <= number < vocabulary:
             said = f"holds {number}, but the vocabulary has the numbers 0 to {vocabulary - 1:,}"
@@ -60,7 +60,7 @@ def _require_entries(block_N, vocabulary, path):
 
 
 def _tokenizer_of(folder, _, settings):
-    """The tokenizer that tokens in a folder were made with, or what stands in its place where only its size is known."""
+    """The tokenizer that made the tokens in a folder, or a NumberTokenizer if only the vocabulary's size is known."""
     if settings.pretrained:
         return tokenize.learn((), settings, renumbered=False)
     if settings.max_vocabulary is None:

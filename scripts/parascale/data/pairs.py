@@ -1,8 +1,8 @@
-"""Documents and their summaries as numbers: made once from raw rows, memory-mapped, padded into samples.
+"""Documents and summaries as tokens: prepared once from raw rows, memory-mapped, padded into samples.
 
-A dataset's `pairs/` folder is like a `flat/` one (see `text.py`): `<split>.bin` holds document, summary, document, … one after the
-other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (document, summary) a pair. `test.jsonl` holds the pairs of
-the test split as they came, by which summaries are judged.
+A dataset's `pairs/` folder is like a `flat/` one (see `text.py`): `<split>.bin` has document, summary, document, … one after the
+other, each ended by `<eos>`, and `<split>.ends.npy` their ends, a row (document, summary) per pair. `test.jsonl` has the raw pairs of
+the test split, against which summaries are scored.
 """
 
 import functools
@@ -17,11 +17,11 @@ from parascale.data.text import IGNORED, prepared, write_documents
 from parascale.errors import DataError
 
 JUDGED = "test"  # the split whose raw texts are kept
-AT_ONCE = 1 << 16  # pairs whose lengths are looked at together, so that memory holds four bytes a pair
+AT_ONCE = 1 << 16  # pairs whose lengths are checked together, so that memory grows by four bytes per pair
 
 
 def prepare_pairs(raw, text, expected, output, made=prepared):
-    """As `parascale.data.text.prepare`, for pairs. A row without document or without summary is left out and counted in the manifest."""
+    """Like `parascale.data.text.prepare`, for pairs. Rows without document or summary are left out and counted in the manifest."""
 
     def texts(pairs):
         return (part for pair in pairs if _whole(pair) for part in _parts(pair, text.prefix))
@@ -43,7 +43,7 @@ def _whole(pair):
 
 
 def _parts(pair, prefix):
-    """Document and summary as they are encoded."""
+    """Document and summary in the form to encode."""
     return prefix + pair[0], pair[1]
 
 
@@ -71,14 +71,14 @@ def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
 
 
 def _write_header(file, pairs):
-    """The head of a `.npy` of ends. NumPy leaves room in it for any number of pairs."""
+    """Write the header of a `.npy` file of ends. NumPy leaves room in it for any number of pairs."""
     np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (pairs, 2)})
 
 
 class Pairs:
-    """The samples of a summariser: a document, and its summary as what is given and what is asked for.
+    """The samples of a summariser: a document, and its summary as input and as label.
 
-    tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: places of a document and of a
+    tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: tokens of a document and of a
     summary. over_long: `cut` or `leave_out`, as in SummaryTraining.
     """
 
@@ -101,7 +101,7 @@ class Pairs:
             )
 
     def _fitting(self, rows, cut):
-        """Those of some rows that are samples, as uint32; what is left out or cut is counted."""
+        """The rows that are samples, as uint32. Counts those that are left out or cut."""
         long_document, long_summary = (
             self._places(rows, part)[1] > most for part, most in enumerate((self.window, self.summary_window))
         )
@@ -111,7 +111,7 @@ class Pairs:
         return rows[kept].astype(np.uint32)
 
     def _places(self, rows, part):
-        """(starts, lengths) of one part of rows, in tokens. A part begins where the one before it ends."""
+        """(starts, lengths) of one part (0: document, 1: summary) of rows, in tokens. Parts follow each other."""
         places = 2 * np.asarray(rows, dtype=np.int64) + part
         starts = np.where(places, self._ends[places - 1], 0)
         return starts, self._ends[places] - starts
@@ -132,11 +132,11 @@ class Pairs:
         return documents_BS, mask_BS, summaries_BT, np.where(there_BT, labels_BT, IGNORED)
 
     def documents(self, rows):
-        """(documents_BS, mask_BS) of rows of the split, counted with those that are too long for a batch."""
+        """(documents_BS, mask_BS) of rows of the split, counting also rows that are too long."""
         return self._padded(rows, 0, self.window)
 
     def raw(self, count=None):
-        """The (document, summary) of the first `count` rows, or of all, as they came. DataError for a split or a folder without them."""
+        """The raw (document, summary) of the first `count` rows, or of all. DataError for a split or folder without them."""
         try:
             with open(self._raw) as handle:
                 return [tuple(json.loads(line)) for line in itertools.islice(handle, count)]
@@ -144,7 +144,7 @@ class Pairs:
             raise DataError(f"{self._raw} is missing: remove {self._raw.parent} and run the target `data`") from None
 
     def _padded(self, rows, part, places):
-        """(numbers, where there are any) of one part of each row, cut or padded to `places`."""
+        """(numbers, mask of tokens) of one part of each row, cut or padded to `places`."""
         offsets = np.arange(places)
         starts, lengths = self._places(rows, part)
         there = offsets < lengths[:, None]

@@ -1,19 +1,19 @@
-"""Many slow calls at once: results come in order, and no more of them are in memory than a bound."""
+"""Run slow calls concurrently, with results in order and a limit on how many are in memory."""
 
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
-FEW = 4  # calls that are begun with
-LOOK_SECONDS = 0.02  # between two looks at what the processor does
-BUSY = 0.8  # of a core: the interpreter's lock lets Python have no more than one
+FEW = 4  # calls at the start
+LOOK_SECONDS = 0.02  # between two checks of the CPU time
+BUSY = 0.8  # of a core; the GIL limits Python to one
 
 
 def ordered_map(function, items, threads, ahead=None):
-    """Yield `function(item)` for each item in its order, with at most `threads` calls at once.
+    """Yield `function(item)` for each item in order, with at most `threads` calls at once.
 
-    ahead: most results that wait in memory (default: twice the threads), or a function that gives it at each item, such as Demand.
-    An exception of a call is raised at its place; calls that have not started are dropped.
+    ahead: most results that wait in memory (default: twice the threads), or a function that returns it for each item, such as Demand.
+    An exception of a call is raised in its turn; calls that have not started are dropped.
     """
     bound = ahead if callable(ahead) else lambda: ahead or 2 * threads
     waiting = deque()
@@ -31,10 +31,10 @@ def ordered_map(function, items, threads, ahead=None):
 
 
 class Demand:
-    """How many calls to have under way: few, and twice as many whenever the process computed less than BUSY of a core.
+    """How many calls to run at once: few at first, twice as many whenever the process used less than BUSY of a core.
 
-    Reads from a busy filesystem wait, so hundreds go together; reads from memory compute, and more threads only take the
-    interpreter's lock from each other. most: the bound, in calls.
+    Reads from a busy filesystem mostly wait, so hundreds may overlap; reads from memory use the CPU, and more threads would only
+    compete for the GIL. most: largest number of calls.
     """
 
     def __init__(self, most):
@@ -42,7 +42,7 @@ class Demand:
         self._looked, self._computed = time.perf_counter(), time.process_time()
 
     def __call__(self):
-        """How many, now."""
+        """The current number of calls."""
         passed = time.perf_counter() - self._looked
         if self._now < self._most and passed >= LOOK_SECONDS:
             if time.process_time() - self._computed < BUSY * passed:

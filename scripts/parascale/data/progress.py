@@ -1,4 +1,4 @@
-"""How far a long piece of work is, and when it will end: a bar on a terminal, a plain line now and then in a log."""
+"""Progress and estimated time left of long work: a bar on a terminal, an occasional line in a log."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Counts items or bytes of one piece of work. total: how many there will be, where it is known."""
+    """Counts the items or bytes of one piece of work. total: their number, if known."""
 
     def __init__(self, title, unit, total=None):
         self.title, self.unit, self.total = title, unit, total
@@ -16,7 +16,7 @@ class Progress:
     def __enter__(self):
         self._start = self._last = time.monotonic()
         settings = {"unit": self.unit, "unit_scale": True, "unit_divisor": 1024 if self.unit == "B" else 1000}
-        from tqdm import tqdm  # a training that reads no text does without
+        from tqdm import tqdm  # not needed by trainings that read no text
 
         self._bar = tqdm(desc=self.title, total=self.total, disable=not sys.stderr.isatty(), **settings)
         return self
@@ -27,7 +27,7 @@ class Progress:
             self._line("done")
 
     def add(self, amount):
-        """`amount` more are done."""
+        """Count `amount` more as done."""
         self.done += amount
         self._bar.update(amount)
         if self._bar.disable and time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
@@ -41,7 +41,7 @@ class Progress:
             self.add(1)
 
     def _left(self):
-        """An estimate of the time left, at the speed so far; empty where it is unknown."""
+        """The estimated time left at the speed so far; empty if unknown."""
         if not self.total or not self.done:
             return ""
         seconds = (time.monotonic() - self._start) * (self.total - self.done) / self.done

@@ -1,7 +1,7 @@
-"""Which samples a step takes: a function of (seed, step) alone, whatever the number of ranks or workers.
+"""Select the samples of a step: a function of (seed, step) alone, for any number of ranks or workers.
 
-Each epoch is one permutation of all samples, drawn from (seed, epoch). Epochs follow each other without a gap, and step `s` takes the
-samples at places `s × global_batch … (s + 1) × global_batch − 1` of that sequence, so that no sample is ever left out.
+Each epoch is a permutation of all samples, drawn from (seed, epoch). Epochs follow each other without a gap, and step `s` takes the
+samples at places `s × global_batch … (s + 1) × global_batch − 1` of that sequence, so no sample is ever left out.
 """
 
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 
 from parascale.errors import DataError
 
-# Samples whose permutation is drawn as an array. Of more, a formula gives the sample at each place: each rank would keep the array.
+# Up to this many samples, a permutation is drawn as an array, which each rank keeps. Beyond, a formula gives the sample at each place.
 MOST_DRAWN = 2**24
 ROUNDS = 8
 
@@ -19,9 +19,9 @@ ROUNDS = 8
 class Sampler:
     """The order of training samples.
 
-    samples: how many there are. global_batch: samples of a step, over all ranks. seed: of the permutations.
-    count_on: number on from epoch to epoch, so that sample i of epoch e is e × samples + i: for samples that are augmented
-    differently each epoch.
+    samples: their number. global_batch: samples per step, over all ranks. seed: of the permutations. count_on: continue the
+    numbers from epoch to epoch, so that sample i of epoch e is e × samples + i: for samples that are augmented differently each
+    epoch.
     """
 
     def __init__(self, samples, global_batch, seed, count_on=False):
@@ -32,7 +32,7 @@ class Sampler:
         self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
     def indices(self, step):
-        """Sample numbers of step 0, 1, 2, …: an int64 array of `global_batch`."""
+        """The sample numbers of a step (0, 1, 2, …): an int64 array of `global_batch`."""
         place = step * self.global_batch
         end = place + self.global_batch
         parts = []
@@ -57,10 +57,10 @@ class Sampler:
 
 
 def _scattered(places, samples, keys):
-    """The sample at each of some places (uint64) of an epoch: a permutation of `samples` numbers, by formula.
+    """The samples at the given places (uint64) of an epoch: a permutation of `samples` numbers, by formula.
 
-    A Feistel network over pairs of numbers below √samples, one key a round; what is no sample goes through it again (Black and
-    Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A Feistel network over pairs of numbers up to √samples, one key per round; results that are no sample go through it again (Black
+    and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     side = math.isqrt(samples - 1) + 1
     found, walking = places, np.arange(len(places))
@@ -86,5 +86,5 @@ def share(indices, rank, ranks):
 
 
 def evaluation_share(samples, rank, ranks):
-    """Sample numbers that a rank evaluates, as a range: over all ranks every sample exactly once, shares differ by one at most."""
+    """The sample numbers that a rank evaluates, as a range. Each sample has exactly one rank; shares differ by at most one."""
     return range(rank, samples, ranks)

@@ -1,6 +1,6 @@
-"""Text that several jobs encode, a shard each, and that another joins: byte for byte what one job makes.
+"""Encode text in several jobs, a shard each, and join the shards in another: byte for byte the same as with one job.
 
-Both make a folder of the form of `parascale.data.text.prepared`, from what that takes.
+Both functions take the arguments of `parascale.data.text.prepared` and make a folder of the same form.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from parascale.settings import identity
 
 
 def shard(raw, text, expected, output, rows, write, learn, lacks):
-    """Encode the rows of `raw`, one of `Raw.shards`: it may lack text, and has other numbers than those expected."""
+    """Encode the rows of `raw`, one of `Raw.shards`, which may lack text and is not compared with `expected`."""
     expected = dataclasses.replace(expected, approximate=True)
     return prepared(raw, text, expected, output, rows, write, learn)
 
 
 def join(folders, raw, text, expected, output, rows, write, learn, lacks):
-    """Join the shards in `folders`. Raises DataError for one that is missing, damaged, or made of other text or settings, or with another tokenizer."""
+    """Join the shards in `folders`. Raises DataError if one is missing, damaged, or made with another text, tokenizer or settings."""
     shards = [Tokens(folder) for folder in folders]
     for each, part in zip(shards, raw.shards(len(folders)), strict=True):
         if (each.manifest["source"], each.manifest["settings"]) != (part.digest, identity.of_group(text)):
@@ -38,7 +38,7 @@ def join(folders, raw, text, expected, output, rows, write, learn, lacks):
         counts = [each.manifest["splits"][split] for each in shards]
         for name in (name for name in shards[0].manifest["files"] if name.startswith(f"{split}.")):
             parts = [each.folder / name for each in shards]
-            if name.endswith(".npy"):  # where documents end, of each shard from its own first token
+            if name.endswith(".npy"):  # ends of documents, counted from each shard's first token
                 starts = np.cumsum([0, *(count["tokens"] for count in counts[:-1])])
                 ends = [np.load(part) + start for part, start in zip(parts, starts, strict=True)]
                 np.save(folder / name, np.concatenate(ends))

@@ -1,8 +1,8 @@
-"""Flat token arrays: made once from raw text, memory-mapped by every process, cut into windows.
+"""Flat token arrays: prepared once from raw text, memory-mapped by every process, cut into windows.
 
-A dataset's `flat/` folder holds `<split>.bin` (little-endian uint16 where the vocabulary has fewer than 65,536 entries, else uint32; a
-link to another tool's file that is read in place), `vocabulary.json` (the entry of each number), `manifest.json`, and `tokenizer.json` if
-the entries are subwords.
+A dataset's `flat/` folder has `<split>.bin` (little-endian uint16 if the vocabulary has fewer than 65,536 entries, else uint32; or a
+link to another tool's file that is read in place), `vocabulary.json` (the entry of each number), `manifest.json`, and, for subwords,
+`tokenizer.json`.
 """
 
 import functools
@@ -17,15 +17,15 @@ from parascale.errors import DataError
 from parascale.files import atomic_folder, sha256, write_json
 from parascale.settings import SPLITS, identity
 
-IGNORED = -100  # label of a place that is padding: it counts in no loss
+IGNORED = -100  # label of padding, which the loss ignores
 
 
 def prepare(raw, text, expected, output, made=None):
     """Learn the vocabulary from the train split and write every split as numbers into the folder `output`; returns the manifest.
 
-    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. made: what takes the place of `prepared`, of
-    parascale.data.shards. Memory does not grow with the documents. Raises DataError for a split that is missing or without tokens,
-    and where `expected` differs from what was found.
+    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. made: a function of parascale.data.shards
+    instead of `prepared`. Memory does not grow with the documents. Raises DataError for a missing split or one without tokens, and if
+    the data differs from `expected`.
     """
 
     def write(folder, split, tokenizer, documents, dtype):
@@ -55,10 +55,10 @@ def prepare(raw, text, expected, output, made=None):
 def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda counts: None):
     """Make the folder `output`: tokenizer, splits, manifest; returns the manifest. Arguments and errors as in `prepare`.
 
-    rows: (what they are called, function from a split to its rows, function from rows to the texts in them).
+    rows: (their name, function from a split to its rows, function from rows to the texts in them).
     write: function (folder, split, tokenizer, rows, dtype of the numbers) that writes a split's files and returns its counts.
-    learn: function (texts of the train split, text) that gives the tokenizer. lacks: function from a split's counts to what it lacks, in
-    words, or None.
+    learn: function (texts of the train split, text) that returns the tokenizer. lacks: function from a split's counts to words for what
+    it lacks, or None.
     """
     unit, rows_of, texts_of = rows
     missing = [split for split in SPLITS if split not in raw.splits]
@@ -93,7 +93,7 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
             "train_samples": (samples, "samples in the train split, those left out included"),
         }
         check_expected(expected, found, raw.folder)
-        digest = functools.cache(sha256)  # splits may be parts of one large file
+        digest = functools.cache(sha256)  # splits may be slices of one large file
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "dtype": dtype.str,
@@ -111,9 +111,9 @@ def prepared(raw, text, expected, output, rows, write, learn, lacks=lambda count
 
 
 def write_documents(path, tokenizer, documents, dtype, ends=None):
-    """Write documents as numbers, each ended by `<eos>`; returns counts, of which `words` leaves the end marks out.
+    """Write documents as numbers, each ended by `<eos>`; returns counts; `words` excludes the end marks.
 
-    ends: a binary file that takes where each document ends, as int64.
+    ends: binary file to write the end of each document to, as int64.
     """
     tokens = count = unknown = 0
     with open(path, "wb") as handle:
@@ -129,7 +129,7 @@ def write_documents(path, tokenizer, documents, dtype, ends=None):
 
 
 def check_expected(expected, found, folder):
-    """Raise DataError where plans assumed other data. expected: the section of Data. found: its keys → (number, of what)."""
+    """Raise DataError if plans expected other data. expected: the section of Data. found: its keys → (number, unit)."""
     for key, (value, what) in found.items():
         wanted = None if expected.approximate else getattr(expected, key)
         if wanted is not None and wanted != value:
@@ -139,7 +139,7 @@ def check_expected(expected, found, folder):
 
 
 class Tokens:
-    """A prepared dataset. Opening checks that every file is there in full size; `verify` checks every byte."""
+    """A prepared dataset. Opening it checks the size of every file; `verify` checks every byte."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -150,11 +150,11 @@ class Tokens:
 
     @property
     def vocabulary_size(self):
-        """Entries of the vocabulary, special ones included: numbers lie in [0, vocabulary_size)."""
+        """Entries of the vocabulary, including special ones: numbers are in [0, vocabulary_size)."""
         return self.manifest["vocabulary"]
 
     def split(self, name):
-        """The numbers of a split, read-only and memory-mapped: one flat array of uint16 or uint32, or as another tool wrote it."""
+        """The numbers of a split, read-only and memory-mapped: a flat array of uint16, uint32, or another tool's type."""
         facts = self.manifest["splits"][name]
         lies = {"dtype": self.manifest["dtype"], "offset": 0} | facts.get("in_place", {})
         return np.memmap(self.folder / f"{name}.bin", mode="r", shape=facts["tokens"], **lies)
@@ -164,11 +164,11 @@ class Tokens:
         return self.tokenizer.encode(text)
 
     def decode(self, numbers):
-        """The text of numbers; `<eos>` becomes a line's end."""
+        """The text of numbers; `<eos>` becomes a line break."""
         return self.tokenizer.decode(numbers)
 
     def verify(self, every_byte=True):
-        """Raise DataError if a file differs from what was written. every_byte: not in its size alone."""
+        """Raise DataError if a file was changed. every_byte: compare its checksum, not only its size."""
         for name, facts in self.manifest["files"].items():
             require_whole(self.folder / name, facts, self._remedy, every_byte)
 
@@ -176,9 +176,9 @@ class Tokens:
 class Windows:
     """The samples of a language model: windows over a flat array, each with the next token as label.
 
-    stride: from one window's start to the next (default: window). With N tokens there are N − 1 targets; at stride = window each
+    stride: from one window's start to the next (default: window). N tokens have N − 1 targets; at stride = window each target
     is in exactly one sample, and the last window may be padded; at stride 1 (the published protocol) there is no padding.
-    end: the number that ends a document, where documents are separate: samples say where each token's document starts.
+    end: the number that ends a document, if documents are separate: samples then include where each token's document starts.
     """
 
     def __init__(self, tokens_N, window, stride=None, end=None):
@@ -186,7 +186,7 @@ class Windows:
             raise DataError(f"`training.window` = {window} does not fit a split of {len(tokens_N)} tokens: shorten it")
         self.window, self.stride, self.targets, self.end = window, stride or window, len(tokens_N) - 1, end
         to_the_end = -(-(self.targets - window) // self.stride)
-        # Strides beyond the window leave gaps, and the last one may lead past the end.
+        # Strides larger than the window leave gaps, and the last one may lead past the end.
         self._samples = min(to_the_end, (self.targets - 1) // self.stride) + 1
         # Every possible window and its next token, as one item of a view: numpy copies an item in one go.
         tokens_N = np.ascontiguousarray(tokens_N)
@@ -198,10 +198,10 @@ class Windows:
         return self._samples
 
     def batch(self, indices):
-        """Samples by number: (inputs_BT, labels_BT), int64, and between them `starts_of` separate documents. Padding has input 0 and label
-        IGNORED."""
+        """Samples by number: (inputs_BT, labels_BT), int64; if documents are separate, with `starts_of` between them. Padding has input 0
+        and label IGNORED."""
         starts_B = np.asarray(indices, dtype=np.int64) * self.stride
-        # As an unsigned number a negative one is larger than all others, so one look sees both ends.
+        # A negative number is very large as unsigned, so one maximum checks both bounds.
         furthest = int(starts_B.view(np.uint64).max(initial=0))
         if furthest > (self._samples - 1) * self.stride:
             raise IndexError(f"sample numbers must lie in [0, {len(self)})")
@@ -218,6 +218,6 @@ class Windows:
 
 
 def starts_of(tokens_BT, end):
-    """The first position of the document of each token, in its window: behind the last number `end` before it, or 0."""
+    """The position in the window at which each token's document starts: after the last `end` before it, or 0."""
     starts_BT = np.arange(1, 1 + tokens_BT.shape[1]) * (tokens_BT == end)
     return np.maximum.accumulate(np.roll(starts_BT, 1, 1) * (np.arange(tokens_BT.shape[1]) > 0), 1)

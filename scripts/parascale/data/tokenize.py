@@ -1,9 +1,9 @@
-"""Text to numbers and back: words between spaces, subwords learned from the train split, or those of any `tokenizer.json`.
+"""Text to numbers and back: words between spaces, subwords learned from the train split, or any `tokenizer.json`.
 
-What is learned puts `<unk>` at 0 and `<eos>` at 1, and so does a pretrained model's vocabulary for summaries; a language model keeps the
-numbers of a `tokenizer.json` as they are. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty ones too, as
-in the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens. No text has `<eos>` inside: marks
-that stand in a text, other than `<unk>`, are text.
+Learned vocabularies have `<unk>` at 0 and `<eos>` at 1, and so has a pretrained model's when used for summaries; a language model keeps
+the numbers of a `tokenizer.json`. Every document (a line of a text file, a row of a table), even an empty one, ends in one `<eos>`, as in
+the published WikiText perplexities, by which WikiText-2's test split has 245,569 tokens. No document has `<eos>` inside: special entries
+in a text, other than `<unk>`, are encoded as text.
 """
 
 import itertools
@@ -23,15 +23,15 @@ UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
 UNKNOWN_ID, END_ID = 0, 1
 DOCUMENTS_AT_ONCE = 1024
-BOUNDARY = "\ud800"  # half of a UTF-16 pair, which no text holds
+BOUNDARY = "\ud800"  # half of a UTF-16 pair, which no text contains
 VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
 
 
 def learn(documents, settings, renumbered=True):
-    """A tokenizer made from the documents of the train split, or that of a folder, which needs none.
+    """Learn a tokenizer from the documents of the train split, or read one from a folder.
 
-    settings: parascale.settings.Text. renumbered: a folder's `<unk>` becomes 0 and its end 1. Raises DataError for a folder that lacks
-    a tokenizer, has a damaged one, or does not say what ends a text.
+    settings: parascale.settings.Text. renumbered: the folder's `<unk>` becomes 0 and its end 1. Raises DataError if the folder's
+    tokenizer is missing or damaged, or its end of text is unknown.
     """
     if settings.tokenizer == "word":
         return WordTokenizer.learn(documents, settings)
@@ -45,7 +45,7 @@ def learn(documents, settings, renumbered=True):
 
 
 def load(folder, settings):
-    """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
+    """Load the tokenizer that `save` wrote to a folder. settings: the mapping of Text settings in its manifest."""
     marks = settings.get("marks") == "tokens"
     if (Path(folder) / TOKENIZER_CONFIG).is_file():
         return KeptTokenizer.read(Path(folder), marks)
@@ -66,7 +66,7 @@ def _write_vocabulary(folder, vocabulary):
 
 
 class WordTokenizer:
-    """Words are what stands between white space; those outside the vocabulary become `<unk>`."""
+    """Splits text at white space; words outside the vocabulary become `<unk>`."""
 
     unknown, end = UNKNOWN_ID, END_ID
 
@@ -76,7 +76,7 @@ class WordTokenizer:
 
     @classmethod
     def learn(cls, documents, settings):
-        """Vocabulary by falling count, then by spelling, so that the same text always gives the same numbers."""
+        """Sort the vocabulary by descending count, then by spelling, so that the same text always gives the same numbers."""
         counts = Counter()
         for batch in batched(documents):
             text = " ".join(batch)
@@ -92,27 +92,27 @@ class WordTokenizer:
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
+        """(the concatenated numbers of several documents, each ended by `<eos>`; the length of each, with its end)."""
         # One split for all documents is several times faster than one for each.
         numbers = self.encode("".join(f"{document} {BOUNDARY} " for document in documents))
         return numbers, np.diff(np.flatnonzero(numbers == END_ID), prepend=-1)
 
     def encode(self, text):
-        """The numbers of a text, without an end mark of its own."""
+        """The numbers of a text, without an end mark."""
         words = (text.lower() if self.lowercase else text).split()
         numbers = map(self._ids.get, words, itertools.repeat(UNKNOWN_ID))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
 
     def decode(self, numbers):
-        """Words with spaces between them; `<eos>` becomes a line's end."""
+        """The words, separated by spaces; `<eos>` becomes a line break."""
         return " ".join("\n" if number == END_ID else self.vocabulary[number] for number in numbers)
 
 
 class _LibraryTokenizer:
-    """Shared by tokenizers of the `tokenizers` library. `vocabulary` holds its entries in our order.
+    """Base class for tokenizers of the `tokenizers` library. `vocabulary` has the entries in our order.
 
-    unknown, end: our numbers for what is unknown, None where there is none, and for the end of a text. marks: whether special entries
-    in a text are tokens. marks_spelled: how many were not, in the documents so far.
+    unknown, end: our numbers of the unknown entry (None if there is none) and of the end of a text. marks: special entries in a text
+    are tokens. marks_spelled: number of those that were encoded as text in the documents so far.
     """
 
     def __init__(self, tokenizer, vocabulary, unknown=UNKNOWN_ID, end=END_ID, marks=False):
@@ -121,18 +121,18 @@ class _LibraryTokenizer:
         if not marks:
             seen = None if unknown is None else vocabulary[unknown]
             self._encoder, hidden = blind_to_marks(tokenizer, seen, vocabulary[end])
-        # Far faster than hundreds of choices at each `<`.
+        # Grouped by their first two letters: far faster than hundreds of alternatives at each `<`.
         grouped = itertools.groupby(sorted(hidden), lambda entry: entry[:2])
         starts = [(start, "|".join(re.escape(entry[2:]) for entry in reversed([*part]))) for start, part in grouped]
         self._hidden = hidden and re.compile("|".join(f"{re.escape(start)}(?:{rest})" for start, rest in starts))
 
     def save(self, folder):
-        """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
+        """Write the tokenizer in the library's form, and the vocabulary as a list beside it."""
         self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
+        """(the concatenated numbers of several documents, each ended by `<eos>`; the length of each, with its end)."""
         numbers, lengths = [], []
         if self._hidden:
             self.marks_spelled += sum(len(self._hidden.findall(document)) for document in documents)
@@ -145,17 +145,17 @@ class _LibraryTokenizer:
         return np.array(numbers, dtype=np.int64), lengths
 
     def encode(self, text):
-        """The numbers of a text, without an end mark of its own."""
+        """The numbers of a text, without an end mark."""
         return np.array(self._numbers(self._encoder.encode(text)), dtype=np.int64)
 
     def decode(self, numbers):
-        """The text of numbers; `<eos>` becomes a line's end."""
+        """The text of numbers; `<eos>` becomes a line break."""
         numbers = np.asarray(numbers, dtype=np.int64)
         lines = np.split(numbers, np.flatnonzero(numbers == self.end))  # an end mark begins the next line
         return "\n".join(self._text(line[line != self.end]) for line in lines)
 
     def _numbers(self, encoding):
-        """Our numbers of what the library made of a text."""
+        """Convert the library's encoding of a text to our numbers."""
         return encoding.ids
 
     def _text(self, line):
@@ -164,7 +164,7 @@ class _LibraryTokenizer:
 
 
 class SubwordTokenizer(_LibraryTokenizer):
-    """Byte-level BPE by the `tokenizers` library: any text has an encoding, and decoding gives the text back."""
+    """Byte-level BPE from the `tokenizers` library: encodes any text, and decoding restores it."""
 
     def __init__(self, tokenizer):
         entries = sorted((number, entry) for entry, number in tokenizer.get_vocab().items())
@@ -172,7 +172,7 @@ class SubwordTokenizer(_LibraryTokenizer):
 
     @classmethod
     def learn(cls, documents, settings):
-        """Merges learned from the train split, up to `max_vocabulary` entries."""
+        """Learn merges from the train split, up to `max_vocabulary` entries."""
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -200,18 +200,18 @@ class SubwordTokenizer(_LibraryTokenizer):
 class PretrainedTokenizer(_LibraryTokenizer):
     """The tokenizer of a pretrained model, its vocabulary renumbered so that `<unk>` is 0 and its end mark 1.
 
-    tokenizer: a `tokenizers.Tokenizer`. order: its number of each of our entries, which is the renumbering.
-    What it puts before a text (BART's `<s>`) stays, and is left out when numbers are decoded.
+    tokenizer: a `tokenizers.Tokenizer`. order: its number for each of our entries, in our order.
+    Tokens that it puts before a text (BART's `<s>`) stay, and are dropped when decoding.
     """
 
     def __init__(self, tokenizer, order, unknown=UNKNOWN_ID, end=END_ID, marks=False):
         super().__init__(tokenizer, [tokenizer.id_to_token(number) for number in order], unknown, end, marks)
         self._theirs = np.array(order, dtype=np.int64)
-        # An entry that the model lacks is unknown to it.
+        # Entries that the model lacks become unknown.
         self._ours = np.full(1 + max(tokenizer.get_vocab().values()), UNKNOWN_ID)
         self._ours[self._theirs] = np.arange(len(order))
         behind = np.append(False, self._ours[tokenizer.encode("a").ids] == end) if marks else [False]
-        self._behind = int(np.argmin(behind[::-1]))  # ends that it puts behind a text itself
+        self._behind = int(np.argmin(behind[::-1]))  # end marks that it appends to a text itself
 
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
@@ -224,7 +224,7 @@ class PretrainedTokenizer(_LibraryTokenizer):
 
 
 class KeptTokenizer(PretrainedTokenizer):
-    """Any tokenizer of the library, with the numbers that it has; those that no entry has are None in `vocabulary`.
+    """Any tokenizer of the library, with its own numbers. `vocabulary` has None for numbers without an entry.
 
     end: the entry that ends a text.
     """
@@ -237,25 +237,25 @@ class KeptTokenizer(PretrainedTokenizer):
 
     @classmethod
     def read(cls, folder, marks=False):
-        """From a `tokenizer.json`, and from what the files beside it say of it."""
+        """Read a `tokenizer.json` and the files beside it."""
         tokenizer = read_tokenizer(folder, marks)
         return cls(tokenizer, end_of(folder, tokenizer), marks)
 
     def save(self, folder):
-        """As the others, and beside them what ends a text, in Hugging Face's form."""
+        """Like the others, and also write the end of text, in Hugging Face's form."""
         super().save(folder)
         write_json(Path(folder) / TOKENIZER_CONFIG, {"eos_token": self.vocabulary[self.end]})
 
 
 def batched(documents):
-    """Lists of documents, so that memory does not grow with the data."""
+    """Yield lists of documents, so that memory does not grow with the data."""
     documents = iter(documents)
     while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
         yield batch
 
 
 class NumberTokenizer:
-    """Stands for a tokenizer that is not there: as a text it takes and gives the numbers themselves, `464 3290`."""
+    """Replaces a tokenizer that is unknown: its texts are the numbers themselves, `464 3290`."""
 
     unknown = end = None
 
@@ -263,10 +263,10 @@ class NumberTokenizer:
         self.vocabulary = range(size)
 
     def save(self, folder):
-        """There is nothing to write."""
+        """Do nothing: there are no files to write."""
 
     def encode(self, text):
-        """The numbers that a text holds. Raises ConfigError where it holds others."""
+        """The numbers in a text. Raises ConfigError for anything outside the vocabulary."""
         try:
             return np.array([self.vocabulary.index(int(word)) for word in text.split()], dtype=np.int64)
         except ValueError:
@@ -274,5 +274,5 @@ class NumberTokenizer:
             raise ConfigError(f"{text!r:.100}: this data came without a tokenizer: give {wanted}") from None
 
     def decode(self, numbers):
-        """The numbers with spaces between them."""
+        """The numbers, separated by spaces."""
         return " ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""The tokenizer in a folder, by `tokenizer.json` and the files beside it."""
+"""Read the tokenizer in a folder, from `tokenizer.json` and the files beside it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from parascale.pretrained import CONFIG, NAMED, TOKENIZER, TOKENIZER_CONFIG, con
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# As published models call the end of a text (GPT-2, Llama 3, Gemma, Llama 2, ChatML).
+# Names for the end of a text in published models (GPT-2, Llama 3, Gemma, Llama 2, ChatML).
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>")
 
 
 def end_of(folder: Path, tokenizer: Tokenizer) -> str:
-    """The entry that ends a text, as the files in a folder name it, else the only one of ENDS that there is."""
+    """The entry that ends a text: the one that the files in a folder name, else the only one of ENDS in the vocabulary."""
     said = content_of(tokenizer_state(folder)[1].get("eos_token"))
     names = [] if said is None else [said]
     if not names and (folder / CONFIG).is_file():
@@ -36,22 +36,22 @@ def end_of(folder: Path, tokenizer: Tokenizer) -> str:
 
 
 def read_tokenizer(folder: Path, marks: bool) -> Tokenizer:
-    """The tokenizer in a folder. marks: whether entries that only files beside it call special are found in a text."""
+    """The tokenizer in a folder. marks: also recognise entries that only the files beside it call special."""
     from tokenizers import Tokenizer
 
     state, said = tokenizer_state(folder)
-    if "dropout" in state["model"]:  # merges left out at random, for robustness: each run would have other numbers
+    if "dropout" in state["model"]:  # BPE dropout skips merges at random: each run would have other numbers
         state["model"]["dropout"] = None
     try:
         tokenizer = Tokenizer.from_str(json.dumps(state))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises nothing more specific
         raise DataError(f"{folder / TOKENIZER}: the `tokenizers` library cannot read it: {error}") from None
     for token in state["added_tokens"]:
         if tokenizer.token_to_id(token["content"]) != token["id"]:
             raise DataError(
                 f"{folder}: `{token['content']}` is listed as {token['id']}, but is {tokenizer.token_to_id(token['content'])} to the `tokenizers` library"
             )
-    tokenizer.no_truncation()  # both may be left over from how the folder was made
+    tokenizer.no_truncation()  # either may be left over from making the folder
     tokenizer.no_padding()
     if marks:
         added = {token["content"] for token in state["added_tokens"]}
@@ -62,9 +62,9 @@ def read_tokenizer(folder: Path, marks: bool) -> Tokenizer:
 
 
 def blind_to_marks(tokenizer: Tokenizer, seen: str | None, end: str) -> tuple[Tokenizer, list[str]]:
-    """(a `tokenizers.Tokenizer` that spells `end` and special entries in a text as other text, all but `seen`; these entries).
+    """(a `tokenizers.Tokenizer` that encodes `end` and special entries in a text, except `seen`, as plain text; these entries).
 
-    What it adds itself stays. Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
+    Tokens that it adds itself stay. Its own option `encode_special_tokens` would also spell `<unk>`, but not pieces of a unigram model.
     """
     from tokenizers import Tokenizer
 
@@ -72,10 +72,10 @@ def blind_to_marks(tokenizer: Tokenizer, seen: str | None, end: str) -> tuple[To
     hidden = {}
     for token in state["added_tokens"]:
         if (token["special"] or token["content"] == end) and token["content"] != seen:
-            # A name that no text holds: U+FFFF is no character.
+            # A name that no text contains: U+FFFF is not a character.
             hidden[token["content"]] = token["content"] = f"\uffff{token['id']}\uffff"
     entries = state["model"]["vocab"]
-    if state["model"].get("unk_token") in hidden:  # it is the end too, as in some copies of GPT-2
+    if state["model"].get("unk_token") in hidden:  # the same entry as the end, as in some copies of GPT-2
         state["model"]["unk_token"] = hidden[state["model"]["unk_token"]]
     if isinstance(entries, list):  # a unigram model: pieces with their scores
         state["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in entries]

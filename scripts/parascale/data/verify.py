@@ -1,7 +1,7 @@
-"""Proof that converted data is its source.
+"""Verify that converted data equals its source.
 
-Each sample is read by our reader and with the format's own library, and compared byte by byte with a fresh read of the source.
-Labels, checksums and the shards' sha256 are compared too. Every sample of the source must be there once or be listed as bad.
+Each sample is read with our reader and with the format's own library, and compared byte by byte with a fresh read of the source.
+Labels, checksums and the shards' sha256 are compared too. Every sample of the source must occur once or be listed as bad.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from parascale.data.progress import Progress
 from parascale.errors import DataError, shorten_list
 from parascale.files import sha256
 
-SHOWN = 20  # differences that a message lists
+SHOWN = 20  # differences listed in a message
 
 
 def verify_images(folder, index, dataset, settings):
     """Compare a converted image set with its source. Returns counts; raises DataError that lists what differs."""
     manifest = read_manifest(folder)
     require_source(folder, manifest, dataset, {split: index.split(split).digest for split in index.splits})
-    settings = dataclasses.replace(settings, check="none")  # what is compared needs no look inside
+    settings = dataclasses.replace(settings, check="none")  # the bytes are compared, so images need no check
     found, compared = [], 0
     for split, facts in manifest["splits"].items():
         reader = open_images(folder, split)
@@ -33,7 +33,7 @@ def verify_images(folder, index, dataset, settings):
         found += [f"{path}: its sha256 differs" for path, digest in digests.items() if sha256(path) != digest]
         images = index.split(split)
         bad = [sample["source"] for sample in manifest["bad"] if sample["split"] == split]
-        # Each sample of the source once, in the shards or among the bad.
+        # Each sample of the source must occur once, in the shards or among the bad ones.
         counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
         if len(counts) > len(images):
             found.append(f"{folder}, {split}: samples that the source does not have")
@@ -71,7 +71,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     numbers = reader.samples["source"][rows.start : rows.stop]
     samples = progress.count(read_samples(images, numbers, settings))
     native = getattr(image_format(reader.manifest["format"]), "native", None)
-    # A library that ends early differs from there on, and no comparison is left out.
+    # If the library ends early, every later sample counts as different.
     alone = itertools.chain(native(reader.paths()[shard]), itertools.repeat(None)) if native else None
     for (number, data, checksum, _), i in zip(samples, rows, strict=True):
         label = images.labels.item(number)
@@ -93,6 +93,6 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
 
 def _difference(folder, found):
     return DataError(
-        f"{folder} is not its source, {len(found):,} differences:\n  " + shorten_list(found, SHOWN, "\n  ") + "\n"
-        f"Remove the folders of what is named, and {folder}/*.json, and run the target `formats` again."
+        f"{folder}: {len(found):,} differences from its source:\n  " + shorten_list(found, SHOWN, "\n  ") + "\n"
+        f"Remove the folders of these files, and {folder}/*.json, and run the target `formats` again."
     )

@@ -1,1 +1,1 @@
-"""Finished trainings under their keys, what their keys are made of, and why a training has to run."""
+"""The store of finished trainings: the trainings, their keys, and why a training has to run."""

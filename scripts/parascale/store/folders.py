@@ -1,4 +1,4 @@
-"""The folder of a finished training: what is in it, how it is copied, and whether it, or another result, is whole."""
+"""Folders of finished trainings: list and copy their contents, and check that they, or other results, are complete."""
 
 import os
 import shutil
@@ -15,23 +15,23 @@ from parascale.paths import SUMMARY, RunFolder
 
 MANIFEST = "training.json"
 SCHEMA_VERSION = 1
-TREES = ("checkpoint", "best", "profile", "wandb")  # what a training leaves besides single files
+TREES = ("checkpoint", "best", "profile", "wandb")  # folders that a training leaves beside its files
 MANIFESTS = ("manifest.json", "record.json", CHECKPOINT)  # of data, of a shard of images, of a checkpoint or conversion
-READERS = 4  # files of a checkpoint that are read at once
+READERS = 4  # files of a checkpoint that are read at the same time
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder shows a finished training and all its files. Of weights the sizes are compared."""
+    """True if a folder has a finished training and all its files. For weights, only sizes are compared."""
     files = RunFolder(folder)
     needed = files.record, files.summary, files.checkpoint / CHECKPOINT
     return all(path.is_file() and not lacking(path) for path in needed)
 
 
 def lacking(path: Path) -> Path | None:
-    """The first file that a result stands for and that is not there in full size; None if all are.
+    """The first file that a result needs and that is missing or has the wrong size; None if there is none.
 
-    A manifest stands for what it names, a proof for the manifest beside it, the folder `checkpoint` for its manifest, and the summary
-    of a training for its best weights.
+    A manifest needs the files that it names, a proof the manifest beside it, the folder `checkpoint` its manifest, and the summary
+    of a training its best weights.
     """
     for file, size in _stands_for(path):
         try:
@@ -45,7 +45,7 @@ def lacking(path: Path) -> Path | None:
 
 
 def _stands_for(path: Path) -> list[tuple[Path, int | None]]:
-    """(file, bytes or None) of each file that one stands for. One that cannot be read stands for none: who needs it says so."""
+    """(file, bytes or None) of each file that a file needs. An unreadable file needs none: whoever reads it reports it."""
     folder, name, held = path.parent, path.name, None
     if name == TREES[0] and path.is_dir():
         return [(path / CHECKPOINT, None)]
@@ -61,7 +61,7 @@ def _stands_for(path: Path) -> list[tuple[Path, int | None]]:
 
 
 def _described(value: Any, name: Any = None) -> Iterator[tuple[Any, int]]:
-    """(name, bytes) of the files in a manifest of whatever kind: each entry with a size and a checksum."""
+    """Yield (name, bytes) of the files in any kind of manifest: each entry with a size and a checksum."""
     if isinstance(value, dict) and "bytes" in value and not value.keys().isdisjoint(("sha256", "xxh3")):
         yield value.get("file", value.get("path", name)), value["bytes"]
     elif isinstance(value, dict | list):
@@ -70,7 +70,7 @@ def _described(value: Any, name: Any = None) -> Iterator[tuple[Any, int]]:
 
 
 def _tables(held: dict[str, Any]) -> list[str]:
-    """Names of the tables beside a manifest of images, which does not name them."""
+    """Names of the tables beside a manifest of images, which does not list them."""
     ends: tuple[str, ...] = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
     ends += ("packed",) if held.get("root", "") is None else ()
     of_images = "shard" in held or held.get("kind") == "images"
@@ -78,7 +78,7 @@ def _tables(held: dict[str, Any]) -> list[str]:
 
 
 def described(folder: Path, key: str, place: str) -> dict[str, Any]:
-    """The contents of a training's manifest. A checkpoint's own manifest has the checksums of its other files."""
+    """The contents of a training's manifest. The other files of a checkpoint are in its own manifest."""
     inside = _checkpoints(folder)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = [path for path in paths if path.name == CHECKPOINT or not any(tree in path.parents for tree in inside)]
@@ -96,9 +96,8 @@ def described(folder: Path, key: str, place: str) -> dict[str, Any]:
 
 
 def copy_tree(source: Path, target: Path, copy_file: Callable[..., object] = link_or_copy) -> None:
-    """Copy a folder, its files as hard links where the filesystem has them. Of symbolic links those stay that are relative and lead to
-    what is in the folder: W&B's package leaves some to files elsewhere, which others change and remove. copy_file: function (source,
-    target)."""
+    """Copy a folder, its files as hard links if the filesystem has them. Symbolic links are kept only if they are relative and lead into
+    the folder: W&B's package leaves links to files elsewhere, which may change or go. copy_file: function (source, target)."""
     root = os.path.realpath(source)
 
     def leaves(path: str) -> bool:
@@ -116,7 +115,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def check_trees(folder: Path, shown: Path | None = None) -> None:
-    """Raise CheckpointError unless the checkpoints in a folder are whole. Of files that are also those in `shown`, sizes are checked."""
+    """Raise CheckpointError unless the checkpoints in a folder are complete. Of files hard-linked in `shown`, only sizes are checked."""
     for tree in _checkpoints(folder):
         files = read_manifest(tree)["files"]
         common = {name for name in files if shown and _are_one(tree / name, shown / tree.name / name)}
@@ -131,5 +130,5 @@ def _are_one(path: Path, other: Path) -> bool:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a folder itself, by name."""
+    """The files directly in a folder, sorted by name."""
     return [path for path in sorted(folder.iterdir()) if path.is_file()]

@@ -1,4 +1,4 @@
-"""The key of a training, put together from its settings, its code and its data."""
+"""The key of a training, made from its settings, code and data."""
 
 import json
 from contextlib import suppress
@@ -15,18 +15,18 @@ from parascale.pretrained import Pretrained
 from parascale.provenance import digest_of_modules, modules_of
 from parascale.settings import Run, Site, identity
 
-FIRST = ("images", "language", "summaries")  # the families when keys of a class of the user's own began to hold them
+FIRST = ("images", "language", "summaries")  # the families that existed when keys of users' classes first included them
 
 
 def key_of_run(run: Run, site: Site, known: list[Any] | None = None) -> str:
-    """The key of a run's finished training. known: what `data_known` gave; None before its data is there: by that key a workflow knows
-    whether a finished training is still true."""
+    """The key of a run's finished training. known: from `data_known`; None before its data exists: by that key a workflow knows whether
+    a finished training is still valid."""
     return identity.key_of(run, site, code_of_run(run), known)
 
 
 def data_known(folder: Path | None, start: Path | None = None) -> list[Any]:
-    """What is known of prepared data in `folder`, and of the checkpoint that a training starts from. FileNotFoundError without them;
-    nothing of a script's own data (folder: None)."""
+    """Describe the prepared data in `folder` and the checkpoint that a training starts from. Raises FileNotFoundError if one is missing;
+    empty for a script, which has its own data (folder: None)."""
     if folder is None:
         return []
     known = [(folder / "manifest.json").read_text(encoding="utf-8")]
@@ -36,15 +36,15 @@ def data_known(folder: Path | None, start: Path | None = None) -> list[Any]:
 
 
 def meaning_of(known: list) -> list | str | None:
-    """The meaning of the numbers in prepared data, by what is `known` of it: the classes in turn, or the digest of the vocabulary; None where
-    tokens came without one."""
+    """What the numbers in prepared data mean, from its `known`: the list of classes, or the vocabulary's digest; None for tokens without a
+    vocabulary."""
     manifest = json.loads(known[0])
     return manifest.get("classes") or manifest.get("files", {}).get("vocabulary.json", {}).get("sha256")
 
 
 def check_meaning(run: Run, known: list, facts: dict) -> None:
-    """Raise ConfigError unless the numbers of a run's data, which is `known`, mean what they did where a checkpoint with these facts was
-    trained. Those of earlier versions do not say it."""
+    """Raise ConfigError unless the numbers in a run's data (`known`) mean the same as in the training of a checkpoint with these facts.
+    Checkpoints of earlier versions do not record this and pass."""
     ours, theirs = meaning_of(known), facts.get("meaning")
     if None in (ours, theirs) or ours == theirs:
         return
@@ -63,17 +63,17 @@ def code_of_run(run: Run) -> str:
 
 
 def modules_of_run(run: Run) -> dict[str, str]:
-    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, the user's class or
-    the files of the folder that describes the model."""
+    """Module → digest of the code that decides a run's numbers: every training's, its task's, engine's and family's, and the user's class
+    or the files that describe the model in its folder."""
     if run.workload.is_script:
         return modules_of(files=(run.workload.command, *run.workload.inputs))
     kind = run.workload.model.kind
     path, _, own = kind.partition(":")
-    # The user's class may build on any family; of those that came later only what its file names counts, so that keys stay.
+    # The user's class may build on any family. Later families count only if its file names them, so that keys do not change.
     ours = tuple(name for name in all_families() if own and (name in FIRST or name in Path(path).read_text("utf-8")))
     modules = training_modules(run.workload.task, run.engine, ours or families_of(kind), (path,) if own else ())
     if (folder := run.workload.model.folder) is None:
         return modules
-    with suppress(ConfigError):  # an environment variable that is set where it trains
+    with suppress(ConfigError):  # it has an environment variable that is set only where it trains
         modules = modules | Pretrained(folder, "model.folder").digests(run.workload.model.weights)
     return modules

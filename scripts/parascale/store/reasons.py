@@ -1,4 +1,4 @@
-"""Why a training has to run: what changed since the one that results show, or that it is kept already."""
+"""Why a training has to run: what changed since the shown result, or that the store already has it."""
 
 import functools
 from contextlib import suppress
@@ -19,8 +19,8 @@ from parascale.store.trainings import Store, StoredTraining
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a training runs, in words. kept: the store has it. repeats: core-hours of the finished training that it takes the place of.
-    step: of one that continues, the last that is saved. shown: results have it as it would be now, whole."""
+    """Why a training runs, in words. kept: the store has it. repeats: core-hours of the finished training that it replaces. step: the
+    last saved step, if it continues. shown: the results have it, complete and up to date."""
 
     words: str
     kept: bool = False
@@ -33,20 +33,20 @@ KEPT = Reason("kept in the store: published in seconds", kept=True)
 
 
 class Reasons:
-    """Answers for the runs of a project, from its results and its store as they are when first asked."""
+    """Finds the Reason for each run of a project, from its results and store as they are when first read."""
 
     def __init__(self, project: Project) -> None:
         self.paths, self.site = project.paths, project.site
         self.store = Store(self.paths.trainings)
-        self.known = functools.cache(data_known)  # runs share few data
+        self.known = functools.cache(data_known)  # many runs share few data sets
 
     def of(self, run: Run, kind: str, ready: bool = True) -> Reason:
         """The Reason for a Run of a kind (`run`, `parity` or `probe`).
 
-        ready: whether its data, and the checkpoint that it begins from, are there and stay as they are.
+        ready: whether its data and the checkpoint that it starts from exist and stay as they are.
         """
         try:
-            # Versions of a user's own environment are known in its jobs.
+            # Only jobs know the versions in a user's own environment.
             asked = ready and not run.workload.in_own_environment
             known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if asked else None
         except FileNotFoundError:
@@ -68,10 +68,10 @@ class Reasons:
         return Reason(changes or missing, repeats=hours, shown=shown)
 
     def _finished(self, output: Path) -> tuple[dict[str, Any], float]:
-        """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
+        """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) if there was none."""
         kept = self._last.get(f"{output.parent.name}/{output.name}")
         for folder in (output, *([kept.folder] if kept else [])):
-            # There is none, or it is not whole.
+            # Missing or incomplete.
             with suppress(FileNotFoundError, ValueError, AttributeError):
                 record, summary = RunFolder(folder).read_results()
                 return record, summary.get("core_hours") or 0.0
@@ -83,9 +83,9 @@ class Reasons:
         return {kept.place: kept for kept in self.store.all()}
 
     def _changes(self, record: dict[str, Any], run: Run, known: list[Any] | None, resharded: bool = False) -> str:
-        """Changes since a record (`run.json`) was written, in words; empty without any.
+        """Describe the changes since a record (`run.json`) was written; empty if there are none.
 
-        known: of the data; None compares none. resharded: another layout is no change.
+        known: from `data_known`; None does not compare data. resharded: do not count another layout as a change.
         """
         try:
             before = run_from_dict(record["settings"])

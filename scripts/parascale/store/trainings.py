@@ -1,12 +1,12 @@
-"""Finished trainings under their keys, in a folder that no rule declares.
+"""The store of finished trainings, each under its key, in a folder that no rule declares.
 
-<root>/store/trainings/<key>/   what results show of a training (run.json, summary.json, steps.jsonl, …, checkpoint/, best/), and
-                                training.json: what it is, and the checksum of every file
-<key>.….partial/   one that is being put there, or goes       <key>.damaged/   one whose checksums were wrong
-<name>.….earlier/  a result that an earlier version of parascale kept, and that has no key
+<root>/store/trainings/<key>/   the result of a training (run.json, summary.json, steps.jsonl, …, checkpoint/, best/), and
+                                training.json: its key, place and cost, and the checksum of every file
+<key>.….partial/   a training being added or removed          <key>.damaged/   a training with wrong checksums
+<name>.….earlier/  a result without a key, kept by an earlier version of parascale
 
-Snakemake empties a folder of results before it makes them again. What lies here stays until it is freed, and a start that
-finds its key here shows it instead of training again. Results are hard links to it, so that both take the room of one.
+Snakemake empties a result folder before it makes the result again. Trainings stay in the store until they are freed, and a job that
+finds its key here shows the stored training instead of training again. Results are hard links into the store: they take no extra space.
 """
 
 import dataclasses
@@ -39,18 +39,18 @@ from parascale.settings import Run, identity, run_from_dict
 from parascale.store.folders import MANIFEST, TREES, check_trees, copy_tree, described, files_in, is_whole
 
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
-ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
-SHORT = 12  # digits of a key that people are shown
-PARKED = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
+ABANDONED_SECONDS = 86400.0  # adding a training to the store takes minutes
+SHORT = 12  # digits of a key that are shown to people
+PARKED = ".superseded-"  # between a run's name and a digest of the settings that it started with
 
 
 class StoreError(ParascaleError):
-    """A training in the store is damaged, or a key has none."""
+    """A training in the store is damaged or missing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredTraining:
-    """A folder of the store: a training, or what no key leads to (key `-`), such as half of one.
+    """A folder of the store: a training, or one that has no key (key `-`), such as an incomplete one.
 
     place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601. core_hours: None if unknown. used: when it was last
     shown, in seconds since the epoch.
@@ -65,8 +65,8 @@ class StoredTraining:
     used: float = 0.0
 
     def remove(self) -> None:
-        """Free it; results that show it stay."""
-        with _temporary(self.folder.parent, self.key) as gone:  # so that no start finds half of it
+        """Delete it; results that show it stay."""
+        with _temporary(self.folder.parent, self.key) as gone:  # so that no job finds half of it
             self.folder.rename(gone)
 
 
@@ -77,7 +77,7 @@ class Store:
         self.folder = Path(folder)
 
     def finished(self, key: str) -> StoredTraining | None:
-        """The StoredTraining of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
+        """The StoredTraining of a key; None if it or a readable manifest is missing. Its files are not checked: see `check`."""
         try:
             values = read_json(manifest := self.folder / key / MANIFEST)
             facts = {name: values[name] for name in ("place", "finished", "core_hours", "bytes")}
@@ -86,19 +86,19 @@ class Store:
             return None
 
     def all(self) -> list[StoredTraining]:
-        """Every StoredTraining, the one that was used longest ago first."""
+        """Every StoredTraining, least recently used first."""
         keys = [path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
         return sorted(filter(None, map(self.finished, keys)), key=lambda kept: kept.used)
 
     @contextmanager
     def keeping(self, key: str, place: str) -> Iterator[Path]:
-        """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
+        """Yield a folder to put a finished training into; on exit it is stored atomically under its key."""
         with full_disk_is_an_error(self.folder / key), _temporary(self.folder, key) as partial:
             partial.mkdir()
             yield partial
             write_json(partial / MANIFEST, described(partial, key, place))
             sync_tree(partial)
-            if not self.finished(key):  # by another job, meanwhile
+            if not self.finished(key):  # unless another job has stored it meanwhile
                 if (self.folder / key).exists():
                     self.set_aside(key, f"{self.folder / key / MANIFEST} is missing or damaged")
                 try:
@@ -109,9 +109,9 @@ class Store:
             sync_path(self.folder)
 
     def adopt(self, shown: Path) -> bool:
-        """Keep a finished training that is whole only in a folder of results; returns whether there was one.
+        """Store a finished training that is complete only in a result folder; returns whether it was added.
 
-        Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again.
+        Only the sizes of its weights are checked: the store links the same files, and damage is found when they are shown again.
         """
         key = RunFolder(shown).read_record().get("key")
         if key is None or not is_whole(shown):
@@ -135,9 +135,9 @@ class Store:
         return True
 
     def check(self, kept: StoredTraining, shown: Path | None = None) -> None:
-        """Raise StoreError, which names the file, unless every file of a training is what it was.
+        """Raise StoreError, which names the file, if a file of a training is missing or changed.
 
-        shown: a folder that shows it. The weights that both have in common are not read.
+        shown: a folder that shows it. Weights that are the same files in both are not read.
         """
         try:
             for name, entry in read_json(kept.folder / MANIFEST)["files"].items():
@@ -149,18 +149,18 @@ class Store:
             raise StoreError(str(error)) from None
 
     def set_aside(self, key: str, reason: str) -> None:
-        """Take a damaged training out of its key's place, and say so."""
+        """Rename a damaged training, so that its key is free, and say so."""
         damaged = self.folder / f"{key}{DAMAGED}"
         shutil.rmtree(damaged, ignore_errors=True)
-        with suppress(FileNotFoundError):  # another did
+        with suppress(FileNotFoundError):  # another job did
             (self.folder / key).rename(damaged)
             os.utime(damaged)
         print(f"store: {reason}. This finished training is set aside as {damaged}", flush=True)
 
     def show(self, key: str, output: Path, run: Run) -> None:
-        """Make a training the result of `run` in the folder `output`: every file, summary.json last.
+        """Show a training as the result of `run` in the folder `output`: every file, summary.json last.
 
-        Names and labels are those of `run`, its conduct is as it was when it was trained.
+        Names and labels come from `run`, CONDUCT settings from when it was trained.
         """
         folder, shown = self.folder / key, RunFolder(output)
         output.mkdir(parents=True, exist_ok=True)
@@ -178,18 +178,18 @@ class Store:
         record, summary = RunFolder(folder).read_results()
         try:
             settings = identity.with_conduct_of(run, run_from_dict(record["settings"]))
-        except ConfigError:  # of another version, which had other settings
+        except ConfigError:  # from a version with other settings
             settings = dataclasses.asdict(run)
         write_json(shown.record, record | {"run": run.run, "settings": settings})
         write_json(shown.summary, summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
     def leftovers(self) -> Iterator[StoredTraining]:
-        """Unreachable folders, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
+        """Yield folders without a key, oldest first: of a killed job, damaged, or of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
         left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
         for since, folder in left:
-            if abs(time.time() - since) >= ages[folder.suffix]:  # a clock may be wrong, and the time lie in the future
+            if abs(time.time() - since) >= ages[folder.suffix]:  # if a clock is wrong, the time may lie in the future
                 name, _, why = folder.name.lstrip(".").partition(".")
                 place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
                 since_when = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
@@ -198,7 +198,7 @@ class Store:
 
 @contextmanager
 def _temporary(store: Path, key: str) -> Iterator[Path]:
-    """Yield a path in the folder of a store that nobody else uses. What lies there at the end is removed."""
+    """Yield an unused path in a store's folder; whatever is there on exit is removed."""
     make_folder(store)
     holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=store))
     try:
@@ -208,8 +208,8 @@ def _temporary(store: Path, key: str) -> Iterator[Path]:
 
 
 def shown_places(results: Path) -> dict[str | None, list[str]]:
-    """Key → places (`runs/ddp`) of the trainings that the folder `results/` shows. Probes are not among them: their results are
-    prices, and are kept without them."""
+    """Key → places (`runs/ddp`) of the trainings that the folder `results/` shows. Probes are not included: their results are prices,
+    which are kept without them."""
     found = defaultdict(list)
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
         found[RunFolder(path.parent).read_record().get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
@@ -217,16 +217,16 @@ def shown_places(results: Path) -> dict[str | None, list[str]]:
 
 
 class Unfinished(StoredTraining):
-    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
-    people. core_hours: of its attempts that ended, None where its record does not say."""
+    """An unfinished training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` if parked. finished: when it began, as text.
+    core_hours: of its ended attempts; None if its record does not say."""
 
     @property
     def parked(self) -> bool:
-        """Whether it is parked: it continues only with the settings that it was started with."""
+        """True if it is parked: it continues only with the settings that it started with."""
         return PARKED in self.place
 
     def remove(self) -> None:
-        """Free it; TrainingError where a job writes it."""
+        """Delete it. Raises TrainingError if a job is writing it."""
         lease = Lease(self.folder, "Wait for it, or cancel that job.")
         lease.acquire()
         lease.give_up()
@@ -239,7 +239,7 @@ def unfinished(under_way: Path) -> list[Unfinished]:
 
 def _read(folder: Path) -> Unfinished:
     began, hours = "?", None
-    with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
+    with suppress(OSError, ValueError, KeyError, TypeError):  # if the record is incomplete
         files = RunFolder(folder)
         attempts, record = read_json_lines(files.attempts), read_json(files.record)
         began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")

@@ -1,8 +1,8 @@
-"""Formats of data on disk: one module each, with the same names in each.
+"""Data formats on disk, one module each, with the same interface.
 
-A module has `SUFFIX`; of an image format also a `Writer` (one shard) and a `Reader` (a whole split), and, where other libraries read the
-format, `native(path)`, which yields (bytes, label) of a shard's samples without our code. One of a token format has
-`write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own memory.
+Each module has `SUFFIX`. An image format also has a `Writer` (for one shard), a `Reader` (for a whole split) and, if other libraries read
+it, `native(path)`, which yields (bytes, label) of a shard's samples without our code. A token format has `write_tokens(path, tokens_N)`,
+`read_tokens(path)`, and `TOKENS_MAPPED`, which is true if the tokens stay in the memory-mapped file.
 """
 
 import importlib
@@ -28,7 +28,7 @@ def open_images(folder, split, io="auto", check=False):
     """A reader of one split of a converted image set.
 
     folder: `results/data/<dataset>/<format>`. io: `auto`, `pread` or `mmap`. check: compare each sample with its
-    checksum as it is read. Raises DataError for a folder that is incomplete or damaged.
+    checksum when reading it. Raises DataError if the folder is incomplete or damaged.
     """
     manifest = read_manifest(folder)
     if manifest["kind"] != "images":
@@ -37,7 +37,7 @@ def open_images(folder, split, io="auto", check=False):
 
 
 def open_tokens(folder, split):
-    """The tokens of one split as a flat array of uint16 or uint32, without a copy where the format allows it."""
+    """The tokens of one split as a flat array of uint16 or uint32, without a copy if the format allows it."""
     manifest = read_manifest(folder)
     if manifest["kind"] != "tokens":
         raise DataError(f"{folder} holds {manifest['kind']}, not tokens")
@@ -46,7 +46,7 @@ def open_tokens(folder, split):
 
 
 def tokens_are_mapped(name):
-    """Whether tokens in a format, or `flat`, are read from the mapped file: else each process decodes them all at first."""
+    """True if tokens in a format, or `flat`, are memory-mapped; otherwise each process decodes all of them first."""
     return name == "flat" or token_format(name).TOKENS_MAPPED
 
 

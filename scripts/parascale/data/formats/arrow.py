@@ -1,7 +1,7 @@
-"""Arrow IPC: large record batches of encoded images and labels; the place of each image is looked up once, when written.
+"""Arrow IPC: large record batches of encoded images and labels; the offset of each image is looked up once, after writing.
 
-The file is what `pyarrow.ipc.open_file` and Hugging Face's tools read: its schema tells `datasets` that the bytes are images
-and what the classes are called.
+`pyarrow.ipc.open_file` and Hugging Face's tools read the file: its schema tells `datasets` that the bytes are images, and the
+names of the classes.
 """
 
 import json
@@ -14,8 +14,8 @@ from parascale.data.formats.base import ByteReader, ShardWriter
 
 SUFFIX = "arrow"
 TOKENS_MAPPED = True
-ROWS = 1024  # of a record batch,
-BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too
+ROWS = 1024  # in a record batch,
+BATCH_BYTES = 32 << 20  # or fewer rows, so that a batch of large images fits in memory too
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's type
 
 
@@ -28,9 +28,9 @@ def schema(classes):
 
 
 class RowWriter(ShardWriter):
-    """Collects rows to a batch and hands it to a writer of pyarrow's.
+    """Collects rows into batches and passes them to a pyarrow writer.
 
-    open_file: function (path, schema) → that writer. rows, size: of a batch, the size in bytes.
+    open_file: function (path, schema) → the writer. rows, size: most rows and bytes of a batch.
     """
 
     def __init__(self, path, images, open_file, rows, size):
@@ -68,7 +68,7 @@ class RowWriter(ShardWriter):
 
 
 class ArrowWriter(RowWriter):
-    """Writes record batches, and looks up in the end where each image came to lie."""
+    """Writes record batches, then looks up the offset of each image."""
 
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, pa.ipc.new_file, ROWS, BATCH_BYTES)
@@ -78,11 +78,11 @@ class ArrowWriter(RowWriter):
         return np.concatenate([np.empty(0, np.int64), *_places(self.path)])
 
 
-Writer, Reader = ArrowWriter, ByteReader  # at the places that the batches' own offsets gave
+Writer, Reader = ArrowWriter, ByteReader  # at the offsets found in the batches
 
 
 def native(path):
-    """Yield (bytes, label) of every sample, as any Arrow program would read them."""
+    """Yield (bytes, label) of every sample, read like any Arrow program does."""
     with pa.memory_map(str(path)) as source:
         file = pa.ipc.open_file(source)
         for number in range(file.num_record_batches):
@@ -92,7 +92,7 @@ def native(path):
 
 
 def write_tokens(path, tokens_N):
-    """Write a flat array as one column in one record batch, so that it lies in the file as one piece."""
+    """Write a flat array as one column in one record batch, so that it is contiguous in the file."""
     column = pa.array(tokens_N)
     with pa.ipc.new_file(str(path), pa.schema([("token", column.type)])) as writer:
         writer.write_batch(pa.record_batch([column], names=["token"]))
@@ -105,9 +105,9 @@ def read_tokens(path):
 
 
 def _places(path):
-    """Yield the places of the images in the file, of each record batch."""
+    """Yield the offsets of the images in the file, an array per record batch."""
     with pa.memory_map(str(path)) as source:
-        start = source.read_buffer().address  # of the file's first byte in memory
+        start = source.read_buffer().address  # address of the file's first byte in memory
         file = pa.ipc.open_file(source)
         for number in range(file.num_record_batches):
             column = file.get_batch(number).column(0).field("bytes")

@@ -1,4 +1,4 @@
-"""Shared by the formats: a writer of one shard, and readers, which open files at the first read and keep no object per sample."""
+"""Base classes of the formats: a writer for one shard, and readers, which open files at the first read and keep no object per sample."""
 
 import mmap
 import os
@@ -14,13 +14,13 @@ from parascale.data.formats.storage import default_io
 from parascale.data.manifests import require_split, require_whole
 from parascale.errors import DataError
 
-BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
-MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
-FOLDER_SAMPLES = 1000  # files of a folder, where each sample is one
+BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small compared with memory
+MOST_PARTS = 1024  # buffers per call: IOV_MAX of Linux, uio(7)
+FOLDER_SAMPLES = 1000  # files per folder, if each sample is a file
 
 
 def sample_path(source):
-    """Where a sample lies in a folder of files, by its number in the source."""
+    """The path of a sample in a folder of files, from its number in the source."""
     return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
@@ -30,7 +30,7 @@ class ShardWriter:
     inodes = 1  # files and folders of the samples themselves
 
     def __init__(self, path, images, data_bytes):
-        """path: the shard's file. images: the source (parascale.data.images.ImageSplit). data_bytes: most that will come."""
+        """path: the shard's file. images: the source (parascale.data.images.ImageSplit). data_bytes: upper limit of the samples' bytes."""
         self.path, self.images = Path(path), images
 
     def append(self, data, label, source):
@@ -38,11 +38,11 @@ class ShardWriter:
         raise NotImplementedError
 
     def finish(self):
-        """Complete the file; returns the offset of every sample that was appended (int64 array)."""
+        """Complete the file; returns the offset of every appended sample (int64 array)."""
         raise NotImplementedError
 
     def close(self):
-        """Close what is open, finished or not."""
+        """Close open files, finished or not."""
 
     def __enter__(self):
         return self
@@ -52,7 +52,7 @@ class ShardWriter:
 
 
 class BlockWriter(ShardWriter):
-    """A writer whose samples follow each other in one file; they are collected and written in large blocks."""
+    """Writes samples one after the other into one file, in large blocks."""
 
     def __init__(self, path, images, data_bytes, start=0):
         super().__init__(path, images, data_bytes)
@@ -61,7 +61,7 @@ class BlockWriter(ShardWriter):
         self._offsets, self._labels, self._sources = array("q"), array("i"), array("q")
 
     def put(self, data):
-        """Append bytes; returns the place where they will stand."""
+        """Append bytes; returns their offset in the file."""
         place = self._written + self._waiting
         self._parts.append(data)
         self._waiting += len(data)
@@ -70,13 +70,13 @@ class BlockWriter(ShardWriter):
         return place
 
     def flush(self):
-        """Write what is waiting, from where it lies: joining it first would copy all data once more."""
+        """Write the waiting parts without joining them first, which would copy all data once more."""
         for first in range(0, len(self._parts), MOST_PARTS):
             self._write_parts(self._parts[first : first + MOST_PARTS])
         self._parts, self._waiting = [], 0
 
     def _write_parts(self, parts):
-        """Write some parts one after the other. What a call leaves over, the next ones take."""
+        """Write some parts one after the other. If a call writes only some of the bytes, further calls write the rest."""
         size = sum(map(len, parts))
         count = os.pwritev(self._file, parts, self._written)
         rest = memoryview(b"".join(parts))[count:] if count < size else b""
@@ -103,15 +103,15 @@ class BlockWriter(ShardWriter):
 class SplitReader:
     """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard.
 
-    A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
+    A subclass has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
     """
 
-    CALLS: tuple = ("files",)  # how it may be asked to read, among `pread` and `mmap`
+    CALLS: tuple = ("files",)  # supported ways to read: `pread`, `mmap`, or `files`
     _acquire: Callable
     _release: Callable
     _read: Callable
-    THREADS = True  # whether several may read at once, and a training at random
-    MERGES = False  # whether neighbours can be read in one piece
+    THREADS = True  # several threads may read at once, and a training at random
+    MERGES = False  # neighbours can be read in one piece
 
     def __init__(self, folder, split, io="auto", check=False):
         self.folder, self.split, self.check = Path(folder), split, check
@@ -124,7 +124,7 @@ class SplitReader:
         self.io = default_io(self.folder, self.manifest["bytes"]) if io == "auto" else io
         path = samples_path(self.folder, self.split)
         try:
-            # A plain array on the mapped memory: indexing np.memmap itself is slower.
+            # The mapped memory as a plain array: indexing np.memmap is slower.
             self.samples = np.asarray(np.load(path, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); {remedy(self.folder)}") from None
@@ -146,15 +146,15 @@ class SplitReader:
         return self._checked(i, self._read(i))
 
     def view(self, i):
-        """As `reader[i]`, but where the file is mapped the sample is not copied: a memoryview, good for as long as it is held."""
+        """Like `reader[i]`, but if the file is mapped, a memoryview without a copy, valid as long as it is referenced."""
         return self[i]
 
     def read_batch(self, indices):
-        """The bytes of several samples, in the order asked for: a list."""
+        """The bytes of several samples, as a list in the requested order."""
         return [self[i] for i in indices]
 
     def read_piece(self, numbers):
-        """Sample number → bytes of samples of one shard in the order in which they lie; from any thread, once files are open."""
+        """Sample number → bytes, for samples of one shard in file order. Any thread may call it once files are open."""
         return {i: self[i] for i in numbers}
 
     def shards(self):
@@ -163,12 +163,12 @@ class SplitReader:
         return [range(end - shard["samples"], end) for shard, end in zip(self._facts, ends, strict=True)]
 
     def iterate(self, shard):
-        """Yield the bytes of the samples of one shard, in the order in which they lie."""
+        """Yield the bytes of the samples of one shard in file order."""
         for i in self.shards()[shard]:
             yield self[i]
 
     def close(self):
-        """Close what is open; the next read opens it again."""
+        """Close open files; the next read opens them again."""
         if self._is_open:
             self._release()
         self._is_open = False
@@ -178,7 +178,7 @@ class SplitReader:
         return [self.folder / shard["file"] for shard in self._facts]
 
     def require_open(self):
-        """Open the files, unless they are; before several threads read."""
+        """Open the files if they are closed. Call it before several threads read."""
         if not self._is_open:
             self._acquire()
             self._is_open = True
@@ -191,14 +191,14 @@ class SplitReader:
         return data
 
     def where(self, i):
-        """Sample `i` for a message: file, place and number in the source."""
+        """Describe sample `i` for a message: file, offset and number in the source."""
         row = self.samples[i]
         return f"{self.folder / self._facts[row['shard']]['file']}: sample {i:,} (number {row['source']:,} of the source, byte {row['offset']:,})"
 
 
 class ByteReader(SplitReader):
-    """Samples that lie as they are, in shards: read by `pread`, which moves no position that threads would share, or copied from
-    mapped memory."""
+    """Reads samples that are stored unchanged in shards: with `pread`, which does not move a file position shared by threads, or by
+    copying from mapped memory."""
 
     CALLS = ("pread", "mmap")
     MERGES = True

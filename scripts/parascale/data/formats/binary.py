@@ -1,4 +1,4 @@
-"""Bare binary: the samples of a shard one after the other, nothing between them; the table of samples is the index."""
+"""Bare binary: the samples of a shard one after the other, without gaps; the table of samples is the index."""
 
 from parascale.data.formats.base import BlockWriter, ByteReader
 

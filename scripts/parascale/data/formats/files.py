@@ -1,7 +1,7 @@
-"""Raw files: one file a sample, the way most sets come, and the measure of all others.
+"""Raw files: one file per sample, as most data sets are published; the baseline for the other formats.
 
-Images that are files already are not copied; packed images are written out. A shard's own file is the list of the paths, each ended
-by a zero byte; the offset of a sample is where its path begins. A path is absolute, or relative to the shard's folder.
+Images that are files already are not copied; packed images are written out. The shard's file is a list of paths, each ended by a zero
+byte; the offset of a sample is the start of its path. A path is absolute, or relative to the shard's folder.
 """
 
 import mmap
@@ -14,7 +14,7 @@ SUFFIX = "paths"
 
 
 class FilesWriter(BlockWriter):
-    """Lists files where they lie, or writes them below the shard's folder."""
+    """Lists files in place, or writes them below the shard's folder."""
 
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes)
@@ -43,7 +43,7 @@ class FilesWriter(BlockWriter):
 
 
 class FilesReader(SplitReader):
-    """Opens, reads and closes the sample's file. Others may change it, so its length and checksum are always compared."""
+    """Opens, reads and closes the sample's file. Others may change it, so its length and checksum are always checked."""
 
     def __init__(self, folder, split, io="auto", check=True):
         super().__init__(folder, split, io, check=True)

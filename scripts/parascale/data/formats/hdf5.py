@@ -1,7 +1,7 @@
 """HDF5: one contiguous dataset of bytes, with offsets and labels beside it.
 
-So a sample is one `pread` at the dataset's place in the file, without HDF5's chunk cache and its global lock; variable-length rows
-read many times slower. Any HDF5 tool reads sample `i` as `bytes[offsets[i]:offsets[i + 1]]`.
+A sample is one `pread` at the dataset's offset in the file, without HDF5's chunk cache and global lock; variable-length rows
+are many times slower to read. Any HDF5 tool reads sample `i` as `bytes[offsets[i]:offsets[i + 1]]`.
 """
 
 import itertools
@@ -16,7 +16,7 @@ TOKENS_MAPPED = True
 
 
 class Hdf5Writer(BlockWriter):
-    """Reserves the dataset's place first, then writes the samples there directly."""
+    """Reserves space for the dataset first, then writes the samples there directly."""
 
     def __init__(self, path, images, data_bytes):
         with h5py.File(path, "w", libver=("v110", "v110")) as file:
@@ -34,11 +34,11 @@ class Hdf5Writer(BlockWriter):
         return offsets
 
 
-Writer, Reader = Hdf5Writer, ByteReader  # at the dataset's place in the file
+Writer, Reader = Hdf5Writer, ByteReader  # at the dataset's offset in the file
 
 
 def native(path):
-    """Yield (bytes, label) of every sample, as any HDF5 program would read them."""
+    """Yield (bytes, label) of every sample, read like any HDF5 program does."""
     with h5py.File(path, "r") as file:
         offsets, labels = file["offsets"][()].tolist(), file["labels"][()].tolist()
         for (start, end), label in zip(itertools.pairwise(offsets), labels, strict=True):
@@ -63,11 +63,11 @@ def read_tokens(path):
 
 
 def _reserve(file, size):
-    """Create the contiguous dataset `bytes` without filling it; returns its place in the file."""
+    """Create the contiguous dataset `bytes` without filling it; returns its offset in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)  # a date inside would make every rebuild another file
+    properties.set_obj_track_times(False)  # a timestamp would make every rebuild differ
     space = h5py.h5s.create_simple((size,))
     return h5py.h5d.create(file.id, b"bytes", h5py.h5t.STD_U8LE, space, properties).get_offset()

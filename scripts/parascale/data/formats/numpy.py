@@ -1,6 +1,6 @@
-"""NumPy: a stack of samples as one flat `.npy` array of bytes, which any NumPy program maps, and an array of where each sample lies.
+"""NumPy: all samples in one flat `.npy` array of bytes, which any NumPy program can map, and an array of their offsets.
 
-Both are in one file, one after the other as `np.save` writes them. Sample `i` is `stack[start : start + length]` of
+Both are in one file, one after the other, as `np.save` writes them. Sample `i` is `stack[start : start + length]` of
 `stack = np.load(path, mmap_mode="r")`.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "stack.npy"
-HEADER_BYTES = 128  # of a flat array; NumPy leaves room in it for any length
+HEADER_BYTES = 128  # for a flat array; NumPy leaves room in it for any length
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("label", "<i4")])
 
 
 class NumpyWriter(BlockWriter):
-    """Writes the samples behind the place of the header, which tells their length and so comes last."""
+    """Writes the samples after space for the header, which has their total length and is written last."""
 
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes, HEADER_BYTES)
@@ -41,7 +41,7 @@ Writer, Reader = NumpyWriter, ByteReader  # past the header of the stack
 
 
 def native(path):
-    """Yield (bytes, label) of every sample, as any NumPy program would read them."""
+    """Yield (bytes, label) of every sample, read like any NumPy program does."""
     stack = np.load(path, mmap_mode="r")
     with open(path, "rb") as file:
         file.seek(stack.offset + len(stack))

@@ -1,7 +1,7 @@
 """Parquet: a column of encoded images in row groups of some megabytes.
 
-A row group is read as a whole, whichever row is wanted: fine in order, wasteful at random.
-Pages are neither compressed nor put in a dictionary: encoded images would not get smaller.
+A row group is always read as a whole: fine for sequential reads, wasteful for random ones.
+Pages are not compressed or dictionary-encoded: encoded images would not get smaller.
 """
 
 import warnings
@@ -18,8 +18,8 @@ from parascale.errors import DataError
 
 SUFFIX = "parquet"
 TOKENS_MAPPED = False
-GROUP_ROWS = 256  # of a row group,
-GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
+GROUP_ROWS = 256  # in a row group,
+GROUP_BYTES = 16 << 20  # or fewer rows; the cost of one random read
 GROUP_TOKENS = 1 << 20
 PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
@@ -41,7 +41,7 @@ class ParquetWriter(RowWriter):
 
 
 class ParquetReader(SplitReader):
-    """Reads row groups and keeps the last one of each process."""
+    """Reads row groups and keeps the last one in each process."""
 
     CALLS = ("pread",)
     THREADS = False
@@ -83,7 +83,7 @@ class ParquetReader(SplitReader):
 
     def _load(self, shard, group):
         images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
-        # Files of earlier versions have the bytes alone.
+        # Files of earlier versions have only the bytes.
         return images.field("bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -91,7 +91,7 @@ Writer, Reader = ParquetWriter, ParquetReader
 
 
 def native(path):
-    """Yield (bytes, label) of every sample, as any Parquet program would read them."""
+    """Yield (bytes, label) of every sample, read like any Parquet program does."""
     for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(GROUP_ROWS, columns=["image", "label"]):
         yield from zip(batch.column(0).field("bytes").to_pylist(), batch.column(1).to_pylist(), strict=True)
 
@@ -105,5 +105,5 @@ def write_tokens(path, tokens_N):
 
 
 def read_tokens(path):
-    """The tokens, decoded into memory as a whole: Parquet cannot be mapped."""
+    """The tokens, all decoded into memory: Parquet cannot be mapped."""
     return pq.read_table(path, columns=["token"]).column(0).to_numpy()

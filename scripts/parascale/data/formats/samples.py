@@ -1,7 +1,7 @@
 """The manifest of a dataset in one format, and the table of its samples.
 
-`manifest.json` holds source, settings, and for each split its shards with their sha256. `<split>.samples.npy` has one row a
-sample (SAMPLE) in the order in which they lie in the shards, and is memory-mapped.
+`manifest.json` has the source, the settings, and the shards of each split with their sha256. `<split>.samples.npy` has one row
+(SAMPLE) per sample, in the order of the shards, and is memory-mapped.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from parascale.errors import DataError
 
 SAMPLE = np.dtype(
     [
-        ("offset", "<i8"),  # byte in the shard's file; where a format has no bytes of its own, see its module
+        ("offset", "<i8"),  # byte in the shard's file; some formats use it otherwise, see their modules
         ("length", "<i8"),  # bytes of the sample
         ("checksum", "<u8"),  # xxh3 (64 bit) of the sample
         ("source", "<i8"),  # number of the sample in the source
@@ -24,17 +24,17 @@ SAMPLE = np.dtype(
 
 
 def samples_path(folder, split):
-    """Where the table of a split's samples lies."""
+    """The path of the table of a split's samples."""
     return Path(folder) / f"{split}.samples.npy"
 
 
 def remedy(folder, shard=None):
-    """What to do about damaged data. shard: its folder. The proof must go too, since the target `formats` asks for nothing else."""
+    """How to repair damaged data, for messages. shard: its folder. `verify.json` must go too: it is all that `formats` looks for."""
     return f"remove {shard + ' and ' if shard else ''}{folder}/*.json, and run the target `formats` again"
 
 
 def read_manifest(folder):
-    """The manifest in a format's folder. Raises DataError where there is none or it is damaged."""
+    """The manifest in a format's folder. Raises DataError if it is missing or damaged."""
     manifest = manifest_in(folder, "no converted data here; the target `formats` makes it", remedy(folder))
     if manifest.get("schema_version") != SCHEMA_VERSION or "format" not in manifest:
         raise DataError(f"{folder}/{MANIFEST} is damaged or of another version; {remedy(folder)}")

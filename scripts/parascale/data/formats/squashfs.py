@@ -1,7 +1,7 @@
-"""SquashFS: one file that holds a filesystem, mounted by squashfuse without root.
+"""SquashFS: one file with a filesystem inside, mounted by squashfuse without root.
 
-Every read passes through a process of its own (FUSE), which is why it is slower than the other formats. The offset of a sample is
-its number in the shard; its path is made from its number in the source.
+Every read goes through another process (FUSE), so it is slower than other formats. The offset of a sample is its number in the
+shard; its path is made from its number in the source.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from parascale.data.formats.webdataset import BLOCK, header, padding
 from parascale.errors import DataError, RequirementError
 
 SUFFIX = "squashfs"
-# No compression, no dates, no owners, one thread: the same samples give the same bytes.
+# No compression, dates or owners, and one thread: the same samples give the same bytes.
 OPTIONS = ("-tar", "-noI", "-noD", "-noF", "-noX", "-no-duplicates", "-mkfs-time", "0", "-all-time", "0", "-all-root")
 QUIET = ("-quiet", "-no-progress", "-processors", "1")
 
@@ -33,7 +33,7 @@ INSTEAD = "load the module or install squashfuse, ask for FUSE on this machine, 
 
 
 class SquashfsWriter(ShardWriter):
-    """Streams a tar into mksquashfs: no folder of small files is ever made."""
+    """Streams a tar into mksquashfs, without a folder of small files."""
 
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes)
@@ -72,7 +72,7 @@ class SquashfsWriter(ShardWriter):
 
 
 class SquashfsReader(SplitReader):
-    """Mounts each shard once in each process and reads the files inside."""
+    """Mounts each shard once per process and reads the files inside."""
 
     def _acquire(self):
         self._mounts = [Mount(self.folder / shard["file"]) for shard in self._facts]
@@ -95,7 +95,7 @@ Writer, Reader = SquashfsWriter, SquashfsReader
 
 
 class Mount:
-    """`folder` shows the content of `archive`, read-only and through FUSE, until `close` or the end of the process."""
+    """Mounts `archive` read-only at `folder`, with FUSE, until `close` or the end of the process."""
 
     def __init__(self, archive):
         program = require_fuse()
@@ -106,9 +106,9 @@ class Mount:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,  # a process that is killed must not leave its mount behind
+            preexec_fn=die_with_parent,  # a killed process must not leave its mount behind
         )
-        # Runs at the end of a child of `multiprocessing` too, where `atexit` does not.
+        # Unlike `atexit`, this also runs at the end of `multiprocessing` children.
         self.close = util.Finalize(self, _unmount, (self._process, self.folder), exitpriority=10)
         self._wait(archive)
 
@@ -124,12 +124,12 @@ class Mount:
 
 
 def require_fuse():
-    """The program that mounts SquashFS here. Raises RequirementError where there is none, or no FUSE."""
+    """The program that mounts SquashFS here. Raises RequirementError if there is none, or no FUSE."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise RequirementError(f"reading `squashfs` needs squashfuse, which is not on the PATH: {INSTEAD}")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise RequirementError(f"reading `squashfs` needs FUSE, and /dev/fuse is missing or closed to you: {INSTEAD}")
+        raise RequirementError(f"reading `squashfs` needs FUSE, and /dev/fuse is missing or not accessible: {INSTEAD}")
     return program
 
 

@@ -10,25 +10,25 @@ import psutil
 
 from parascale.files import require_space, tree_bytes
 
-# Filesystems on which a page fault is a request over a network (or to another process): there, one `pread` of the whole
-# sample beats faulting it in page by page.
+# On these filesystems a page fault is a request over a network (or to another process), so one `pread` of the whole sample is
+# faster than faulting it in page by page.
 REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
 SHARED_MEMORY = Path("/dev/shm")
 TRIES = 3
-MAPPED_SHARE = 0.5  # share of the memory that a mapped set may take
+MAPPED_SHARE = 0.5  # largest share of memory for a mapped data set
 
 
 def filesystem(path):
-    """The type of the filesystem that holds `path` (`ext4`, `lustre`, `tmpfs`…), from the list of mounts."""
+    """The type of the filesystem of `path` (`ext4`, `lustre`, `tmpfs`, …), from the list of mounts."""
     path = Path(os.path.realpath(path))
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "unknown")
 
 
 def default_io(folder, size):
-    """`mmap` for data on a local filesystem that fits the memory with room to spare, else `pread`. size: bytes of the data.
+    """`mmap` for data on a local filesystem that fits in memory with room to spare, else `pread`. size: bytes of the data.
 
-    The kernel reads far ahead of each page fault: right where all of it stays, wasted where it does not.
+    The kernel reads far ahead at each page fault, which is useful only if everything stays in memory.
     """
     kind = filesystem(folder)
     stays = size <= MAPPED_SHARE * psutil.virtual_memory().total
@@ -36,7 +36,7 @@ def default_io(folder, size):
 
 
 def require_room(folder, shared_memory=SHARED_MEMORY):
-    """Raise RequirementError unless a copy of a format's folder fits shared memory."""
+    """Raise RequirementError unless a copy of a format's folder fits in shared memory."""
     remedy = "Set `loaders.shared_memory: false`, or remove what others have left there."
     require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}", remedy)
 
@@ -50,12 +50,12 @@ def copy_in_memory(folder, shared_memory=SHARED_MEMORY):
 
 
 def drop_from_cache(paths):
-    """Ask the kernel to forget the pages of files; returns whether it did (it cannot in `tmpfs`, or where a file is mapped)."""
+    """Ask the kernel to forget the pages of files; returns whether it did (it cannot on `tmpfs`, or if a file is mapped)."""
     remaining = list(paths)
-    for _ in range(TRIES):  # pages that were touched a moment ago wait in a list of their own at first
+    for _ in range(TRIES):  # recently used pages are first kept in a separate list
         for path in remaining:
             with open(path, "rb") as handle:
-                os.fsync(handle.fileno())  # a page that is not on disk yet cannot be forgotten
+                os.fsync(handle.fileno())  # a page that is not on disk yet cannot be dropped
                 os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         remaining = [path for path in remaining if _is_cached(path)]
         if not remaining:
@@ -64,11 +64,11 @@ def drop_from_cache(paths):
 
 
 def _is_cached(path):
-    """Whether the first page of a file would be read without waiting for the disk."""
+    """True if reading the first page of a file does not wait for the disk."""
     with open(path, "rb") as handle:
         try:
             return os.preadv(handle.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) > 0
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the filesystem cannot say: then nothing is claimed
+            return True  # the filesystem cannot tell: assume that it is cached

@@ -1,7 +1,7 @@
-"""Where raw data comes from: four kinds of source behind `download`.
+"""Get raw data from four kinds of source, all through `download`.
 
-A kind is a module with `fetch(source, output, attempts)`, which makes the folder `output` whole or not at all. What a broken
-download already has waits in `<output>.partial` for the next attempt.
+A kind is a module with `fetch(source, output, attempts)`, which makes the folder `output` atomically. The part that a broken
+download already has stays in `<output>.partial` for the next attempt.
 """
 
 from contextlib import suppress
@@ -13,30 +13,30 @@ from parascale.errors import DataError, DownloadError
 from parascale.files import full_disk_is_an_error, locked, make_folder
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": local.fetch, "url": url.fetch}
-ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
+ATTEMPTS = 5  # consecutive failures without a byte of progress before giving up
 
 
 def download(source, output, attempts=ATTEMPTS):
-    """Make the raw folder `output` from a source, unless it is already there and whole. Returns a Raw.
+    """Make the raw folder `output` from a source, unless it is already there and complete. Returns a Raw.
 
-    source: parascale.settings.Source. Raises ConfigError for settings that make no sense, DownloadError where
-    a server cannot be reached or refuses, DataError for files that are missing or damaged, RequirementError for a full disk.
+    source: parascale.settings.Source. Raises ConfigError for invalid settings, DownloadError if a server cannot
+    be reached or refuses, DataError for missing or damaged files, RequirementError for a full disk.
     """
     source.check("the source")
-    # Data that lies on the machine is read in place, whichever kind of source it once came from.
+    # Data on this machine is read in place, whatever its original source.
     fetch = local.fetch if source.location else KINDS[source.kind]
     return made(source, output, fetch, attempts)
 
 
 def made(source, output, fetch, attempts, keep=True):
-    """The raw folder `output`, made by `fetch`. keep: one that is there, whole and of the same settings, is kept."""
+    """Make the raw folder `output` with `fetch`. keep: keep an existing one that is complete and has the same settings."""
     folder = Path(output).parent
     with full_disk_is_an_error(output):
         make_folder(folder)
-        with locked(folder) as ours:  # two processes would append to one piece
+        with locked(folder) as ours:  # two processes would append to the same file
             if ours is False:
                 raise DownloadError(f"{output}: another process is downloading into {folder}; wait until it has ended")
-            with suppress(DataError):  # not whole
+            with suppress(DataError):  # incomplete
                 if keep and (raw := Raw(output)).manifest["source"] == settings_of(source):
                     return raw
             fetch(source, Path(output), attempts)

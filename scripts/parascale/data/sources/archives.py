@@ -1,4 +1,4 @@
-"""Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
+"""Unpack archives into a folder, without writing outside it or silently replacing files."""
 
 import os
 import stat
@@ -11,23 +11,23 @@ from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
-UNPACK = "Unpack the archives yourself, each under names of its own, and set `data.source.location`."
+UNPACK = "Unpack the archives yourself, into separate folders, and set `data.source.location`."
 
 
 def is_archive(name):
-    """Whether a file's name says that it is to be unpacked."""
+    """True if a file's name is that of an archive to unpack."""
     return name.lower().endswith((*TAR_ENDINGS, ".zip"))
 
 
 def unpack(archive, name, folder):
-    """Unpack an archive into a folder. DataError for an entry that would land outside it or replace a file of other content."""
+    """Unpack an archive into a folder. DataError for an entry that would be outside it or replace a different file."""
     try:
         (_unpack_zip if name.lower().endswith(".zip") else _unpack_tar)(archive, name, folder)
     except tarfile.FilterError as error:
         raise DataError(f"{name}: unsafe archive: {error}") from None
     except ParascaleError:
         raise
-    except Exception as error:  # the libraries raise many kinds, for damage, passwords and unknown compressions
+    except Exception as error:  # the libraries raise many kinds for damage, passwords and unknown compression
         if is_full_disk(error):
             raise
         raise DataError(
@@ -54,9 +54,9 @@ def _unpack_tar(archive, name, folder):
 
 
 def require_end(tar, name):
-    """Raise DataError where a tar that was read to its end does not end there: `tarfile` takes a damaged header for the end.
+    """Raise DataError if a tar that was read to its end is incomplete: `tarfile` takes a damaged header for the end.
 
-    A whole one has a block of zeros there.
+    A complete one has a block of zeros there.
     """
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -64,7 +64,7 @@ def require_end(tar, name):
 
 
 def opened_zip(path: str | os.PathLike, name: str) -> zipfile.ZipFile:
-    """A zip to read. Names that say no encoding are UTF-8; DataError for others, as from old Japanese or Western programs: nothing tells which."""
+    """Open a zip. Names without an encoding are read as UTF-8; DataError if they are not, as from old programs: the encoding is unknown."""
     try:
         return zipfile.ZipFile(path, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -77,11 +77,11 @@ def _unpack_zip(archive, name, folder):
     with opened_zip(archive, name) as bundle:
         end, before = 0, ""
         for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
-            if entry.header_offset < end:  # one of them is not what was packed, or all unpack to more than there is
+            if entry.header_offset < end:  # such an archive is forged or damaged, or a zip bomb
                 raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
             end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename  # type: ignore[attr-defined] # not in the stubs
         for entry in bundle.infolist():
-            entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
+            entry.filename = entry.filename.replace("\\", "/")  # as some Windows programs write them
             path = PurePosixPath(entry.filename)
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise DataError(f"{name}: `{entry.filename}` is a link, which a zip cannot hold safely. {UNPACK}")
@@ -97,7 +97,7 @@ def _unpack_zip(archive, name, folder):
 
 
 def _is_same(target, stream):
-    """Whether a file that is there has the content of a stream."""
+    """True if an existing file has the content of a stream."""
     if not target.is_file():
         return False
     with stream, open(target, "rb") as file:
@@ -108,4 +108,4 @@ def _is_same(target, stream):
 
 
 def _taken(name, member):
-    return DataError(f"{name}: its `{member}` would take the place of another file of that name. {UNPACK}")
+    return DataError(f"{name}: its `{member}` would replace another file of that name. {UNPACK}")

@@ -1,8 +1,8 @@
-"""The corpora that every installation already holds: the English documentation of Python and of the pinned packages.
+"""Corpora that are part of every installation: the English documentation of Python and of the pinned packages.
 
-They are the language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some packages, read with
-`ast`: nothing is imported or run. A hash of a module's or topic's name decides its split, and a paragraph that occurs twice is kept
-once, so the splits share no text. `documentation` is a paragraph a row; `docstrings` is pairs of a first line and the text after it.
+They are made from the language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some packages, read
+with `ast`: nothing is imported or run. A hash of a module's or topic's name decides its split, and repeated paragraphs are kept once,
+so the splits share no text. `documentation` has a paragraph per row; `docstrings` has pairs of a first line and the text after it.
 """
 
 import ast
@@ -24,7 +24,7 @@ from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 
-# Folders of each package that hold documentation worth reading; "" is the whole package.
+# Folders of each package with useful documentation; "" is the whole package.
 PACKAGES = {
     "numpy": ("",),
     "pandas": ("",),
@@ -33,15 +33,15 @@ PACKAGES = {
     "datasets": ("",),
     "huggingface_hub": ("",),
 }
-# Tests and examples, and packages that are installed or copied into another.
+# Tests, examples, and packages installed or copied into another.
 SKIPPED_FOLDERS = {"test", "tests", "testing", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
 FEWEST_WORDS = 6
-SMALLEST_SHARE_OF_WORDS = 0.75  # of a paragraph's tokens; code and formulas lie far below
+SMALLEST_SHARE_OF_WORDS = 0.75  # of a paragraph's tokens; code and formulas have far fewer
 
 BULLET = re.compile(r"(?:[-*•+]|\(?(?:\d{1,2}|[a-zA-Z])[.)])\s+")
 DIRECTIVE = re.compile(r"\.\. .*")
 CODE_START = re.compile(r">>> ?|\.\.\. ?|In \[|\$ |%|@|def |class |import |from \w+ import ")
-DRAWING = re.compile(r"[-=+|~^*#_.:<>/\\]{4,}|  \s*\S+  +\S")  # a rule, a table's border, columns set apart by spaces
+DRAWING = re.compile(r"[-=+|~^*#_.:<>/\\]{4,}|  \s*\S+  +\S")  # a rule, a table's border, columns separated by spaces
 LINK = re.compile(r"<?https?://\S+")
 ROLE = re.compile(r":[a-z:+-]+:`(?:[^`<]*<)?[~!.]?([^`>]*)>?`")
 MARKUP = re.compile(r"(?<!\w)[`*|]{1,3}[~!.]?([^`*|\n]+)[`*|]{1,3}_{0,2}(?!\w)")
@@ -50,15 +50,15 @@ SENTENCE_END = (".", "!", "?", ":")
 
 
 SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "_vendor"}
-TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
+TRAIN_WORDS = 600_000  # enough to compare models, small enough for a laptop
 FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
-SUMMARY_WORDS = (3, 24)  # fewer say nothing, and more are no summary but a text without one
+SUMMARY_WORDS = (3, 24)  # a shorter one says nothing, a longer one is text without a summary
 BELOW = {"test": 3, "validation": 6}  # percent of the documents; the rest is for training
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def fetch(source, output, attempts=None):
-    """Make the folder `output`: one Parquet file a split with the columns of the corpus, and the manifest."""
+    """Make the folder `output`: one Parquet file per split with the columns of the corpus, and the manifest."""
     if source.name not in CORPORA:
         raise ConfigError(f"`data.source.name` = `{source.name}` is not a builtin corpus. There are: {offers()}")
     with atomic_folder(output) as folder:
@@ -90,7 +90,7 @@ def documentation():
 
 
 def docstrings():
-    """The corpus `docstrings`: split → {`document`: what follows the first line, `summary`: that line}."""
+    """The corpus `docstrings`: split → {`document`: the text after the first line, `summary`: that line}."""
     modules = sorted(_all_modules(), key=lambda module: _hash(module[0]))
     splits = {split: {"document": [], "summary": []} for split in SPLITS}
     seen = set()
@@ -99,7 +99,7 @@ def docstrings():
             for summary, body in map(summary_and_body, _docstrings(path)):
                 fewest, most = SUMMARY_WORDS
                 usable = fewest <= len(summary.split()) <= most and len(body.split()) >= FEWEST_BODY_WORDS
-                # Functions that share either half would let a model copy what it has learned by heart.
+                # If functions shared either half, a model could repeat what it has memorised.
                 keys = {summary.lower(), body.lower()}
                 if usable and not keys & seen:
                     seen |= keys
@@ -112,7 +112,7 @@ CORPORA = {"documentation": documentation, "docstrings": docstrings}
 
 
 def offers():
-    """The corpora, for messages."""
+    """Describe the corpora, for messages."""
     return (
         f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation), "
         "`docstrings` (pairs of a text and its summary from there)"
@@ -120,7 +120,7 @@ def offers():
 
 
 def _documents():
-    """(name, a function that reads its docstrings) of every topic of the language reference and every module."""
+    """(name, function that reads its docstrings) for every topic of the language reference and every module."""
     library = Path(sysconfig.get_path("stdlib"))
     if not (topics_file := library / "pydoc_data" / "topics.py").exists():
         raise DataError(f"{topics_file}: this Python has no documentation; use another source than `builtin`")
@@ -134,9 +134,9 @@ def _all_modules():
     """(name, path) of every module whose documentation is read."""
     modules = list(_modules(Path(sysconfig.get_path("stdlib")), "python"))
     for package, folders in PACKAGES.items():
-        # It finds a top-level package without importing it.
+        # This finds a top-level package without importing it.
         spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:  # a folder of its name has no origin
+        if spec is None or spec.origin is None:  # a mere folder of that name has no origin
             need = "the builtin corpus draws from it"
             raise DataError(f"the package {package} is not installed, but {need}: `make install` installs it")
         for folder in folders:
@@ -154,14 +154,14 @@ def _modules(root, prefix):
 def _docstrings(path):
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # templates and test inputs that are not meant to be run
+    except (SyntaxError, ValueError):  # templates, and test inputs not meant to run
         return
     pending = [tree]
     while pending:
         node = pending.pop()
         if docstring := ast.get_docstring(node):
             yield docstring
-        if not isinstance(node, FUNCTIONS):  # what is defined inside a function is seldom documented
+        if not isinstance(node, FUNCTIONS):  # inner functions and classes are seldom documented
             pending += [child for child in reversed(node.body) if isinstance(child, (ast.ClassDef, *FUNCTIONS))]
 
 
@@ -175,20 +175,20 @@ def _split_of(name):
 
 
 def paragraphs(docstring):
-    """The prose of a cleaned docstring: a list of paragraphs as words with spaces between, punctuation apart as in WikiText."""
+    """The prose of a cleaned docstring: a list of paragraphs, words and punctuation separated by spaces as in WikiText."""
     found = (TOKEN.findall(_plain(" ".join(lines))) for lines in _blocks(docstring))
     return [" ".join(words) for words in found if _is_prose(words)]
 
 
 def summary_and_body(docstring):
-    """(first paragraph, which by PEP 257 sums up the rest, the prose after it) of a cleaned docstring; empty where there is none."""
+    """(first paragraph, by PEP 257 a summary; the prose after it) of a cleaned docstring; empty if there is none."""
     first, _, rest = docstring.partition("\n\n")
     words = TOKEN.findall(_plain(" ".join(line.strip() for line in first.splitlines())))
     return " ".join(words), " ".join(paragraphs(rest))
 
 
 def _blocks(docstring):
-    """Runs of lines that belong together: same indentation, no empty line between, a list's item on its own."""
+    """Yield runs of lines that belong together: the same indentation, no empty line between; each list item separately."""
     block, indent = [], 0
     literal = None  # indentation of the line that announced a literal block with `::`
     for line in docstring.expandtabs().splitlines():
@@ -217,7 +217,7 @@ def _blocks(docstring):
 
 
 def _plain(text):
-    """A paragraph without markup; empty where it is code or a drawing."""
+    """Remove a paragraph's markup; empty for code and drawings."""
     if CODE_START.match(text) or DRAWING.search(text) or DIRECTIVE.match(text):
         return ""
     text = ROLE.sub(r"\1", LINK.sub("", text))

@@ -1,7 +1,7 @@
-"""Tokens that another tool wrote one after the other into a file: where they begin, how wide they are, how many there are.
+"""Flat token files written by other tools: find where the tokens begin, their type, and their number.
 
-nanoGPT's `.bin` is uint16 alone. llm.c's begins with 256 int32: magic, version, tokens (`dev/data/data_common.py`). Megatron's has an
-`.idx` beside it (`core/datasets/indexed_dataset.py`). NumPy's `.npy` is described in its NEP 1.
+nanoGPT's `.bin` has only uint16 numbers. llm.c's begins with 256 int32: magic, version, tokens (`dev/data/data_common.py`). Megatron's
+has an `.idx` beside it (`core/datasets/indexed_dataset.py`). NumPy's `.npy` is described in its NEP 1.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import numpy as np
 from parascale.errors import DataError
 
 BLOCK_TOKENS = 1 << 22
-LOOKED_AT = 1 << 20  # numbers of a `.bin` by which its form is told
-FEWEST = 512  # fewer tell nothing
-HEAD = 32  # numbers of 2 bytes in which another tool's header would begin
+LOOKED_AT = 1 << 20  # numbers of a `.bin` from which its form is guessed
+FEWEST = 512  # fewer are not enough to guess
+HEAD = 32  # first numbers, of 2 bytes, where another tool's header would be
 HEADER_BYTES = 1024  # of llm.c
 HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic → version, type: of GPT-2, of Llama 3
 INDEX_MAGIC, INDEX_BYTES = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little"), 34
@@ -25,7 +25,7 @@ READ = "nanoGPT's and llm.c's `.bin`, Megatron's `.bin` with its `.idx`, `.npy` 
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """`tokens` of a type from byte `offset` of a file on."""
+    """`tokens` numbers of a type in a file, from byte `offset`."""
 
     path: Path
     dtype: np.dtype
@@ -33,18 +33,18 @@ class Flat:
     tokens: int
 
     def part(self, first, last):
-        """Tokens `first` to `last - 1`, to the end if that is None."""
+        """Tokens `first` … `last − 1`; to the end if `last` is None."""
         tokens = (self.tokens if last is None else last) - first
         return dataclasses.replace(self, offset=self.offset + first * self.dtype.itemsize, tokens=tokens)
 
     def __iter__(self):
-        """The tokens, some at a time, memory-mapped."""
+        """Iterate over the tokens in memory-mapped blocks."""
         tokens_N = np.memmap(self.path, self.dtype, "r", self.offset, self.tokens) if self.tokens else ()
         return (tokens_N[first : first + BLOCK_TOKENS] for first in range(0, self.tokens, BLOCK_TOKENS))
 
 
 def flat(path):
-    """The Flat in a file. Raises DataError where it is cut short, damaged, or of another kind."""
+    """The Flat in a file. Raises DataError if it is cut short, damaged, or of another kind."""
     path = Path(path)
     index, size = path.with_suffix(".idx"), path.stat().st_size
     if path.suffix.lower() == ".npy":
@@ -86,22 +86,22 @@ def _of_binary(path, size):
 
 
 def _unlike_tokens(words: np.ndarray, size: int) -> str | None:
-    """What a file of `size` bytes looks like by its first numbers, if not like tokens of 2 bytes from the first on."""
+    """What a file of `size` bytes looks like by its first numbers; None if they look like 2-byte tokens from the start."""
     if len(words) < FEWEST:
         return None
     head, rest = words[:HEAD], words[HEAD:]
-    for limit in (1, 16):  # upper halves are 0; of vocabularies beyond 65,536 small; 65,535 below zero
+    for limit in (1, 16):  # upper halves are 0, small for vocabularies above 65,536, or 65,535 for negative numbers
         for numbers in (rest, rest.byteswap()):
             wide = (numbers >= limit) & (numbers < 0xFFFF)
             few, many = sorted(map(np.count_nonzero, (wide[::2], wide[1::2])))
             if many >= 20 and few <= many / 50:
                 return "numbers of 4 or 8 bytes"
-    # A header may count the tokens, and its other fields leave zeros where tokens hardly have any so close. It may begin with a name.
+    # A header may have the number of tokens and more zeros than tokens would have, and it may begin with a name.
     fields = head[:-1].astype(np.int64) + (head[1:].astype(np.int64) << 16)
     ends = [*range(4, 2 * HEAD + 1, 2), 128, 256, 512, 1024]
     counts = {size - end for end in ends}.intersection(2 * fields[fields > 0])
     zeros, *elsewhere = np.count_nonzero(words[: len(words) // HEAD * HEAD].reshape(-1, HEAD) == 0, axis=1).tolist()
-    share, zeros = np.mean(np.append(rest, 0) == 0), zeros - (words[0] == 0)  # the first token may be a mark
+    share, zeros = np.mean(np.append(rest, 0) == 0), zeros - (words[0] == 0)  # the first token may be a special one
     rare = share < 0.01 and (counts or zeros >= 2 * max(elsewhere))
     chance = math.comb(HEAD, zeros) * share**zeros if rare else 1
     chance *= min((1e-6 if count >> 17 else 1e-4 for count in counts), default=1)
@@ -120,10 +120,10 @@ def _of_megatron(path, index):
     sequences, documents = np.frombuffer(head, "<u8", 2, 18).tolist()
     places = INDEX_BYTES + 4 * sequences
     size, needed = index.stat().st_size, places + 8 * (sequences + documents)
-    if size not in (needed, needed + sequences):  # with a mode of each sequence, of several modalities
+    if size not in (needed, needed + sequences):  # the latter has a mode per sequence, for several modalities
         raise damaged(f"{size:,} bytes instead of {needed:,}")
     if head[17] not in INDEX_TYPES:
-        raise DataError(f"{index}: type {head[17]} of its numbers is not one of tokens. Supported: {READ}")
+        raise DataError(f"{index}: its numbers are of type {head[17]}, which tokens are not. Supported: {READ}")
     dtype = np.dtype(INDEX_TYPES[head[17]])
     lengths = np.memmap(index, "<i4", "r", INDEX_BYTES, sequences) if sequences else np.zeros(0)
     starts = np.memmap(index, np.uint8, "r")[places : places + 8 * sequences].view("<i8")

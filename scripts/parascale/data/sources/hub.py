@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub, at a pinned revision, kept as texts are read.
+"""Download data sets from the Hugging Face hub, at a pinned revision.
 
-`huggingface_hub` says what a revision holds (files, sizes, checksums, the login's token); the files themselves come through
-`transfer`, because the library's own download starts every file anew in a new process.
+`huggingface_hub` lists the files of a revision with sizes and checksums, and gives the login's token. `transfer` downloads the files,
+because the library's own download restarts every file in a new process.
 """
 
 import glob
@@ -17,10 +17,10 @@ from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
-READ = [ending for ending in readers.KINDS if ending != ".md"]  # which is about the data there
+READ = [ending for ending in readers.KINDS if ending != ".md"]  # describes the data there
 EXAMPLE = "`data.source.files: {train: data/train-*.parquet}`"
 ANSWER_TIMEOUT_SECONDS = 30.0
-# Taken before other names, as `datasets` does.
+# Names that take precedence, as in `datasets`.
 SHARDS = "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"
 
 
@@ -53,7 +53,7 @@ def fetch(source, output, attempts):
 
 
 def _ask(api, source, page):
-    """The hub's answer on a revision: its files with sizes and checksums, and the card."""
+    """Ask the hub about a revision: its files with sizes and checksums, and the card."""
     from huggingface_hub import errors
 
     asked = {"revision": source.revision, "files_metadata": True, "timeout": ANSWER_TIMEOUT_SECONDS}
@@ -74,7 +74,7 @@ def _ask(api, source, page):
 
 
 def _files_of_splits(source, info, paths, notes):
-    """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
+    """Split → paths in the repository: by `data.source.files`, else by the data set's card, else by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
     parts = map(posixpath.split, paths)
     states = {posixpath.join(place, named_files.SAVED) for place, name in parts if name == named_files.SAVED_INFO}
@@ -84,7 +84,7 @@ def _files_of_splits(source, info, paths, notes):
     def named(pattern):
         path, first, _ = named_files.sliced(pattern)
         if first is not None:
-            raise ConfigError(f"`{pattern}`: rows are chosen of files on this machine, with `data.source.location`")
+            raise ConfigError(f"`{pattern}`: select rows only from files on this machine, with `data.source.location`")
         whole = posixpath.join(glob.escape(folder), path.removeprefix("./"))
         return sorted(filter(named_files.meant_by(whole), readable))
 
@@ -107,7 +107,7 @@ def _files_of_splits(source, info, paths, notes):
 
 
 def _of_card(source, info):
-    """(folder, split → patterns in it), as the `configs` of the data set's card say; without patterns the files' names say."""
+    """(folder, split → patterns in it), from `configs` in the data set's card. Without patterns, the files' names decide."""
     from datasets.data_files import sanitize_patterns
 
     try:
@@ -142,7 +142,7 @@ def _of_card(source, info):
 
 
 def _kept(split, pieces, folder):
-    """Manifest entries of a split, its files in `folder`."""
+    """Link or copy the files of a split to `folder`; returns their manifest entries."""
     entries = []
     for number, piece in enumerate(pieces):
         part = f"-{number:05d}-of-{len(pieces):05d}" if len(pieces) > 1 else ""

@@ -1,4 +1,4 @@
-"""Data that lies on this machine: read in place, never written to, never copied. The manifest points at it."""
+"""Data on this machine: read in place, never written to or copied. The manifest points at it."""
 
 import glob
 import itertools
@@ -31,13 +31,13 @@ def fetch(source, output, attempts=None):
     for split, entries in splits.items():
         if not any(entry["bytes"] for entry in entries):
             paths = ", ".join(entry["path"] for entry in entries[:3])
-            raise DataError(f"{paths}: empty, so the {split} split has nothing")
+            raise DataError(f"{paths}: empty, so the {split} split has no data")
     with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits, notes)
 
 
 def location(source):
-    """The folder on this machine that a source names. Raises DataError where there is none."""
+    """The folder on this machine that a source names. Raises DataError if there is none."""
     folder = Path(expanded(source.location, "data.source.location"))
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
@@ -45,9 +45,9 @@ def location(source):
 
 
 def find_splits(files, folder, name, notes):
-    """Manifest entries of each split that `data.source.files` names, else of the files below a folder whose names say their split.
+    """Manifest entries of each split that `data.source.files` names, else of the files below a folder with a split in their names.
 
-    name: function from a path to that by which the manifest knows it. notes: gets sentences on what was left out.
+    name: function from a path to its name in the manifest. notes: list to which sentences on omitted files are added.
     """
     if files:
         named = {
@@ -58,7 +58,7 @@ def find_splits(files, folder, name, notes):
         return named
     paths = []
     for path in sorted(path for path in folder.rglob("*") if readers.known_kind(path) and path.is_file()):
-        saved = saved_files(path.parent)  # where a `state.json` says which are data
+        saved = saved_files(path.parent)  # if a `state.json` lists the data files
         if saved is None or str(path) in saved:
             paths.append(path.relative_to(folder).as_posix())
     return {
@@ -68,9 +68,9 @@ def find_splits(files, folder, name, notes):
 
 
 def paths_by_split(paths, notes, folder=None):
-    """Split → those of the relative paths that bear its name (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`).
+    """Split → the relative paths with its name in them (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`).
 
-    folder: as of `without_foreign`.
+    folder: as in `without_foreign`.
     """
     by_split = {}
     for path in without_foreign(paths, notes, folder=folder):
@@ -87,7 +87,7 @@ def paths_by_split(paths, notes, folder=None):
 
 
 def _entries(pattern, folder, name, notes):
-    """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
+    """Manifest entries of one `path`, glob or `path[first:last]`; a slice applies to each file separately."""
     path, first, last = named_files.sliced(pattern)
     found = {os.path.relpath(file, folder): Path(file) for file in sorted(named_files.matches(folder, path))}
     meant = without_foreign(found, notes, expanded(path, "data.source.files"), folder)
@@ -107,7 +107,7 @@ def _entries(pattern, folder, name, notes):
 
 
 def _refuse_shared_rows(named):
-    """Raise ConfigError where slices of two splits share rows: what a model is judged by must not be what it was trained on."""
+    """Raise ConfigError if slices of two splits overlap: a model must not be evaluated on training data."""
     entries = [(split, entry) for split, entries in named.items() for entry in entries if "first" in entry]
     for (split, one), (other, two) in itertools.combinations(entries, 2):
         first, last = max(one["first"], two["first"]), min(one["last"], two["last"])
@@ -118,7 +118,7 @@ def _refuse_shared_rows(named):
 
 
 def _place(text, rows):
-    """The row at `text` (`1000` or `99.5%`). Percentages are cut down, so that `[:50%]` and `[50%:]` share no row and miss none."""
+    """The row at `text` (`1000` or `99.5%`). Percentages are rounded down, so that `[:50%]` and `[50%:]` neither share nor miss a row."""
     if text.endswith("%"):
         if text == "%" or Fraction(text[:-1]) > 100:
             raise ConfigError(f"`data.source.files`: `{text}` must be a percentage from 0% to 100%")

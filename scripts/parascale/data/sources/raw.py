@@ -1,7 +1,7 @@
-"""Downloaded data: the manifest of a raw folder, and the folder read through it.
+"""Downloaded data: write the manifest of a raw folder, and read the folder by its manifest.
 
-`manifest.json` holds the settings of the source, where the data is from, and for each split its files, with bytes and
-sha256. A path in it is relative to the raw folder, or absolute where data is read in place.
+`manifest.json` has the settings of the source, the origin of the data, and the files of each split with their sizes and
+sha256. A path in it is relative to the raw folder, or absolute for data read in place.
 """
 
 import copy
@@ -19,7 +19,7 @@ from parascale.files import sha256, write_json
 
 
 def settings_of(source):
-    """A source's settings as the manifest keeps them."""
+    """A source's settings in the form of the manifest."""
     return json.loads(json.dumps(dataclasses.asdict(source)))
 
 
@@ -36,7 +36,7 @@ def _digest(path, _bytes, _changed):
 
 
 def write_manifest(folder, source, origin, splits, notes=()):
-    """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses). notes: of `files`."""
+    """Write the manifest. origin: mapping with the origin of the data (versions, revision, addresses). notes: on omitted files."""
     manifest = {"schema_version": SCHEMA_VERSION, "source": settings_of(source), "origin": origin, "splits": splits}
     if notes:
         manifest["notes"] = list(notes)
@@ -44,7 +44,7 @@ def write_manifest(folder, source, origin, splits, notes=()):
 
 
 class Raw:
-    """A raw folder. Opening checks that every file is there in full size; `verify` checks every byte."""
+    """A raw folder. Opening it checks the size of every file; `verify` checks every byte."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -59,12 +59,12 @@ class Raw:
 
     @property
     def notes(self):
-        """Sentences on what was left out."""
+        """Sentences on omitted files."""
         return self.manifest.get("notes", [])
 
     @property
     def digest(self):
-        """sha256 of the manifest: it changes where any file or setting does."""
+        """sha256 of the manifest: it changes with any file or setting."""
         text = json.dumps({key: value for key, value in self.manifest.items() if key != "notes"}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -73,7 +73,7 @@ class Raw:
         return self.manifest["splits"][split]
 
     def shards(self, count):
-        """A list of Raw: `count` equal parts, each of the next rows of every split."""
+        """Cut this into a list of `count` Raw, each with an equal part of consecutive rows of every split."""
         shards = [copy.copy(self) for _ in range(count)]
         for shard in shards:
             shard.manifest = self.manifest | {"splits": {split: [] for split in self.splits}}
@@ -92,7 +92,7 @@ class Raw:
         return shards
 
     def path(self, entry):
-        """Where an entry's file lies."""
+        """The path of an entry's file."""
         return self.folder / entry["path"]  # an absolute path stays as it is
 
     def documents(self, split):
@@ -102,14 +102,14 @@ class Raw:
             yield from readers.documents(self.path(entry), column, entry.get("first", 0), entry.get("last"))
 
     def pairs(self, split):
-        """(document, summary) of each row of a split; what a row lacks is None."""
+        """(document, summary) of each row of a split; None if missing."""
         names = self.manifest["source"]["columns"]
         columns = [names.get(role, role) for role in ("document", "summary")]
         for entry in self.files(split):
             yield from readers.records(self.path(entry), columns, entry.get("first", 0), entry.get("last"))
 
     def holds_tokens(self):
-        """Whether the splits hold tokens and no text, by their first files. Raises DataError where one does and another does not."""
+        """True if the splits hold tokens, not text, by their first files. Raises DataError if only some do."""
         columns = self.manifest["source"]["columns"]
         found = {split: readers.holds_tokens(self.path(self.files(split)[0]), columns) for split in self.splits}
         if any(found.values()) and not all(found.values()):
@@ -126,7 +126,7 @@ class Raw:
         return readers.token_rows(path, column, first, last)
 
     def verify(self, every_byte=True):
-        """Raise DataError if a file differs from what was recorded. every_byte: not in its size alone."""
+        """Raise DataError if a file was changed. every_byte: compare its checksum, not only its size."""
         for entry in (entry for split in self.splits for entry in self.files(split)):
             remedy = f"make {self.folder} again (`snakemake -R download data`)"
             require_whole(self.path(entry), entry, remedy, every_byte)

@@ -1,4 +1,4 @@
-"""Texts from lines of plain text, and from rows of Parquet, Arrow, JSON and CSV; tokens from rows of numbers."""
+"""Read texts from lines of plain text and rows of Parquet, Arrow, JSON and CSV, and tokens from rows of numbers."""
 
 import csv
 import io
@@ -26,10 +26,10 @@ KINDS = {
     **dict.fromkeys((".bin", ".npy"), TOKENS),
 }
 TABLES = (PARQUET, ARROW)
-WHOLE = (*TABLES, TOKENS)  # are not read in a compressed file
+WHOLE = (*TABLES, TOKENS)  # not read from compressed files
 
 BLOCK_BYTES = 1 << 20
-LARGEST_LIST = 2 << 30  # bytes of a file of JSON that is a list, which memory holds as a whole
+LARGEST_LIST = 2 << 30  # bytes of a JSON file that is a list, because it is read into memory whole
 MASK = "attention_mask"  # column that is 1 where `input_ids` are tokens, and 0 where they are padding
 TARGETS = ("labels", "loss_mask", "completion_mask", "assistant_masks")  # columns that may leave tokens out of the loss
 
@@ -37,30 +37,30 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def ending(path):
-    """The ending that tells what a file holds, in lower case: of a compressed one the two last (`.jsonl.gz`)."""
+    """The extension that tells a file's kind, in lower case; for a compressed file the last two (`.jsonl.gz`)."""
     path = Path(path)
     last = path.suffix.lower()
     return Path(path.stem).suffix.lower() + last if last in COMPRESSED else last
 
 
 def kind_of(path):
-    """The kind of a file, a value of KINDS, by its ending. Raises DataError for any other."""
+    """The kind of a file, a value of KINDS, from its extension. Raises DataError for an unknown one."""
     kind = known_kind(path)
     if kind is None:
-        read = f"{', '.join(KINDS)}; those of text also with {', '.join(COMPRESSED)} behind"
+        read = f"{', '.join(KINDS)}; texts also with {', '.join(COMPRESSED)} appended"
         raise DataError(f"{path}: cannot tell what `{ending(path) or 'no ending'}` holds. Understood: {read}")
     return kind
 
 
 def known_kind(path):
-    """As `kind_of`, None for an ending that is not known."""
+    """Like `kind_of`, but None for an unknown extension."""
     inner, _, compressed = ending(path)[1:].partition(".")
     kind = KINDS.get(f".{inner}")
     return None if compressed and kind in WHOLE else kind
 
 
 def count_rows(path):
-    """Lines, rows or tokens of a file. A last line without an end counts."""
+    """Count the lines, rows or tokens of a file. A last line without a line break counts."""
     kind = kind_of(path)
     if kind == TOKENS:
         return flat(path).tokens
@@ -79,7 +79,7 @@ def count_rows(path):
 
 
 def _opened(path):
-    """A file to read bytes from, unpacked where its ending says that it is compressed."""
+    """Open a file for reading bytes, decompressed if its extension says so."""
     codec = COMPRESSED.get(Path(path).suffix.lower())
     return (
         io.BufferedReader(pyarrow.CompressedInputStream(str(path), codec), BLOCK_BYTES) if codec else open(path, "rb")
@@ -87,7 +87,7 @@ def _opened(path):
 
 
 def documents(path, column, first=0, last=None):
-    """The texts of lines or rows `first` … `last − 1` of a file, None for a row that has null. column: the one that holds text."""
+    """The texts of lines or rows `first` … `last − 1` of a file, None for null rows. column: the one with the text."""
     if kind_of(path) == TEXT:
         yield from _part(path, _lines(path), first, last)
     else:
@@ -96,9 +96,9 @@ def documents(path, column, first=0, last=None):
 
 
 def records(path, columns, first=0, last=None, role="document"):
-    """The rows `first` … `last − 1` of a file with columns: a tuple of the texts in `columns`, None where one is missing.
+    """The rows `first` … `last − 1` of a file with columns: tuples of the texts in `columns`, None if missing.
 
-    role: of the columns. Each line of JSON must have that of a `text`; null is a text that is missing.
+    role: of the columns. For `text`, every line of JSON must have the column; null is a missing text.
     """
     kind, named = kind_of(path), {}
     if kind not in ROWS:
@@ -118,7 +118,7 @@ def records(path, columns, first=0, last=None, role="document"):
         yield values
     behind = _part(path, found, 0, None)
     while named and not named.keys() >= set(columns) and next(behind, None):
-        pass  # rows behind may have the columns that these lack, as in a shard
+        pass  # later rows may have the missing columns, as in a shard
     if named:
         require_columns(path, named, columns, role)
 
@@ -131,7 +131,7 @@ def _part(path, rows, first, last):
 
 
 def _lines(path):
-    """Lines without their ends, decoded one by one so that an error can say where it is. A byte order mark is no text."""
+    """Yield lines without line breaks, decoded one by one so that an error names its place. Skips a byte order mark."""
     offset = 0
     with _opened(path) as handle:
         for line in handle:
@@ -150,12 +150,12 @@ def _lines(path):
 
 
 def _json_rows(path, columns, role, named=None):
-    """(number, values) of each row of a list, or of each line that is not blank. named: gets the columns that rows name, as keys."""
+    """(number, values) of each row of a list, or of each line that is not blank. named: gets the columns of all rows as keys."""
     named = {} if named is None else named
     for number, row in _json_values(path):
         if not isinstance(row, dict):
             wanted = " and ".join(f"`{name}`" for name in columns)
-            raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
+            raise DataError(f"{path}, line {number}: not a mapping with {wanted}")
         if role == "text":
             require_columns(f"{path}, line {number}", row, columns, role)
         named |= dict.fromkeys(row)
@@ -184,8 +184,8 @@ def _json_values(path):
 
 
 def csv_rows(path, columns, role, errors="strict"):
-    """(number of the line, values) of each row of a CSV. Each value is the text that it is: libraries take `NA` for nothing and `007` for a
-    number. role: of the columns, for the remedy where one is missing. errors: what to do with bytes that are not UTF-8, as for `open`."""
+    """(line number, values) of each row of a CSV. Values stay text: libraries read `NA` as missing and `007` as a number. role: of the
+    columns, for the remedy if one is missing. errors: what to do with bytes that are not UTF-8, as in `open`."""
     csv.field_size_limit(1 << 30)
     with _opened(path) as handle:
         lines = csv.reader(io.TextIOWrapper(handle, "utf-8-sig", errors, newline=""), strict=True)
@@ -205,9 +205,9 @@ ROWS = {JSON_LINES: _json_rows, JSON: _json_rows, CSV: csv_rows, PARQUET: table_
 
 
 def holds_tokens(path, columns):
-    """Whether a file holds tokens: flat ones, or a table with lists of numbers (`input_ids`), named or without a text.
+    """True if a file holds tokens: a flat file, or a table with lists of numbers (`input_ids`) that settings name, or without a text.
 
-    columns: role → name, of those that the settings name.
+    columns: role → name, from the settings.
     """
     if kind_of(path) not in TABLES:
         return kind_of(path) == TOKENS
@@ -221,9 +221,9 @@ def _of_lists(kind):
 
 
 def token_rows(path, column, first=0, last=None):
-    """Yield the numbers of rows `first` … `last − 1` of a table, one list after the other, as arrays. Raises DataError for what is no number,
-    and for rows that leave tokens out of the loss (TARGETS). Of padded rows, which have a column `attention_mask`, only the numbers
-    whose mask is 1.
+    """Yield the numbers in the lists of rows `first` … `last − 1` of a table, one after the other, as arrays. In padded rows, with a column
+    `attention_mask`, only those whose mask is 1. Raises DataError for values that are no numbers, and for rows that leave tokens out of
+    the loss (TARGETS).
     """
     schema = open_table(path).schema_arrow
     require_columns(path, schema.names, [column], "input_ids")
@@ -236,7 +236,7 @@ def token_rows(path, column, first=0, last=None):
         rows = some.column(column)
         numbers = rows.flatten()
         if rows.null_count or numbers.null_count or not pyarrow.types.is_integer(numbers.type):
-            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}: no tokens")
+            raise DataError(f"{where}: `{column}` has missing numbers, or holds {numbers.type}, not tokens")
         values = {each: some.column(each).flatten() for each in beside}
         for each in beside:
             lengths = [pyarrow.compute.list_value_length(lists).cast("int64") for lists in (some.column(each), rows)]
@@ -248,7 +248,7 @@ def token_rows(path, column, first=0, last=None):
             expected = numbers.cast("int64") if each == TARGETS[0] else pyarrow.repeat(1, len(numbers))
             try:
                 is_like_tokens = found.filter(kept).cast("int64").equals(expected)
-            except pyarrow.ArrowInvalid:  # texts, parts of one
+            except pyarrow.ArrowInvalid:  # such as text
                 is_like_tokens = False
             if not is_like_tokens:
                 raise DataError(

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow, some at a time, and messages on damaged files."""
+"""Read rows of Parquet and Arrow in batches, with messages for damaged files."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ import pyarrow.parquet
 from parascale.data.named_files import COMPRESSED
 from parascale.errors import DataError
 
-ROWS_AT_ONCE = 1024  # memory holds their texts
+ROWS_AT_ONCE = 1024  # their texts are in memory
 ARROW_MAGIC, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
-# How files begin that are often called by another name → what they hold, and what to do.
+# First bytes of files that often have a wrong name → their kind, and what to do.
 FORMS = {
     b"\x1f\x8b": ("gzip", "unpack it (`gunzip`), or, if it is text, name it `….gz`"),
     b"BZh": ("bzip2", "unpack it (`bunzip2`), or, if it is text, name it `….bz2`"),
@@ -23,13 +23,13 @@ FORMS = {
 
 
 def open_table(path):
-    """A Parquet file, or what has its shape, a SourceTable: an Arrow file, or one that is given. Raises DataError where it is not one, or incomplete."""
+    """Open a Parquet file, or an Arrow file as a SourceTable; a SourceTable is returned as is. Raises DataError if it is damaged."""
     try:
         if isinstance(path, SourceTable):
             return path
-        # `pre_buffer` would keep all that was read.
+        # `pre_buffer` would keep everything read so far.
         table = ArrowTable(path) if form_of(path) == "Arrow" else pyarrow.parquet.ParquetFile(path, pre_buffer=False)
-        table.schema_arrow.names  # noqa: B018 - decoded here, where a name that is not UTF-8 is an error with the file's name
+        table.schema_arrow.names  # noqa: B018 - decode here, so that a name that is not UTF-8 gives an error with the file's name
         return table
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -39,11 +39,11 @@ def open_table(path):
 
 
 class SourceTable:
-    """The parts of a ParquetFile that are used: `schema_arrow`, `metadata.num_rows` where rows are counted, and `iter_batches`."""
+    """The interface of ParquetFile that is used: `schema_arrow`, `iter_batches`, and, to count rows, `metadata.num_rows`."""
 
 
 class ArrowTable(SourceTable):
-    """An Arrow file, or a stream as `datasets` writes it, memory-mapped, with what is used of a ParquetFile."""
+    """A memory-mapped Arrow file, or stream as `datasets` writes it, with the used interface of ParquetFile."""
 
     def __init__(self, path):
         source = pyarrow.memory_map(str(path))
@@ -58,23 +58,23 @@ class ArrowTable(SourceTable):
 
     @property
     def num_rows(self):
-        """Rows of all batches. Of a stream, it reads them."""
+        """Rows of all batches. A stream is read for this."""
         return sum(batch.num_rows for batch in self._batches())
 
     def iter_batches(self, rows_at_once, columns):
-        """Yield batches of some columns, of at most that many rows."""
+        """Yield batches of some columns, with at most `rows_at_once` rows."""
         for batch in self._batches():
             for first in range(0, batch.num_rows, rows_at_once):
                 yield batch.select(columns).slice(first, rows_at_once)
 
 
 def form_of(path):
-    """The name of a table's kind: by its ending, or as a SourceTable calls itself."""
+    """The name of a table's kind, from its extension or the SourceTable."""
     return getattr(path, "form", None) or {".arrow": "Arrow", ".parquet": "Parquet"}.get(Path(path).suffix.lower())
 
 
 def table_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
-    """(number of the row, values) of each row of a Parquet or Arrow file. role: of the columns, for the remedy where one is missing."""
+    """(row number, values) of each row of a Parquet or Arrow file. role: of the columns, for the remedy if one is missing."""
     number = 0
     names = open_table(path).schema_arrow.names
     require_columns(path, names, columns, role)
@@ -93,7 +93,7 @@ def table_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
 
 
 def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
-    """Yield the record batches of some columns of a Parquet or Arrow file. Raises DataError where it is damaged."""
+    """Yield the record batches of some columns of a Parquet or Arrow file. Raises DataError if it is damaged."""
     number = 0
     try:
         for batch in open_table(path).iter_batches(rows_at_once, columns=columns):
@@ -106,14 +106,14 @@ def batches_of(path, columns, rows_at_once=ROWS_AT_ONCE):
 
 
 def require_columns(place, names, columns, role):
-    """Raise DataError where a name that was asked for is not there. role: of the columns, for the remedy."""
+    """Raise DataError if a requested column is missing. role: of the columns, for the remedy."""
     if missing := [column for column in columns if column not in names]:
         has = f"it has {', '.join(names)}"
         raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
 
 
 def require_form(path):
-    """Raise DataError where a file begins as one of `FORMS`, and not as one of its name does."""
+    """Raise DataError if a file's first bytes are those of one of FORMS, but not of the kind that its name says."""
     if Path(path).suffix.lower() in COMPRESSED:
         return
     with open(path, "rb") as handle:

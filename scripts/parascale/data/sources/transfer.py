@@ -1,4 +1,4 @@
-"""A file from a server: it continues where it broke off, is tried again with growing pauses, and its checksum must be right."""
+"""Download a file: resume where it broke off, retry with growing pauses, and verify its checksum."""
 
 import hashlib
 import os
@@ -15,8 +15,8 @@ from parascale.data.sources.raw import settings_of
 from parascale.errors import DownloadError
 from parascale.files import read_json, require_space, sha256, sync_path, write_json
 
-BLOCK_BYTES = 1 << 16  # what a broken connection loses at most
-TIMEOUT_SECONDS = (10, 60)  # to connect, and between two bytes
+BLOCK_BYTES = 1 << 16  # the most that a broken connection loses
+TIMEOUT_SECONDS = (10, 60)  # for connecting, and between two bytes
 FIRST_PAUSE_SECONDS = 1.0
 WORTH_RETRYING = (408, 425, 429, 500, 502, 503, 504)
 LOGIN_NODE_HELP = (
@@ -24,19 +24,19 @@ LOGIN_NODE_HELP = (
     "(`snakemake --profile profiles/<yours> data`)."
 )
 REFUSED_HELP = (
-    "If it is a set of Hugging Face, accept its terms on its page, then run `hf auth login` once on this machine: "
-    "the token it keeps is used. It never belongs in the configuration."
+    "If it is a Hugging Face data set, accept its terms on its page, then run `hf auth login` once on this machine: "
+    "the token that it saves is used. Never put it in the configuration."
 )
 
 
 class Retryable(Exception):
-    """A failure that may pass if the server is asked again."""
+    """A failure that another request may not have."""
 
 
 def pieces_folder(source, output):
-    """The folder beside `output` that keeps a download under way. Pieces of other settings are removed.
+    """The folder beside `output` for a download in progress. Removes pieces that belong to other settings.
 
-    It is not a declared output of a rule: Snakemake deletes those when a job fails, and the next attempt would start at nothing.
+    It is not a declared output of a rule: Snakemake deletes those when a job fails, and the next attempt would start from scratch.
     """
     folder = Path(f"{output}.partial")
     note = folder / "source.json"
@@ -48,15 +48,15 @@ def pieces_folder(source, output):
 
 
 def fetch_file(address, target, attempts, digest, headers=None):
-    """Fetch `address` to the path `target`, unless it is there. What arrived is in `<target>.part` until it is whole.
+    """Fetch `address` to the path `target`, unless it exists. Until complete, it is `<target>.part`.
 
-    digest: the sha256 that it must have, or the name that git gives its content (40 digits). Raises DownloadError.
+    digest: its sha256, or its git blob hash (40 digits). Raises DownloadError.
     """
     if target.exists():
-        return  # it got its name after its checksum was compared
+        return  # it is renamed only after its checksum was verified
     part = Path(f"{target}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    # A resumed file may have pieces of different versions: where it is not right, once more from the start.
+    # A resumed file may mix different versions: if its checksum is wrong, start once more from the beginning.
     for last in (not part.exists(), True):
         persistently(address, attempts, lambda: _fetch_rest(address, part, headers or {}), lambda: _size(part))
         if (found := git_blob_digest(part) if len(digest) == 40 else sha256(part)) == digest:
@@ -70,9 +70,9 @@ def fetch_file(address, target, attempts, digest, headers=None):
 
 
 def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP):
-    """`ask()`, again after each Retryable, with pauses that double; DownloadError after `attempts` failures without progress.
+    """Return `ask()`; after a Retryable, try again, doubling the pause. DownloadError after `attempts` failures without progress.
 
-    kept: function that returns the bytes that have come so far.
+    kept: function that returns the number of bytes received so far.
     """
     failures, before = 0, -1
     while True:
@@ -101,17 +101,17 @@ def require_answer(address, status):
 
 
 def _fetch_rest(address, part, headers):
-    """One connection: ask for what is missing and append it."""
+    """Request the missing bytes in one connection and append them."""
     have = _size(part)
-    # Compressed transfer would make byte ranges and sizes meaningless.
+    # With compressed transfer, byte ranges and sizes would be meaningless.
     wanted = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
     try:
         with requests.get(address, headers=wanted, stream=True, timeout=TIMEOUT_SECONDS) as response:
-            if response.status_code == 416:  # nothing is left to send; the checksum tells whether it is the right file
+            if response.status_code == 416:  # nothing is left to send; the checksum decides if the file is right
                 return
             require_answer(address, response.status_code)
             if response.status_code != 206:
-                have = 0  # the server does not do ranges
+                have = 0  # the server does not support ranges
             length = response.headers.get("Content-Length")
             total = have + int(length) if length else None
             if total:
@@ -132,11 +132,11 @@ def _size(part):
 
 
 def file_name(address):
-    """The name of the file at an address, whatever query follows it."""
+    """The name of the file at an address, without the query."""
     return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
 
 
 def git_blob_digest(path):
-    """The name git gives a file's content: the hub's digest of small files."""
+    """The git blob hash of a file, which is the hub's digest of small files."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.sha1(b"blob %d\0" % path.stat().st_size)).hexdigest()

@@ -1,4 +1,4 @@
-"""Files and archives by address. Each needs its sha256, so that what a server changes cannot change a result unseen."""
+"""Download files and archives by URL. Each needs a sha256, so that changes on a server cannot silently change results."""
 
 import re
 import shutil
@@ -18,9 +18,9 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch(source, output, attempts, of_images=False):
-    """Fetch every address of a source into the folder `output`; archives are unpacked there, or XSum's made into Parquet.
+    """Fetch every URL of a source into the folder `output`; archives are unpacked there, or converted to Parquet for XSum.
 
-    `data.source.files` says which files of an archive make a split, or their names do. Images' splits are found by the index.
+    `data.source.files` or the names of an archive's files decide their splits. Splits of images are found by the index.
     """
     _check(source.urls, of_images)
     pieces = pieces_folder(source, output)
@@ -42,7 +42,7 @@ def fetch(source, output, attempts, of_images=False):
 
 
 def _placed(urls, fetched, folder):
-    """Put what was fetched into a folder, archives unpacked; the manifest's entries of those files that are a split each."""
+    """Move fetched files into a folder, unpacking archives; returns manifest entries for files with a `split`."""
     splits = {}
     for entry in urls:
         piece, name = fetched[entry["url"]], file_name(entry["url"])
@@ -58,7 +58,7 @@ def _placed(urls, fetched, folder):
 
 
 def _check(urls, of_images):
-    """Raise ConfigError unless every entry has an address and a sha256, and a split only where it is one file."""
+    """Raise ConfigError unless every entry has a URL and a sha256, and a split only if it is a single file."""
     for number, entry in enumerate(urls):
         where = f"data.source.urls[{number}]"
         if not isinstance(entry, dict):

@@ -1,10 +1,10 @@
-"""XSum as its authors publish it: one archive of news articles, and a list of those that make each split.
+"""Convert XSum as published by its authors: an archive of news articles, and a list of the articles of each split.
 
-The articles become a Parquet file a split, in the order of the archive, which is read as a stream and never unpacked.
+The articles are written to one Parquet file per split, in the order of the archive, which is streamed and never unpacked.
 
-Form of an article (https://github.com/EdinburghNLP/XSum): sections, each below a line `[SN]NAME[SN]`. FIRST-SENTENCE is the
-summary and RESTBODY the document; both may be empty. Lines for sharing a page are left out, as in every published
-preparation since `datasets` 1.1 and TensorFlow Datasets 1.1.0.
+Format of an article (https://github.com/EdinburghNLP/XSum): sections, each below a line `[SN]NAME[SN]`. FIRST-SENTENCE is the
+summary and RESTBODY the document; both may be empty. Lines for sharing a page are dropped, as in all published
+versions since `datasets` 1.1 and TensorFlow Datasets 1.1.0.
 """
 
 import json
@@ -26,14 +26,14 @@ FOR_SHARING = {
     "Copy this link", "These are external links and will open in a new window",
 }  # fmt: skip
 SCHEMA = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "document", "summary")])
-ROWS = 4096  # that are written at once
+ROWS = 4096  # written at once
 
 
 def convert(paths, folder):
     """Write `train.parquet`, `validation.parquet` and `test.parquet` into a folder.
 
-    paths: name → path of the archive (`.tar.gz`) and of the list (`.json`, split → numbers of articles). Raises ConfigError where
-    they are not these two, DataError for a damaged archive, one that lacks an article, and a list that is no partition.
+    paths: name → path of the archive (`.tar.gz`) and of the list (`.json`, split → numbers of articles). Raises ConfigError unless
+    there are exactly these two, DataError if the archive is damaged or lacks an article, or the list is not a partition.
     """
     lists = [path for name, path in paths.items() if name.endswith(".json")]
     archives = [path for path in paths.values() if path not in lists]
@@ -76,13 +76,13 @@ def _read_list(path):
 
 
 def _unlike_published(piece, said):
-    """The error for a file that was fetched with the checksum that was asked for, and is not what it should be."""
+    """The error for a file that has the configured checksum but the wrong content."""
     remedy = "Compare its entry in `data.source.urls` with what the authors publish"
     return DataError(f"{said}. {remedy}; to have it fetched again, remove {piece}")
 
 
 def _articles(archive, wanted):
-    """(number, text) of each file `<number>.summary` of the archive that is wanted, in its order."""
+    """Yield (number, text) of the wanted files `<number>.summary` in the order of the archive."""
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
@@ -91,7 +91,7 @@ def _articles(archive, wanted):
                     yield name.stem, tar.extractfile(member).read().decode("utf-8")  # type: ignore[union-attr] # a file
     except (tarfile.ReadError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # the disk's own, such as a full one
+            raise  # of the disk, such as a full one
         raise _unlike_published(archive, f"the archive of articles is incomplete ({error})") from None
     except UnicodeDecodeError as error:
         said = f"article {name.stem} of the archive is not UTF-8 text ({error.reason})"
@@ -112,6 +112,6 @@ def _parts(article, number, archive):
 
 
 def _write(writer, rows):
-    """Write rows and forget them."""
+    """Write rows and clear the list."""
     writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
     rows.clear()
