@@ -29,8 +29,8 @@ TILE = 128  # rows of a tile: fewer take as long (NVIDIA, Matrix Multiplication 
 # Bytes per element, and kernels, to round a factor to 8 bits, {compiled: value}. Compiled kernels read it twice, first for its maximum.
 FLOAT8_BYTES, FLOAT8_KERNELS = {False: 13, True: 5}, {False: 10, True: 2}
 # Efficiency of row-scaled 8-bit products at their peak rate, relative to bf16 products at theirs. Llama 3.1 8B with one sample of 8,192
-# tokens per GPU went from 5,760 to 6,424 tokens/s, with all three products in 8 bits (torchtitan, commit 7a04053). Tensor-wise scales need no such
-# factor: 1 gives +27 %, torchtitan measured +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
+# tokens per GPU went from 5,760 to 6,424 tokens/s, with all three products in 8 bits (torchtitan, commit 7a04053). Tensor-wise scales need
+# no factor: 1 gives +27 %, torchtitan measured +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
 FLOAT8_RATE = 0.78
 UPDATE_BYTES = 8  # per element of the fp32 gradient: read for the norm, and written back clipped
 
