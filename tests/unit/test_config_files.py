@@ -134,7 +134,7 @@ def test_a_row_may_cut_its_share_of_a_step_otherwise_than_its_workload(project):
     assert probes(runs, Site("here")) == probes(backwards, Site("here")), "whichever row stands first"
     plain = project("run workload\nc small\n", {"small": cut}).runs["c"]
     assert identity.settings(runs["c"], RECIPE, LAYOUT) == identity.settings(plain, RECIPE, LAYOUT)
-    with pytest.raises(ConfigError, match="baseline `a` has another `accumulate`, of which each batch norm sees"):
+    with pytest.raises(ConfigError, match="baseline `a` has another `accumulate`, which changes batch norm"):
         project(table, {"small": IMAGES})
     with pytest.raises(ConfigError, match=r"runs.tsv, line 2, column .*accumulate.*0"):
         project("run workload accumulate\na small 0\n")
