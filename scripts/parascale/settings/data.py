@@ -113,7 +113,7 @@ class Text:
         default="word",
     )
     lowercase: bool = option("lower-case the text first", default=False)
-    min_count: int = option("words that are less frequent in the train split become `<unk>`", default=1, low=1)
+    min_count: int = option("words that the train split has fewer times become `<unk>`", default=1, low=1)
     max_vocabulary: int | None = option(
         "keep this many entries: the special ones and the most frequent; if the source is tokens: the size of their tokenizer",
         default=None,
