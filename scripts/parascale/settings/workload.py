@@ -216,8 +216,8 @@ class ImageTraining(Training):
     )
     crops: Literal["square", "fastai"] = option(
         "`square`: evaluation uses the undistorted central square; if no random crop fits in ten tries, training takes the full height "
-        "or width; `fastai`, like its `RandomResizedCrop`: evaluation squishes images to a side 14 % longer and uses the centre; the fallback "
-        "crop is the largest central one with a ratio between 3:4 and 4:3",
+        "or width; `fastai`, like its `RandomResizedCrop`: evaluation squishes images to a side 14 % longer and uses the centre; the "
+        "fallback crop is the largest central one with a ratio between 3:4 and 4:3",
         default="square",
         before="square",
     )
