@@ -95,8 +95,8 @@ def _read_sinfo(text: str, nodes: dict[str, Any], partitions: Any) -> None:
 
 
 def survey(nodes: dict[str, Any], partitions: Any, configuration: Any, chosen: str | None = None) -> Survey:
-    """The Survey from `slurm.records` and `slurm.configuration`. chosen: the first partition; by default Slurm's own default if it has
-    GPUs, else the one with most GPU nodes. Raises RequirementError if no partition has GPUs."""
+    """The Survey from `slurm.records` and `slurm.configuration`. chosen: the partition to list first; default: Slurm's own default if
+    it has GPUs, else the one with most GPU nodes. Raises RequirementError if no partition has GPUs."""
     shapes: dict[str, Counter[Shape]] = {}  # partition → number of nodes of each Shape
     for record in nodes.values():
         for name in filter(None, record.get("Partitions", "").split(",")):
