@@ -15,7 +15,7 @@ from parascale.plan.search import FITTING, NEAR, best_of, is_valid, layouts, ran
 from parascale.settings import Layout, Run, Site, identity
 
 GIGA = 1e9
-MOST_STEPS = 10**9  # of a training
+MOST_STEPS = 10**9  # the longest training considered
 WORTH = 0.95  # suggest bf16 gradient sums if a step takes less than this fraction of the time
 STATE_BYTES = 16  # per parameter: fp32 weight, gradient and AdamW's two moments
 

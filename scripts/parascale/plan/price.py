@@ -73,7 +73,7 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
 
 
 def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
-    """`Job.assumed` of a training."""
+    """The value of `Job.assumed` for a training."""
     if prediction.basis == "history":
         return {}
     ours, known = planner.site.assumed, planner.calibration.measured(planner.site).assumed

@@ -71,7 +71,7 @@ class Loaders:
         "further workloads whose data is converted and measured, even if no run trains them", default=[]
     )
     samples: int = option("most samples of a pass with a cold cache or with workers", default=20000, low=1, expert=True)
-    seconds: Number = option("minimum seconds of a pass; each thread decodes at least 5 batches", default=0.5, above=0.0)
+    seconds: Number = option("seconds per pass; each thread decodes at least 5 batches", default=0.5, above=0.0)
     repeats: int = option("number of passes; the table shows their median and spread", default=3, low=1, expert=True)
     workers: list[int] = option("numbers of decoding threads to measure, from file to tensor", default=[0, 2])
     cold: bool = option("also measure after dropping the files from the page cache, if possible", default=True)

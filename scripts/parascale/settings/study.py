@@ -90,7 +90,7 @@ class Ladders:
         """A sentence for each production run that is far larger than the largest point."""
         most = FAR * max(point.gpus for point in self.points)
         far = [each.name for each, point in self.production if point.gpus > most]
-        said = f"has more than {FAR} times the GPUs of the largest point: its price rests on little"
+        said = f"has more than {FAR} times the GPUs of the largest point: its price is very uncertain"
         return [f"study {self.name}: production run `{name}` {said}" for name in far]
 
 
@@ -118,7 +118,7 @@ def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladder
                 beyond.append(_point(study, row, kind, size, site))
     except ConfigError as error:
         raise ConfigError(f"study {name}: {error}") from None
-    production = tuple(zip(study.production, beyond, strict=False))  # of the first kind
+    production = tuple(zip(study.production, beyond, strict=False))  # points of the first kind
     return Ladders(name, study, row, tuple(points), production, (*points, *beyond))
 
 

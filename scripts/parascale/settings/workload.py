@@ -175,7 +175,7 @@ class LanguageTraining(Training):
         default=None,
         low=1,
     )
-    documents: Literal["joined", "separate"] = option(  # type: ignore[misc]  # elsewhere it is no setting
+    documents: Literal["joined", "separate"] = option(  # type: ignore[misc]  # not a setting of other tasks
         "documents in a window, separated by their end tokens: `joined`: as one text; `separate`: attention sees only the token's own "
         "document, and positions count from its start, or the window's. In both, a document's end predicts the next one's first token",
         default="joined",
@@ -230,7 +230,7 @@ class ImageTraining(Training):
         before="full",
     )
     workers: int = option("threads per rank that decode in advance, also DALI's; 0: none", CONDUCT, default=0, low=0)
-    label_smoothing: Number = option(  # type: ignore[misc]  # elsewhere it is no setting
+    label_smoothing: Number = option(  # type: ignore[misc]  # not a setting of other tasks
         "fraction of a target that is spread over all classes in training (Szegedy et al. 2016, arXiv:1512.00567)",
         default=0.0,
         low=0.0,

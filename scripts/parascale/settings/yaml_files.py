@@ -40,7 +40,7 @@ def read_yaml(path: File) -> dict[str, Any]:
 
 
 def read_placed(path: File) -> tuple[dict[str, Any], Places]:
-    """(the mapping in a YAML file, its Places). Errors as `read_yaml`."""
+    """(the mapping in a YAML file, its Places). Raises like `read_yaml`."""
     loader = _StrictLoader(strict.read_text(path, "a YAML file"))
     try:
         node = loader.get_single_node()
