@@ -52,7 +52,7 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
     ("table", "message"),
     [
         ("run workload nodez\na small 1\n", "unknown column `nodez`; did you mean `nodes`"),
-        ("run workload global_batch\na small 8\n", "unknown column `global_batch`: `training.global_batch` of"),
+        ("run workload global_batch\na small 8\n", "unknown column `global_batch`: set `training.global_batch` in"),
         (f"run workload\n{'a' * 101} small\n", "must be at most 100 letters"),
         ("run workload dp dp\na small 1 1\n", "column `dp` appears twice"),
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
