@@ -52,7 +52,7 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
     ("table", "message"),
     [
         ("run workload nodez\na small 1\n", "unknown column `nodez`; did you mean `nodes`"),
-        ("run workload global_batch\na small 8\n", "unknown column `global_batch`: `training.global_batch` of"),
+        ("run workload global_batch\na small 8\n", "unknown column `global_batch`: set `training.global_batch` in"),
         (f"run workload\n{'a' * 101} small\n", "must be at most 100 letters"),
         ("run workload dp dp\na small 1 1\n", "column `dp` appears twice"),
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
@@ -134,7 +134,7 @@ def test_a_row_may_cut_its_share_of_a_step_otherwise_than_its_workload(project):
     assert probes(runs, Site("here")) == probes(backwards, Site("here")), "whichever row stands first"
     plain = project("run workload\nc small\n", {"small": cut}).runs["c"]
     assert identity.settings(runs["c"], RECIPE, LAYOUT) == identity.settings(plain, RECIPE, LAYOUT)
-    with pytest.raises(ConfigError, match="baseline `a` has another `accumulate`, of which each batch norm sees"):
+    with pytest.raises(ConfigError, match="baseline `a` has another `accumulate`, which changes batch norm"):
         project(table, {"small": IMAGES})
     with pytest.raises(ConfigError, match=r"runs.tsv, line 2, column .*accumulate.*0"):
         project("run workload accumulate\na small 0\n")

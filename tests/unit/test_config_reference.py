@@ -53,5 +53,5 @@ def test_without_an_order_the_page_is_printed_and_nothing_written(tmp_path):
 
 @pytest.mark.parametrize("page", ["no table", EMPTY + EMPTY, EMPTY.replace("table: site", "table: sites")])
 def test_a_page_that_lacks_or_repeats_a_table_is_refused(page):
-    with pytest.raises(ConfigError, match="must hold each table once"):
+    with pytest.raises(ConfigError, match="must have each table once"):
         reference.fill(page)

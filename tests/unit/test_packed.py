@@ -153,7 +153,7 @@ def test_narrow_heads_have_a_dense_mask_which_plans_know():
 def test_schedules_that_go_backward_twice_are_refused_on_gpus(schedule, refused):
     run = make_run(GPT, "bf16", documents="separate", pp=2, micro_batches=4, schedule=schedule)
     Site("cpus", device="cpu").check_run(run)
-    with pytest.raises(ConfigError, match="two passes") if refused else nullcontext():
+    with pytest.raises(ConfigError, match="two backward passes") if refused else nullcontext():
         Site("gpus", device="cuda").check_run(run)
 
 

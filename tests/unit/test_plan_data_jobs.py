@@ -127,7 +127,7 @@ def test_a_job_may_take_two_hours_where_the_size_of_its_data_is_unknown(jureca, 
 
 
 def test_a_stage_without_a_price_has_no_time_limit(jureca):
-    with pytest.raises(ValueError, match="nothing prices the stage 60"):
+    with pytest.raises(ValueError, match="no price for the stage 60"):
         limit_minutes(60, {"dataset": "wikitext2"}, jureca, 1, "dc-gpu")
 
 

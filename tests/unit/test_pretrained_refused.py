@@ -115,7 +115,7 @@ def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refus
     for text in ("{tokenizer: pretrained}", "{pretrained: t5}"):
         with pytest.raises(ConfigError, match=r"x\.yaml: .*its folder, need each other"):
             loaded(text)
-    with pytest.raises(ConfigError, match=r"`data\.text\.lowercase` is for a vocabulary that is learned"):
+    with pytest.raises(ConfigError, match=r"`data\.text\.lowercase` is for a learned vocabulary"):
         loaded("{tokenizer: pretrained, pretrained: t5, lowercase: true}")
     other = loaded("{tokenizer: pretrained, pretrained: t5}", "{kind: pretrained, pretrained: bart}")
     with pytest.raises(ConfigError, match=rf"the same folder, but model\.pretrained = `{tmp_path}/bart`"):

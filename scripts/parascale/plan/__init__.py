@@ -1,1 +1,1 @@
-"""Needs and costs of a run before it runs: memory, time, core-hours. Arithmetic only; imports no torch."""
+"""Predict the memory, time and core-hours of runs. Arithmetic only; imports no torch."""

@@ -1,4 +1,4 @@
-"""Every layout for a number of GPUs, ranked by time, with what memory says and why, in plain words."""
+"""Rank all layouts for a number of GPUs by time, with memory and a reason in plain words."""
 
 import bisect
 import math
@@ -15,14 +15,14 @@ from parascale.plan.search import FITTING, NEAR, best_of, is_valid, layouts, ran
 from parascale.settings import Layout, Run, Site, identity
 
 GIGA = 1e9
-MOST_STEPS = 10**9  # of a training
-WORTH = 0.95  # part of a step's time from which on another arithmetic is proposed
-STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
+MOST_STEPS = 10**9  # the longest training considered
+WORTH = 0.95  # suggest bf16 gradient sums if a step takes less than this fraction of the time
+STATE_BYTES = 16  # per parameter: fp32 weight, gradient and AdamW's two moments
 
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """One layout, what it would need, and the reason for its place in words."""
+    """A layout with its prediction and, in words, the reason for its rank."""
 
     run: Run
     prediction: Prediction
@@ -42,14 +42,14 @@ def advise(
     facts: DataFacts | None = None,
     by: str = "time",
 ) -> list[RankedLayout]:
-    """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
+    """All layouts of `workload` on `gpus` GPUs (on CPUs: processes) as a list of RankedLayout, best first.
 
-    Each is tried with what it may be cut into (micro-batches, accumulation, whatever the workload has), with recomputation and with
-    pipeline schedules, and stands with what is best; what was trained stands beside, with its measured time. Positions are split
-    (`cp`) only where windows have `search.LONG_WINDOW` or more.
-    by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError where the site has no such number of GPUs on whole nodes.
+    Tries each layout with different micro-batches and accumulation (whatever the workload sets), with recomputation and with pipeline
+    schedules, and keeps the best. Layouts that were already trained are listed too, with their measured time. Positions are split
+    (`cp`) only if the window is at least `search.LONG_WINDOW`.
+    by: `time` of a step, or `core_hours` of the whole run. Raises ConfigError if that many GPUs are not whole nodes of the site.
     """
-    if not workload.of_images:  # whose batch norms see each accumulated part by itself
+    if not workload.of_images:  # batch norm sees each accumulated part separately
         workload = workload.in_parts(1)
     calibration = calibration or Calibration(site.name)
     measure = {"time": "step_seconds", "core_hours": "core_hours"}[by]
@@ -58,7 +58,7 @@ def advise(
         predicted, seen = calibration.predict(run, site, facts, remedy=False), calibration.peak(run)
         if seen is None or predicted.memory is None:
             return predicted
-        # The memory that a rank of such a run was seen to need; of a GPU that is torch's part alone.
+        # Use the measured memory of a rank; on a GPU that covers only what torch allocated.
         besides = ("libraries", "communicators") if site.device == "cuda" else ()
         needed = seen + sum(predicted.memory[part] for part in besides)
         return replace(predicted, memory_bytes=needed, fits=verdict([({"seen": needed}, 0)], predicted.capacity_bytes))
@@ -71,12 +71,12 @@ def advise(
             found.append(best)
     if not found:
         raise ConfigError(
-            f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
+            f"workload {workload.name} has no layout for {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
     alike = [each.step_seconds or math.inf for _, each in pairs if each.fits == pairs[0][1].fits]
     words = [reason(run, site, each, min(alike)) for run, each in pairs]
-    # Never chosen: whether a training bears another rounding, no formula says.
+    # Only a hint, never chosen: no formula says if a training tolerates the coarser rounding.
     best, in_bf16 = pairs[0][1], replace(pairs[0][0], reduce_precision="bf16")
     if best.basis != "history" and best.step_seconds and is_valid(in_bf16):
         part = estimate(in_bf16).step_seconds / best.step_seconds
@@ -86,7 +86,7 @@ def advise(
 
 
 def _check(workload: Any, site: Site, precision: Any) -> None:
-    """Raise ConfigError where no layout can compute so: what is wrong with it is not wrong with degrees."""
+    """Raise ConfigError if the precision or the site rules out every layout; the error then names that, not the degrees."""
     alone = row_of(workload, Layout(), precision, site)
     if precision == "float8":
         alone.check()
@@ -94,10 +94,10 @@ def _check(workload: Any, site: Site, precision: Any) -> None:
 
 
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:
-    """Finished runs of a workload, one for each way in which it was spread over so many GPUs and cut.
+    """Finished runs of a workload on `gpus` GPUs, one for each layout and number of accumulated parts.
 
-    Only those that differ from the workload's plain training in nothing else: rare averages, weak scaling, another loop or a profile are
-    other methods, and their time is not that of a layout.
+    Skips runs that differ from the workload's plain training in anything else: with local SGD, weak scaling, another loop or a profiler
+    the time is not the layout's.
     """
     for run in calibration.trained:
         if run.layout.world_size == gpus and not run.layout.idle_gpus:
@@ -108,8 +108,8 @@ def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration:
 
 @dataclass(frozen=True)
 class Step:
-    """The best layout on a number of GPUs. efficiency: of its training steps, speed-up over that of the first Step, of the ideal. free_from:
-    the fewest GPUs that cost as much an hour; None where fewer cost less. knee: whether this is the best trade of time against cost."""
+    """The best layout on a number of GPUs. efficiency: speed-up of training steps over the first Step, as part of the ideal. free_from:
+    the fewest GPUs that cost the same per hour; None if fewer GPUs cost less. knee: this is the best trade of time against cost."""
 
     gpus: int
     advice: RankedLayout
@@ -126,16 +126,16 @@ def scaling(
     calibration: Calibration | None = None,
     facts: DataFacts | None = None,
 ) -> list[Step]:
-    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked, unless it is the last. Raises
+    """Steps for 1, 2, 4, … up to `gpus` GPUs, those where a layout fits. The knee is marked unless it is the last Step. Raises
     ConfigError as `advise` does.
 
-    Start-up, evaluation and saving weigh much in a short run and little in a long one: efficiency and knee are those of training steps
-    alone. The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over
-    time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
+    Efficiency and knee count training steps alone, because the share of start-up, evaluation and saving depends on the run's length.
+    The knee is the first Step whose time × cost is within NEAR of the lowest. If only the GPUs in use are charged, this is where
+    efficiency over time is highest: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
     _check(workload, site, precision)
-    next(layouts(workload, site, gpus), None)  # refuses a number that the site has no layout for
+    next(layouts(workload, site, gpus), None)  # raises if the site cannot provide that many GPUs
     for count in (2**power for power in range(gpus.bit_length())):
         if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:
             continue
@@ -157,7 +157,7 @@ def scaling(
         steps.append(Step(count, best, efficiency, least if per_node and least < count == per_node else None))
     least = min(map(_time_by_cost, steps))
     knee = next(step for step in steps if _time_by_cost(step) <= NEAR * least)
-    return [replace(step, knee=step is knee is not steps[-1]) for step in steps]  # at the last, more may be better yet
+    return [replace(step, knee=step is knee is not steps[-1]) for step in steps]  # past the last, more may be better
 
 
 def _time_by_cost(step: Any) -> float:
@@ -173,8 +173,8 @@ def bought(
     calibration: Calibration | None = None,
     facts: DataFacts | None = None,
 ) -> dict[str, Any]:
-    """The training that core-hours pay for in a RankedLayout, as plain values: steps, and those that 90 of 100 cases pay for, work with its
-    range, passes over the data (None: of unknown size), days; empty where prices are not known."""
+    """How much training `core_hours` pay for in a RankedLayout, as plain values: steps (`steps_low`: in 90 of 100 cases), work with its
+    range, passes over the data (None if its size is unknown), and days. Empty if prices are unknown."""
     run, workload = advice.run, cast(Any, advice.run.workload)
     calibration = calibration or Calibration(site.name)
     if not advice.prediction.core_hours:
@@ -205,17 +205,17 @@ def bought(
 
 
 def nouns(site: Site) -> tuple[str, str]:
-    """(one, several) of what a rank computes on, in words."""
+    """(singular, plural) of the word for what a rank computes on."""
     return ("GPU", "GPUs") if site.device == "cuda" else ("process", "processes")
 
 
 def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.inf) -> str:
-    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds of a step
-    of the fastest that fits as the first does."""
+    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. fastest: seconds per step of the fastest
+    layout with the same memory verdict as the best one."""
     layout, words = run.layout, []
     gpu, gpus = nouns(site)
     if not layout.dimensions:
-        words.append(f"one {gpu} does all the work and waits for nobody")
+        words.append(f"one {gpu} does all the work, without communication")
     if layout.dp > 1 and layout.fsdp == 1:
         holder = gpu if layout.dp == layout.world_size else f"group of {layout.world_size // layout.dp} {gpus}"
         words.append(
@@ -231,7 +231,7 @@ def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.i
     if layout.fsdp > 1 and layout.dp > 1:
         words.append(f"{layout.dp} such groups train on different samples")
     if layout.tp > 1:
-        words.append(f"each matrix is split over {layout.tp} {gpus} of a node, which talk in every layer")
+        words.append(f"each matrix is split over {layout.tp} {gpus} of a node, which communicate in every layer")
     if layout.cp > 1:
         words.append(
             f"each sample's positions are split over {layout.cp} {gpus}, which exchange them for heads in every layer"
@@ -242,14 +242,14 @@ def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.i
             + (", two on each, so that they wait less for each other" if layout.stages > layout.pp else "")
         )
     if layout.splits_backward:
-        words.append(f"gradients of weights are computed where a {gpu} would wait")
+        words.append(f"weight gradients are computed while a {gpu} would wait")
     if layout.activation_checkpointing:
         which = "cheap intermediate" if layout.activation_checkpointing == "selective" else "intermediate"
         words.append(f"{which} values are computed twice to save memory")
-    if prediction.phases and prediction.basis != "history":  # of what was measured, formulas know less than the record
+    if prediction.phases and prediction.basis != "history":  # a measured run's record knows better than formulas
         whole = sum(prediction.phases.values())
         waits = ("bubble", "waiting for other stages"), ("data", "waiting for samples to be read")
-        for name, what in (*waits, ("communication", f"talking to other {gpus}")):
+        for name, what in (*waits, ("communication", f"communication with other {gpus}")):
             if prediction.phases[name] > 0.1 * whole:
                 words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
     if (prediction.step_seconds or 0.0) > 1.005 * fastest:
@@ -263,7 +263,7 @@ def reason(run: Run, site: Site, prediction: Prediction, fastest: float = math.i
 def rule_of_thumb(
     workload: Any, site: Site, gpus: int, precision: Any = "fp32", vocabulary: int | None = None
 ) -> str | None:
-    """The JSC course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
+    """The JSC course's rule of thumb for this model and machine, as one sentence; None if shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
     capacity, (gpu, several) = capacity_bytes(run, site), nouns(site)
     sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)

@@ -1,4 +1,4 @@
-"""The cost of all jobs still to run, and whether the project may spend it."""
+"""Price all jobs that still have to run, and check the price against the budget."""
 
 import math
 from collections import defaultdict
@@ -20,18 +20,18 @@ from parascale.settings import Site
 from parascale.settings.project import ALONE
 
 NOTHING = Spent()
-NAMED = 3  # jobs that a sentence names; the rest it counts
+NAMED = 3  # a sentence names this many jobs and counts the rest
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all.
+    """Priced jobs and their totals. capacity: slots that may be used at once; None: no limit.
 
-    cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
-    finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
-    changed since the last plan, in words. targets: what was asked for; none: the first rule. calibrating: what probes would cost and narrow.
-    assumptions: the largest that the price rests on, in words. far: warnings of studies (`Ladders.warnings`).
-    alone: those of them on several processes without a row to compare with. needed_by: {run: those that name it as `baseline` or `init_from`}.
+    cap: limit on the core-hours of this plan plus `spent`, those that jobs of this root were charged before. repeats_cap: limit on the
+    core-hours of finished trainings that are repeated. spent_unknown: jobs of this root whose charge is unknown. since: changes since the
+    last plan, in words. targets: requested targets; empty: the first rule. calibrating: cost and benefit of probes, in words.
+    assumptions: those with the largest share of the price, in words. far: warnings of studies (`Ladders.warnings`).
+    alone: runs on several processes without a row to compare with. needed_by: {run: runs that name it as `baseline` or `init_from`}.
     """
 
     site: str
@@ -56,11 +56,11 @@ class Plan:
 
     @property
     def exceeds_cap(self) -> bool:
-        """Whether it is expected to cost more than its cap, beside what was spent before."""
+        """True if the expected cost plus what was spent before is above the cap."""
         return self.cap is not None and self.spent + self.totals["core_hours_expected"] > self.cap
 
     def as_dict(self) -> dict[str, Any]:
-        """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
+        """The contents of `plan.json`. `quota` is a number of core-hours, or None."""
         quota = {"quota": self.quota and self.quota.core_hours, "quota_words": self.quota and self.quota.words}
         return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [job.as_dict() for job in self.jobs]} | quota
 
@@ -76,22 +76,22 @@ def make_plan(
     before: dict[Any, Any] | None = None,
     targets: Sequence[str] = (),
 ) -> Plan:
-    """The Plan for `jobs`.
+    """Make the Plan for `jobs`.
 
-    history: rule → hours (see `ledger.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
-    planner's, or the same with limits read live. spent: what this root was charged. before: see `ledger.last_plan`. targets: what was
-    asked for.
+    history: rule → hours (see `ledger.rule_history`). capacity: cores, or jobs in a queue, that may be used at once. site: by default
+    the planner's; may have limits read from Slurm. spent: what this root was charged. before: see `ledger.last_plan`. targets: the
+    requested targets.
     """
     site, budget = site or planner.site, planner.project.config.budget
     priced: list[Job] = []
-    kept: set[int] = set()  # ids of trainings that are only published
+    kept: set[int] = set()  # ids of trainings whose results exist and are only published
     for job in jobs:
         priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
         if priced[-1].basis == KEPT:
             kept.add(job.id)
     totals = total(priced)
     kwh = site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000
-    names, per_node = {job.run for job in priced}, site.gpus_charged_whole  # of a node; None where idle ones are free
+    names, per_node = {job.run for job in priced}, site.gpus_charged_whole  # GPUs per node; None if idle GPUs are free
     trainings = [job for job in priced if per_node and job.kind and job.core_hours]
     left = None if budget.core_hours is None else budget.core_hours - spent.core_hours
     needed_by = defaultdict(list)
@@ -130,7 +130,7 @@ def make_plan(
 
 
 def _assumptions(jobs: Sequence[Job], planner: Planner, expected: float) -> tuple[str, ...]:
-    """The NAMED assumptions with the largest shares of the `expected` core-hours of jobs, from one in a hundred."""
+    """The NAMED assumptions with the largest shares of the `expected` core-hours, of those with at least 1 %."""
     shares: dict[str, float] = defaultdict(float)
     for job in jobs:
         for name, hours in job.assumed.items():
@@ -140,7 +140,7 @@ def _assumptions(jobs: Sequence[Job], planner: Planner, expected: float) -> tupl
 
 
 def _calibrating(planner: Planner, jobs: Sequence[Job], totals: dict[str, Any]) -> str:
-    """The cost of `calibrate`'s probes, and how they would narrow the range in `totals` of jobs; empty where they would not."""
+    """What the probes of `calibrate` would cost, and by how much they would narrow the price range in `totals`; empty if not at all."""
     if any(job.kind == "probe" for job in jobs):
         return ""
     hours = {name: each.core_hours for name, each in planner.probing.items() if each.core_hours is not None}
@@ -159,13 +159,13 @@ def _calibrating(planner: Planner, jobs: Sequence[Job], totals: dict[str, Any]) 
 
 
 def violations(jobs: Sequence[Job], site: Site, planner: Planner) -> tuple[str, ...]:
-    """Sentences on what jobs ask of a site that it never grants, and on those that cannot train on their data. One stops the whole plan."""
+    """Sentences on jobs that exceed the site's limits and on runs that cannot train on their data. Any of them stops the whole plan."""
     misfits = (planner.refusal(job.run) for job in jobs if job.kind == "run")
     return (*_refused(jobs, site), *filter(None, misfits))
 
 
 def _refused(jobs: Sequence[Job], site: Site) -> Iterator[str]:
-    """What is never granted of jobs of the scheduler. Those that share one run one after another: their limits add up."""
+    """Jobs that exceed the site's limits, in words. Jobs that share a scheduler job run one after another, so their limits add up."""
     by_id = {job.id: job for job in jobs}
     for job in jobs:
         members = [by_id[each] for each in job.together if each in by_id] or [job]
@@ -180,7 +180,7 @@ def _refused(jobs: Sequence[Job], site: Site) -> Iterator[str]:
 
 
 def refusals(plan: Plan) -> list[str]:
-    """Why a plan may not start: it asks for what the machine never grants, costs more than the cap, or repeats too much."""
+    """Why a plan may not start: jobs exceed the site's limits, or it costs or repeats more than its caps."""
     said = []
     if plan.violations:
         said.append("these jobs can never start:\n  " + "\n  ".join(plan.violations))
@@ -200,7 +200,7 @@ def refusals(plan: Plan) -> list[str]:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Sentences on what a reader of the plan must know."""
+    """Warnings for the reader of a plan, one sentence each."""
     said = []
     expected, worst = plan.totals["core_hours_expected"], plan.totals["core_hours_worst"]
     if plan.quota and plan.cap is None and not plan.quota.allows(expected):
@@ -233,17 +233,17 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def of_memory(name: str, predicted: Prediction | Job) -> str:
-    """What a prediction says of the memory of what is called `name`, and what would help."""
+    """A sentence on the memory of `name`, and a change that would make it fit."""
     return f"{name}: memory: {predicted.fits}{f'; it would fit with {predicted.remedy}' if predicted.remedy else ''}"
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
-    """A sentence for each reason why trainings run, in the plan's order."""
+    """Why trainings run: one sentence per reason, in the plan's order."""
     return _said((job for job in plan.jobs if job.why), "why", "{2:,} × {0}: {1}")
 
 
 def _said(jobs: Iterable[Job], name: str, words: str) -> tuple[str, ...]:
-    """A sentence for each value that an attribute of jobs has. words: format of the value, the first jobs, and how many there are."""
+    """One sentence per value of the attribute `name`. words: format string for the value, the first jobs and the number of jobs."""
     groups = grouped(jobs, lambda job: getattr(job, name)).items()
     return tuple(
         words.format(value, shorten_list([job.title for job in some], NAMED), len(some)) for value, some in groups

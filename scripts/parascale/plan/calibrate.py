@@ -1,8 +1,7 @@
-"""Calibration: what short probe jobs and finished runs say about a machine's prices.
+"""Calibration: measure a machine's prices from short probe jobs and finished runs.
 
-`results/calibration/<site>.json` holds what probes showed, nothing derived: {schema_version, site, observations: [the values of an
-Observation]}. Finished runs are read from their records. Prices are fitted again whenever a plan is made, so that every further record
-refines them.
+`results/calibration/<site>.json` holds only raw measurements of probes: {schema_version, site, observations: [the fields of an
+Observation]}. Finished runs are read from their records. Each plan fits the prices again, so every new record refines them.
 """
 
 import dataclasses
@@ -36,27 +35,27 @@ from parascale.settings import Layout, Run, Site, identity, run_from_dict
 from parascale.store.keys import code_of_run
 
 SCHEMA_VERSION = 1
-WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
-OWN, OTHERS = 0.05, 0.2  # deviation of the logarithm of an observed step: of the same workload, of another one
-MOST = 64  # different runs that a fit weighs: it says then what it says of thousands
-HISTORY_ERROR = 0.05  # of what was seen to take as long, at least: in its logarithm
+WARM_UP = 5  # first steps are left out while allocators, caches and compilers settle
+OWN, OTHERS = 0.05, 0.2  # log standard deviation of an observed step of the same workload, of another one
+MOST = 64  # runs that a fit uses; thousands would give the same result
+HISTORY_ERROR = 0.05  # lower bound on the log standard deviation of a run like finished ones
 
 
 @dataclass(frozen=True)
 class Observation:
-    """How one run went: seconds a step and by phase, before the first step, and (extra) beside all training steps."""
+    """Measurements of one run: seconds per step and per phase, before the first step, and (`extra`) outside all training steps."""
 
     source: str
     run: str
     settings: dict
-    vocabulary: int | None  # None of a script of the user's own
+    vocabulary: int | None  # None for a user's own script
     step_seconds: float
     phases: dict
     startup_seconds: float | None = None
     extra_seconds: float | None = None
     save_seconds: float | None = None
     peak_memory_bytes: int | None = None
-    code: str | None = None  # digest of the code that it ran
+    code: str | None = None  # digest of the run's code
 
     @cached_property
     def resolved(self) -> Run:
@@ -65,22 +64,22 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All observations of a site. machine: what its processors were measured to do (`parascale.train.processors`).
+    """All observations of a site. machine: measured speed of its processors (`parascale.train.processors`).
 
-    reading: {(dataset, decoder, side): seconds of a core to read and decode an image}, as the target `loaders` measured it.
+    reading: {(dataset, decoder, side): core-seconds to read and decode an image}, measured by the target `loaders`.
     """
 
     site: str
     observations: tuple = ()
     machine: dict | None = field(default=None, hash=False)
     reading: dict = field(default_factory=dict, hash=False)
-    _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # plans ask with every run
+    _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # cache
 
     def basis(self, run: Run) -> str:
         """The basis of a run's price.
 
-        `history`: finished runs that differ in name and seed alone. `probe`: runs of its workload in its precision, and of each kind
-        of parallelism that it has, over the same link. `fit`: other runs of this machine. `formula`: nothing that was observed.
+        `history`: finished runs that differ only in name and seed. `probe`: runs of its workload in its precision that cover each of
+        its kinds of parallelism over the same link. `fit`: other runs on this machine. `formula`: no observations.
         """
         if self.same(run):
             return "history"
@@ -91,9 +90,9 @@ class Calibration:
         return "probe" if own and known >= _kinds(run.layout) else "fit"
 
     def _seen(self, run: Run) -> Any:
-        """(the observations of its workload, those of others) of those that compute as `run` does.
+        """(observations of the same workload, observations of others), both with the precision, determinism and compiling of `run`.
 
-        Precision, determinism and compiling decide how fast a machine computes. Looked up once for each: plans of thousands ask.
+        Cached, because a plan asks for each of thousands of runs.
         """
         wanted = "seen", run.workload.name, *computes(run)
         if wanted not in self._found:
@@ -107,24 +106,24 @@ class Calibration:
 
     @property
     def _ours(self) -> list[Observation]:
-        """The observations that formulas may explain: those of no script."""
+        """The observations that formulas describe: all but those of scripts."""
         return [each for each in self.observations if each.vocabulary is not None]
 
     @cached_property
     def _different(self) -> list[Observation]:
-        """One observation of each set of runs that are equally fast, with the median of their steps."""
+        """One observation for each set of runs with the same speed settings, with the median of their step times."""
         groups = _equally_fast(self._ours).values()
         steps = [statistics.median(each.step_seconds for each in group) for group in groups]
         return [dataclasses.replace(group[0], step_seconds=step) for group, step in zip(groups, steps, strict=True)]
 
     def same(self, run: Run) -> Any:
-        """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
+        """Median (seconds per step, seconds outside the steps) of finished runs that differ from `run` only in name and seed, or None."""
         if not (seen := self._like(run)):
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
     def _scatter(self, run: Run, steps: int | None) -> float:
-        """Deviation of the logarithm of the seconds that finished runs like `run`, of so many steps, took."""
+        """Standard deviation of the logarithm of the wall time of finished runs like `run`, scaled to `steps` steps."""
         walls = [math.log((steps or 1) * each.step_seconds + each.extra_seconds) for each in self._like(run)]
         return max(HISTORY_ERROR, statistics.stdev(walls)) if len(walls) > 1 else HISTORY_ERROR
 
@@ -133,23 +132,23 @@ class Calibration:
         return max((each.peak_memory_bytes for each in self._like(run) if each.peak_memory_bytes), default=None)
 
     def _like(self, run: Run) -> Any:
-        """The observations of `_finished` that tell of a run, a script's as its code is now."""
+        """The observations of `_finished` with the speed settings of `run`; for a script, those of its current code."""
         if not self._finished:
             return ()
         return self._finished.get(_speed_of(run, run.workload.is_script and code_of_run(run)), ())
 
     @property
     def trained(self) -> list[Run]:
-        """A Run for each set of finished runs that are equally fast."""
+        """A Run for each set of finished runs with the same speed settings."""
         return [observations[0].resolved for observations in self._finished.values()]
 
     @cached_property
     def _finished(self) -> dict[Any, Any]:
-        """Settings that decide a run's speed → the observations of finished runs like it, and of a script's probes, which are of any length."""
+        """Speed settings → observations of finished runs and of the probes of scripts, which may have any length."""
         return _equally_fast(each for each in self.observations if each.source == "run" or each.vocabulary is None)
 
     def measured(self, site: Site) -> Site:
-        """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
+        """`site` with its assumptions on start-up, saving and, on CPUs, constant memory replaced by measured values."""
         if "assumed" not in self._found:
             constants = self._constants(site)
             self._found["assumed"] = constants and dataclasses.replace(site.assumed, **constants)
@@ -158,7 +157,7 @@ class Calibration:
         return as_measured(site, self.machine) if self.machine and site.device == "cpu" else site
 
     def _constants(self, site: Site) -> dict[str, float]:
-        """{what is assumed: median of what was observed}, as far as it was."""
+        """{name of an assumption: median of its observed values}, for those that were observed."""
         starts, saves, constants = [], [], []
         for observation in self._ours:
             run, vocabulary = observation.resolved, observation.vocabulary
@@ -167,8 +166,8 @@ class Calibration:
             size = saved_bytes(run, vocabulary)
             if observation.save_seconds and size is not None:
                 saves.append(size / observation.save_seconds / 1e9 / site.effective_layout(run.layout).nodes)
-            # Of a GPU the record knows what torch allocated. NVML's figure has what torch keeps in reserve in it as well, so
-            # that what libraries and communicators take stays assumed.
+            # On GPUs the memory of libraries and communicators stays an assumption: the record has only what torch allocated, and
+            # NVML's figure includes torch's reserve.
             tensors = peak_memory(run, vocabulary, site.device) if site.device == "cpu" else None
             if tensors is not None and observation.peak_memory_bytes is not None:
                 constants.append(max(0, observation.peak_memory_bytes - total(tensors)) / 1e9)
@@ -176,7 +175,7 @@ class Calibration:
         return {name: statistics.median(values) for name, values in lists.items() if values}
 
     def rates(self, site: Site, run: Run, sample_bytes: float = 0) -> Any:
-        """(the Rates of `site` for a run, or None where a data sheet lacks the peak rate; the Fitted that they are part of, or None)."""
+        """(Rates of `site` for a run, or None if its data sheet lacks the peak rate; the Fitted that they come from, or None)."""
         wanted = "rates", run.workload.name, *computes(run)
         if wanted not in self._found:
             self._found[wanted] = self._fitted(site, run, sample_bytes)
@@ -193,25 +192,26 @@ class Calibration:
         seen = [each for each in seen if each is not None]
         if prior is None or not seen:
             return prior, None
-        from parascale.plan.fit import fit  # needs numpy, which a plan without observations does not
+        from parascale.plan.fit import fit  # needs NumPy, which a plan without observations does not
 
         fitted = fit(prior, seen, site, stated=site.device == "cuda" or self.machine is not None)
         return fitted.rates, fitted
 
     def predict(self, run: Run, site: Site, facts: DataFacts | None = None, remedy: bool = True) -> Prediction:
-        """The Prediction for `run` at `site`, by what is known here."""
+        """The Prediction for `run` at `site` from these observations."""
         facts, site = facts or expected_facts(run), self.measured(site)
         return predict(run, site, facts, remedy, self.of(run, site, facts))
 
     def of(self, run: Run, site: Site, facts: DataFacts) -> Known:
-        """What is known of a run's prices at a site, as it is `measured`.
+        """What is known of a run's prices at a site that went through `measured`.
 
-        What finished runs and residuals show is each run's own error. What is not known of prices is wrong for every run of the machine.
+        The scatter of finished runs and the residuals of a fit are errors of a single run (`own`). Errors of prices are the same for
+        all runs on the machine (`shared`).
         """
         seen, basis = self.same(run), self.basis(run)
         if run.workload.is_script:
             workload: Any = run.workload
-            if seen is None:  # probes are of any length
+            if seen is None:  # a probe may have any length
                 run = dataclasses.replace(run, workload=dataclasses.replace(workload, steps=None))
                 seen, basis = self.same(run), "probe"
             return Known(basis, own=self._scatter(run, workload.steps), seen=seen)
@@ -225,7 +225,7 @@ class Calibration:
         return Known(basis, rates, off, fitted=fitted, beside=beside)
 
     def _beside(self, run: Run, site: Site, facts: DataFacts) -> float:
-        """What finished runs of a workload took beside their steps over what formulas say, the median; 1 where nothing was seen."""
+        """Median ratio of measured to predicted seconds outside the steps, over finished runs of the same workload; 1 without such runs."""
         wanted = "beside", run.workload.name
         if wanted not in self._found:
             finished = itertools.chain(*self._finished.values())
@@ -235,7 +235,7 @@ class Calibration:
         return self._found[wanted]
 
     def _beside_of(self, seen: Observation, site: Site, facts: DataFacts) -> float | None:
-        """What formulas say that an observed run took beside its steps, in seconds; None where they say nothing."""
+        """Seconds outside the steps that formulas predict for an observed run; None if they do not cover it."""
         run, facts = seen.resolved, dataclasses.replace(facts, vocabulary=seen.vocabulary)
         sizes = model_sizes(run.workload.model, seen.vocabulary, *run.workload.sizes)
         (rates, _), steps = self.rates(site, run, facts.sample_bytes), run_steps(run, facts)
@@ -246,12 +246,12 @@ class Calibration:
 
 
 def _speed_of(run: Run, code: Any) -> tuple[Any, ...]:
-    """The settings that decide a run's speed; for a script, which no formula describes, its `code` too."""
+    """The settings that decide a run's speed; for a script also its `code`, as no formula describes it."""
     return identity.speed_of(run), code if run.workload.is_script else None
 
 
 def _equally_fast(observations: Any) -> dict[Any, list[Observation]]:
-    """Settings that decide a run's speed → those of the observations."""
+    """Group observations by the settings that decide a run's speed."""
     groups = defaultdict(list)
     for each in observations:
         groups[_speed_of(each.resolved, each.code)].append(each)
@@ -259,17 +259,17 @@ def _equally_fast(observations: Any) -> dict[Any, list[Observation]]:
 
 
 def computes(run: Run) -> tuple[Any, ...]:
-    """The settings that decide, beside its work, how fast a run computes."""
+    """The settings that decide how fast a run does its work."""
     return run.precision, run.deterministic, run.layout.compile
 
 
 def _kinds(layout: Layout) -> set[tuple[str, str]]:
-    """What a layout does that a probe can show: each way to be spread, and over which link."""
+    """{(axis, link)} of a layout: each kind of parallelism, and the link it communicates over."""
     return {(axis, link_of(layout, axis)) for axis in layout.dimensions}
 
 
 def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | None:
-    """Prices that an observed run shows: its phases where one process did all, else the whole step; None without a formula."""
+    """The ObservedStep of a run: by phase if one CPU process did everything, else the whole step. None without a formula."""
     run, phases = observation.resolved, observation.phases
     sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
     if sizes is None or not observation.step_seconds:
@@ -286,7 +286,7 @@ def _seen_step(observation: Observation, site: Site, deviation: float) -> Any | 
 
 
 def observe_probe(folder: Path) -> Observation | None:
-    """The Observation in a probe's folder, from its single steps: medians, the first ones left out. None where a script records none."""
+    """The Observation of a probe, from medians of its single steps after WARM_UP. None if a script recorded no steps."""
     lines, whole = RunFolder(folder).read_steps(), observe_run(folder)
     if len(lines) < 2:
         return None
@@ -312,7 +312,7 @@ def observe_probe(folder: Path) -> Observation | None:
 
 
 def observe_run(folder: Path) -> Observation:
-    """The Observation in a finished run's folder, from its sums: a plan over thousands of runs reads no single step."""
+    """The Observation of a finished run, from its totals only, because a plan may read thousands of runs."""
     described, summary = RunFolder(folder).read_results()
     # A script may record every tenth step, or none.
     steps = summary["steps"] if described["vocabulary"] else described["steps"] or 1
@@ -339,7 +339,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(path: Path, site_name: str) -> Calibration:
-    """The Calibration in a file; without the file one that has observed nothing."""
+    """The Calibration in a file; an empty one if there is no file."""
     if not path.is_file():
         return Calibration(site_name)
     values = read_json(path)
@@ -347,7 +347,7 @@ def load(path: Path, site_name: str) -> Calibration:
 
 
 def known(paths: Paths, site: str) -> Calibration:
-    """The Calibration of a site (a name): what its probes said, and its finished runs."""
+    """The Calibration of a site (a name), from its probes and its finished runs."""
     probed, machine = load(paths.calibration(site), site), paths.machine(site)
     here = [_observed(path.parent, site) for path in sorted(paths.run("").glob("*/summary.json"))]
     return dataclasses.replace(
@@ -359,7 +359,7 @@ def known(paths: Paths, site: str) -> Calibration:
 
 
 def _read(folder: Path, site: str) -> dict[Any, float]:
-    """{(dataset, decoder, side in pixels): seconds of a core for an image} of the tables of readers in a folder, without damaged ones (see `_observed`)."""
+    """{(dataset, decoder, side in pixels): core-seconds per image} from the readers' tables in a folder, except damaged ones."""
     found = {}
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -370,9 +370,9 @@ def _read(folder: Path, site: str) -> dict[Any, float]:
 
 
 def _observed(folder: Path, site: str) -> Observation | None:
-    """The Observation of a finished run; None for one of another site.
+    """The Observation of a finished run; None if it ran at another site.
 
-    None as well for a damaged record: it must not keep others from running, teaches nothing, and the report names it.
+    Also None if its record is damaged: that must not stop other runs, and the report names it.
     """
     try:
         return observe_run(folder) if site_name(folder) == site else None

@@ -1,12 +1,12 @@
-"""The prices that observed steps speak for, each with its uncertainty.
+"""Fit prices to observed steps, with their uncertainty.
 
 A price is its prior times a factor whose logarithm is normal around 0. The fit finds the most probable factors: it minimises
 
     Σ ρ((log predicted − log observed) / deviation) + Σ (log factor / belief)²
 
-by Levenberg and Marquardt's method, with the very model that predicts. ρ grows linearly beyond 2 deviations (Huber 1964,
-doi:10.1214/aoms/1177703732), so that a probe that was disturbed decides little. The inverse of the matrix of second derivatives is the
-covariance of the factors' logarithms (Laplace's approximation).
+with the Levenberg–Marquardt method and the same model that predicts. ρ grows linearly beyond 2 deviations (Huber 1964,
+doi:10.1214/aoms/1177703732), so a disturbed probe has little influence. The inverse of the Hessian is the covariance of the factors'
+logarithms (Laplace's approximation).
 """
 
 import math
@@ -20,9 +20,9 @@ from parascale.plan.time import Rates, gpu_kind, step_seconds
 from parascale.plan.work import Work
 from parascale.settings import Site
 
-# Parameters fitted together → (prices, belief, and belief where a data sheet, or `calibrate --machine`, says what the device does): the
-# standard deviation of the logarithm of the prior's error. That of computing: GPUs' published steps are off by 0.085, those of eight models on
-# CPUs that were measured by 0.13 (tests/benchmarks/RESULTS.md), where the same step may take half as long again an hour later.
+# Parameters fitted together → (prices, belief, belief if a data sheet or `calibrate --machine` states the device's speed). A belief is
+# the log standard deviation of the prior's error. For computing: published GPU steps are off by 0.085, eight models on measured CPUs by
+# 0.13 (tests/benchmarks/RESULTS.md), where the same step may take 1.5 times as long an hour later.
 FITTED = {
     "compute": (("flops", "attention", "contended"), 1.0, 0.1),
     "memory": (("moved",), 1.0, 0.2),
@@ -36,17 +36,17 @@ FITTED = {
     "step": (("steps",), 1.0, 1.0),
     "samples": (("samples",), 1.5, 1.5),
 }
-# A device is never faster than its data sheet: the least factor where the prior is that part of the peak.
+# A device is never faster than its data sheet: a factor is at least the fraction of the peak in the prior (a key of gpus.yaml).
 AT_PEAK = {"compute": "product", "memory": "memory", "node bandwidth": "node", "network bandwidth": "network"}
 LARGEST = math.log(100.0)
 HUBER = 2.0
-PRIOR_MISFIT = 2.0  # deviations that an observed step is off the model before residuals say otherwise
+PRIOR_MISFIT = 2.0  # deviations between an observed step and the model, before any residual is known
 ROUNDS = 25
 
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """An observed step: its Work, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
+    """An observed step: its Work, {phase: seconds} or {"step": seconds}, and the log standard deviation of these."""
 
     work: Any
     seconds: Any
@@ -55,17 +55,14 @@ class ObservedStep:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Rates, and the covariance of the logarithms of the factors in FITTED.
-
-    misfit: how many of their deviations the steps are off the model, as far as they can tell (see `_misfit`).
-    """
+    """Rates, and the covariance of the logarithms of the factors in FITTED. misfit: see `_misfit`."""
 
     rates: Rates
     covariance: np.ndarray = field(compare=False)
     misfit: float
 
     def deviation(self, work: Work, site: Site) -> float:
-        """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
+        """Standard deviation of the logarithm of a step's seconds due to uncertain prices."""
 
         def logarithm(rates: Rates) -> float:
             return math.log(sum(step_seconds(work, rates, site).values()))
@@ -77,7 +74,7 @@ class Fitted:
 
 
 def fit(prior: Rates, seen: Any, site: Site, stated: bool) -> Fitted:
-    """The Fitted Rates of a `site` after a list of ObservedStep, from `prior` Rates. stated: whether anything says what its device does."""
+    """Fit Rates of a `site` to a list of ObservedStep, from `prior` Rates. stated: the speed of its device is known (see FITTED)."""
     belief = np.array([fitted[2 if stated else 1] for fitted in FITTED.values()])
     lowest = np.log([gpu_kind(site).get(AT_PEAK.get(name), 0.01) for name in FITTED])
     factors, curvature, misfit = most_probable(lambda factors: _residuals(prior, factors, seen, site), belief, lowest)
@@ -85,9 +82,9 @@ def fit(prior: Rates, seen: Any, site: Site, stated: bool) -> Fitted:
 
 
 def most_probable(residuals_of: Callable[[Any], Any], belief: Any, lowest: Any) -> tuple[Any, Any, float]:
-    """(factors' logarithms, curvature there, misfit): the sum of ρ over residuals, and over beliefs, is least there.
+    """Minimise the loss. Returns (logarithms of the factors, Hessian there, misfit).
 
-    residuals_of: function from logarithms of factors to residuals in deviations. belief: deviation of each logarithm. lowest: bounds.
+    residuals_of: maps logarithms of factors to residuals in deviations. belief: deviation of each logarithm. lowest: lower bounds.
     """
     factors, damping = np.zeros(len(belief)), 1e-3
     residuals = residuals_of(factors)
@@ -111,9 +108,9 @@ def most_probable(residuals_of: Callable[[Any], Any], belief: Any, lowest: Any) 
 
 
 def _misfit(residuals: Any, degrees_of_freedom: float) -> float:
-    """The deviation of residuals, in their own: PRIOR_MISFIT as if one residual had shown it, then what the fit left.
+    """How many of their stated deviations the steps are off the model: from the residuals and one more residual of PRIOR_MISFIT.
 
-    degrees_of_freedom: residuals that the fitted prices used up. One that was disturbed widens it little (Huber).
+    degrees_of_freedom: number that the fitted prices used up. A single disturbed step adds little (Huber).
     """
     weighted = np.minimum(residuals**2, HUBER * np.abs(residuals)).sum()
     return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - degrees_of_freedom)))
@@ -125,7 +122,7 @@ def _by_price(factors: Any) -> dict[str, float]:
 
 
 def _residuals(prior: Rates, factors: Any, seen: Any, site: Site) -> Any:
-    """Logarithms of predicted over observed seconds, in deviations."""
+    """log(predicted / observed seconds) of each phase or step, in deviations."""
     rates = prior.scaled(_by_price(factors))
     found = []
     for each in seen:

@@ -1,4 +1,4 @@
-"""Hours of jobs: what each is expected to take, what it is charged for them in nodes, GPUs and cores, and what jobs come to together."""
+"""Hours of jobs: expected wall time, the node-, GPU- and core-hours charged for it, and totals over jobs."""
 
 import bisect
 import graphlib
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple, Self
 
-# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 cases, and below its limit in 95.
+# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 cases, below its limit in 95.
 RANGE, LIMIT = 1.2816, 1.6449
-UNITS = {"node_hours": "nodes", "gpu_hours": "gpus", "core_hours": "charged"}  # what a job has of each in an hour
+UNITS = {"node_hours": "nodes", "gpu_hours": "gpus", "core_hours": "charged"}  # attributes of a Job: charge per hour
 
 
 class Part(NamedTuple):
-    """A part of a price: its mean over its own error, and the standard deviations of its logarithm's own and shared error.
+    """A part of a price: its mean, and the log standard deviations of its own and its shared error.
 
-    No other price has the own error. The shared error is the same for all: what is not known of the machine is wrong for each of its jobs
-    in the same direction.
+    The own error is independent of all other prices. The shared error is the same for all jobs: a wrong rate of the machine shifts
+    each of them in the same direction.
 
-    Means add up where medians do not: many jobs together never cost as little as the sum of their medians. The shared error has its
-    median, as it is the same for all.
+    `value` is the mean over the own error, because means add up and medians do not: many jobs together cost more than the sum of
+    their medians. It is the median over the shared error, which does not average out.
     """
 
     value: float
@@ -35,9 +35,9 @@ class Part(NamedTuple):
 def quantile(parts: Any, z: float) -> float:
     """The sum of Parts at `z` standard deviations (not 0) from its median.
 
-    Own errors add in quadrature, and the sum is taken for log-normal with the mean and variance that it has (Fenton 1960,
-    doi:10.1109/TCOM.1960.1097606). Shared errors add linearly, as those of correlation 1 do (JCGM 100:2008, 5.2.2, note 1): each part is
-    at `z` at once. Of one part, and of parts without errors of their own, that is exact.
+    Own errors add in quadrature; the sum is approximated by a log-normal distribution of the same mean and variance (Fenton 1960,
+    doi:10.1109/TCOM.1960.1097606). Shared errors have correlation 1 and add linearly (JCGM 100:2008, 5.2.2, note 1): all parts are at
+    `z` at once. The result is exact for a single part, and for parts without own errors.
     """
     mean = sum(part.value for part in parts)
     if not mean:
@@ -49,23 +49,23 @@ def quantile(parts: Any, z: float) -> float:
 
 def chance_above(parts: Any, limit: float) -> float:
     """The probability, to a thousandth, that the sum of Parts is more than `limit`."""
-    deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd: `quantile` has none at 0
+    deviations = [each / 1000 for each in range(-3999, 4000, 2)]  # odd, because `quantile` excludes 0
     number = bisect.bisect(deviations, limit, key=lambda z: quantile(parts, z))
     return 1 - NormalDist().cdf(deviations[number - 1]) if number else 1.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that still has to run: as the workflow describes it, and once it has a price, a row of `plan.json`.
+    """A job that still has to run, as the workflow describes it; once priced, a row of `plan.json`.
 
-    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on all nodes together.
-    cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for. together: ids of the jobs
-    with which it shares a job of the scheduler, itself among them, in the order in which they run; empty where it has one for itself.
-    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`.
+    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus, cores: on all nodes together.
+    limit_hours: None if the job requests no limit. after: ids of jobs it waits for. together: ids of the jobs that share one scheduler
+    job with it, itself included, in the order in which they run; empty if it has its own.
+    benchmark: Snakemake's benchmark file of the job, or None. kind: what it trains, `run`, `parity` or `probe`; None: nothing.
 
-    charged: cores that it is charged for. parts: Parts of its hours of wall time; None: unknown, and `note` says why. worst: hours at
-    worst, or None. why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
-    assumed: {key of `price.ASSUMPTIONS`: hours that rest on it alone}.
+    charged: cores charged. parts: Parts of the hours of wall time; None: unknown, and `note` says why. worst: hours in the worst case,
+    or None. why: reason why a training has to run. repeats: core-hours of the finished training that it replaces.
+    assumed: {key of `price.ASSUMPTIONS`: hours that depend on it}.
     """
 
     id: int
@@ -100,7 +100,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Its name in sentences."""
+        """The job's name in messages."""
         values = ", ".join(map(str, self.wildcards.values()))
         return f"{self.rule} ({values})" if values else self.rule
 
@@ -115,15 +115,15 @@ class Job:
 
     @property
     def core_hours(self) -> float | None:
-        """Core-hours that it is expected to be charged."""
+        """Expected charge in core-hours."""
         return None if self.parts is None else self.charged * self.expected
 
     def rest(self, left: float) -> Self:
-        """What is left of the job, as a fraction."""
+        """This job with only the fraction `left` still to do."""
         return replace(self, parts=tuple(part.times(left) for part in self.parts))
 
     def as_dict(self) -> dict[str, Any]:
-        """Its row of `plan.json`; None is unknown."""
+        """The job's row in `plan.json`; None means unknown."""
         row = {name: value for name, value in vars(self).items() if name not in ("charged", "worst")}
         row |= {"run": self.run, "parts": self.parts or (), "hours_expected": self.expected, "hours_worst": self.worst}
         worst = self.worst and self.charged * self.worst
@@ -131,7 +131,7 @@ class Job:
 
 
 def grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Job]]:
-    """Key → its jobs, in their order."""
+    """Group jobs by `key`, in their order."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault(key(job), []).append(job)
@@ -139,12 +139,12 @@ def grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Jo
 
 
 def charges(jobs: Iterable[Job], unit: str = "core_hours") -> list[Part]:
-    """Parts of what jobs are charged in one of UNITS, as far as it is known."""
+    """Parts of the charges of jobs in one of UNITS; jobs of unknown length are left out."""
     return [part.times(getattr(job, UNITS[unit])) for job in jobs if job.nodes for part in job.parts or ()]
 
 
 def total(jobs: Collection[Job]) -> dict[str, Any]:
-    """Sums over jobs, with the ends between which 80 of 100 such sums lie. What is unknown is counted apart and adds nothing."""
+    """Sums over jobs, with an 80 % range. Unknown jobs add nothing and are counted separately."""
     costly = [job for job in jobs if job.nodes]
     known, limited = ([job for job in costly if getattr(job, what) is not None] for what in ("parts", "worst"))
     sums = {
@@ -164,11 +164,11 @@ def total(jobs: Collection[Job]) -> dict[str, Any]:
 
 
 def wall_hours(jobs: Sequence[Job], capacity: int | None = None) -> float:
-    """Hours until the last of `jobs` (with id, expected, slots, after, together) ends; jobs of unknown length count as 0.
+    """Hours until the last of `jobs` (uses id, expected, slots, after, together) ends; jobs of unknown length count as 0.
 
-    capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
-    answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
-    doi:10.1137/0117039, at most twice the optimum).
+    capacity: slots for running jobs (jobs of a queue, cores of a machine). None: no limit; the result is the longest chain. With a
+    limit each job starts as early as possible, in their order (list scheduling: Graham 1969, doi:10.1137/0117039, at most twice the
+    optimum).
     """
     numbers = {job.id: number for number, job in enumerate(jobs)}
     waits = {}

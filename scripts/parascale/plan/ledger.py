@@ -1,7 +1,7 @@
-"""The costs of a root: charges of its jobs, durations of its rules, and the plan beside them.
+"""Costs of a results root so far: charges of its jobs, durations of its rules, and actual costs against the plan.
 
-Of a job that a workflow saw end, `events.jsonl` says how long it ran; of any other that was started, its record, its benchmark or Slurm's
-accounting does, until the next workflow took it up, or until now.
+If a workflow saw a job end, `events.jsonl` says how long it ran. The time of other started jobs comes from their record, their benchmark
+or Slurm's accounting, until the next workflow started the job again, or until now.
 """
 
 import csv
@@ -30,14 +30,14 @@ SCHEMA_VERSION = 1  # of `plan.json`
 
 @dataclass(frozen=True)
 class Spent:
-    """core_hours: as far as they are known. unknown: started jobs whose time nothing tells."""
+    """core_hours: of jobs whose time is known. unknown: started jobs whose time is not."""
 
     core_hours: float = 0.0
     unknown: tuple = ()
 
 
 def rule_history(events: Path, site: str) -> dict[str, float]:
-    """Rule → median hours of its jobs that finished at a site (a name), in an `events.jsonl`; empty without the file."""
+    """{rule: median hours of its jobs that finished at a site (a name)}, from an `events.jsonl`; empty without the file."""
     hours = defaultdict(list)
     for event in _events(events, site):
         if event["event"] == "finished" and event.get("seconds") is not None:
@@ -48,9 +48,9 @@ def rule_history(events: Path, site: str) -> dict[str, float]:
 def spent(
     paths: Paths, site: str, now: float | None = None, accounting: Callable[[list[str]], dict[str, Any]] = slurm.charged
 ) -> Spent:
-    """What jobs of a root were charged at a site (a name), failed ones included, as Spent.
+    """Charges of a root's jobs at a site (a name), including failed ones.
 
-    now: seconds since 1970. accounting: function from job ids to {id: slurm.Charged}.
+    now: seconds since 1970. accounting: maps job ids to {id: slurm.Charged}.
     """
     events = _events(paths.events, site)
     hours, unseen = sum(event.get("core_hours") or 0.0 for event in events), []
@@ -65,7 +65,7 @@ def spent(
     charged = accounting([*itertools.chain(*submitted)])
     for (job, began, until), jobs in zip(unseen, submitted, strict=True):
         found = [charged[each].seconds / together for each, together in jobs.items() if each in charged]
-        # A job that the next workflow took up ran on; that workflow counts the rest.
+        # If the next workflow resumed this job, it counts the rest.
         hours += job.charged * min(until - began, sum(found)) / 3600
         if not found:
             unknown.append(job.title)
@@ -73,8 +73,8 @@ def spent(
 
 
 def ran_seconds(paths: Paths, job: Job, began: float, until: float) -> float | None:
-    """How long a job ran between two moments: by the attempts in a training's record, else by its benchmark, which Snakemake writes when it
-    has ended well; None where neither tells."""
+    """Seconds that a job ran between two moments: from the attempts in a training's record, else from its benchmark, which Snakemake
+    writes when the job succeeds; None without either."""
     for spans in (_attempts(paths, job) if job.kind else (), _benchmarked(job.benchmark)):
         if seconds := sum(max(0.0, min(end, until) - max(start, began)) for start, end in spans):
             return seconds
@@ -87,7 +87,7 @@ def _events(path: Path, site: str) -> list[dict[str, Any]]:
 
 
 def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[Job, float, float]]:
-    """(Job, its start, when the next start of the same job was, or `now`) of each job that is charged and was not seen to end."""
+    """Yield (Job, its start, next start of the same job or `now`) of each charged job without an end event."""
     running: dict[Any, tuple[Job, float]] = {}
     for event in events:
         name = event["rule"], json.dumps(event["wildcards"])
@@ -104,7 +104,7 @@ def _without_end(events: list[dict[str, Any]], now: float) -> Iterator[tuple[Job
 
 
 def _attempts(paths: Paths, job: Job) -> Iterable[tuple[float, float]]:
-    """(start, end) of each attempt of a training, finished or under way; an open one ends at its last sign of life."""
+    """(start, end) of each attempt of a training, finished or running; an open attempt ends at the last update of its lease."""
     done, work = (RunFolder(place(job.run)) for place in paths.places(job.kind))
     attempts, sign = [], None
     with suppress(OSError, DamagedError, KeyError):
@@ -121,7 +121,7 @@ def _attempts(paths: Paths, job: Job) -> Iterable[tuple[float, float]]:
 
 
 def _benchmarked(path: str | None) -> list[tuple[float, float]]:
-    """(start, end) of the job that wrote a benchmark; nothing where there is none."""
+    """[(start, end)] of the job that wrote a benchmark; empty without the file."""
     with suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as table:
         end = os.fstat(table.fileno()).st_mtime
         return [(end - sum(float(row["s"]) for row in csv.DictReader(table, delimiter="\t")), end)]
@@ -129,9 +129,9 @@ def _benchmarked(path: str | None) -> list[tuple[float, float]]:
 
 
 def _submitted(lines: list[dict[str, Any]], job: Job, began: float, until: float) -> dict[str, int]:
-    """{id: how many of Snakemake's jobs it does} of the jobs that were submitted to Slurm for a job of Snakemake's."""
+    """{id: number of Snakemake jobs in it} of the Slurm jobs submitted for a Snakemake job."""
     work = [job.rule, [*job.wildcards.values()]]
-    # Noted in whole seconds; a damaged line may lack its time.
+    # Times are in whole seconds; a damaged line may have none.
     within = [line for line in lines if line.get("time") and began - 1 < _moment(line["time"]) < until]
     return {line["job_id"]: len(line["jobs"]) for line in within if work in (line["jobs"] or [])}
 
@@ -141,7 +141,7 @@ def _moment(text: str) -> float:
 
 
 def last_plan(path: Path, targets: Sequence[str]) -> dict[Any, Any] | None:
-    """{job: core-hours} of a `plan.json` for the same targets; None where there is none, or it is damaged or of another version."""
+    """{job: core-hours} of a `plan.json` for the same targets; None if it is missing, damaged or of another version."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         values = read_json(path)
         if (values["schema_version"], values.get("targets")) == (SCHEMA_VERSION, [*targets]):
@@ -150,7 +150,7 @@ def last_plan(path: Path, targets: Sequence[str]) -> dict[Any, Any] | None:
 
 
 def changes(before: dict[Any, Any], priced: Sequence[Job]) -> str | None:
-    """Changes since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
+    """Changes since `last_plan`, in words: number of removed and new jobs, and the largest change of a price; None without changes."""
     now = {_job(job.rule, job.wildcards): job.core_hours for job in priced}
     more = {key: (now[key] or 0.0) - (before[key] or 0.0) for key in now.keys() & before.keys()}
     moved = {key: change for key, change in more.items() if abs(change) > 0.005}
@@ -167,8 +167,8 @@ def _job(rule: str, wildcards: dict[str, Any]) -> tuple[str, ...]:
     return rule, *map(str, wildcards.values())
 
 
-# Columns of `plan-against-actual.csv`: a run, or the parity run or probe of that name. Empty is unknown. Hours of wall time and the ratio
-# are of jobs with the last settings; core_hours_charged is of every job that was submitted, also one that died before its record began.
+# Columns of `plan-against-actual.csv`, one row per run, parity run or probe. Empty means unknown. Hours of wall time and the ratio cover
+# jobs with the last settings; core_hours_charged covers all submitted jobs, even those that died before they wrote a record.
 COMPARED = (
     *("run", "basis", "seconds_predicted", "seconds_actual", "hours_predicted", "hours_actual", "core_hours_predicted"),
     *("core_hours_charged", "ratio", "memory_bytes_predicted", "memory_bytes_actual", "source"),  # sacct or record
@@ -178,10 +178,9 @@ COMPARED = (
 def compare(
     paths: Paths, site: Site, runs: Any = None, accounting: Callable[[list[str]], dict[str, Any]] = slurm.charged
 ) -> list[dict[str, Any]]:
-    """A row of COMPARED for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
-    probes that were submitted.
+    """Rows of COMPARED: runs that finished or were submitted to Slurm, by name, then submitted parity runs (`a (parity)`) and probes.
 
-    site: charges what has no record; a record names its own. runs: names, of these alone. accounting: as `spent` takes it.
+    site: prices jobs without a record; a record has its own site. runs: only these names. accounting: see `spent`.
     """
     found: list[Any] = []
     noted = submissions.noted(paths.store)
@@ -201,7 +200,7 @@ def compare(
 
 
 def _record(paths: Paths, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
+    """(run.json, summary.json) of a run, finished or running; empty if missing."""
     for place in paths.places(kind):
         files = RunFolder(place(name))
         if files.record.is_file():
@@ -210,12 +209,12 @@ def _record(paths: Paths, kind: str, name: str) -> tuple[dict[str, Any], dict[st
 
 
 def _job_ids(record: dict[str, Any], submitted: Any = ()) -> list[str]:
-    """A run's jobs in Slurm, each once: those of its record, and those that were submitted."""
+    """A run's Slurm job ids without repeats: those in its record, then those submitted."""
     return list(dict.fromkeys([*(str(job) for job in record.get("job_ids") or [] if job), *submitted]))
 
 
 def _compared(found: Any, site: Site, jobs: dict[str, Any]) -> dict[str, Any]:
-    """found: (name, record, summary, ids of all jobs of a run, ids of those with its last settings)."""
+    """A row of COMPARED. found: (name, record, summary, ids of all jobs of a run, ids of those with its last settings)."""
     name, record, summary, ids, latest = found
     prediction = record.get("prediction") or {}
     site = strict.load(Site, record["site"], f"run.json of {name}") if record else site

@@ -1,4 +1,4 @@
-"""Limits of a partition: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
+"""Limits of partitions, checked before anything is submitted, because some schedulers accept jobs that can never start."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from parascale.settings.strict import nearest
 
 
 def find_partition(site: Site, name: str | None = None) -> Partition | None:
-    """The Partition called `name`, or the site's first; None where the site names none."""
+    """The Partition called `name`, or the site's first; None if the site lists none. Raises ConfigError for an unknown name."""
     if not site.partitions:
         return None
     name = site.partition_or_first(name)
@@ -25,13 +25,13 @@ def find_partition(site: Site, name: str | None = None) -> Partition | None:
 
 
 def max_hours(site: Site, partition: str | None = None) -> float | None:
-    """The longest job, in hours; None where nothing limits it."""
+    """The longest job time, in hours; None without a limit."""
     found = find_partition(site, partition)
     return site.max_hours if found is None else found.max_hours
 
 
 def cut(minutes: int, site: Site, partition: str | None = None) -> int:
-    """A time limit that is no longer than the longest job."""
+    """Cut a time limit to what the partition allows."""
     longest = max_hours(site, partition)
     return minutes if longest is None else min(minutes, math.floor(60 * longest))
 
@@ -39,7 +39,7 @@ def cut(minutes: int, site: Site, partition: str | None = None) -> int:
 def violations(
     name: str, nodes: int, gpus_per_node: int, hours: float | None, site: Site, partition: str | None = None
 ) -> list[str]:
-    """Sentences that say what the machine can never grant of what a job asks for: whole nodes, GPUs on each, hours."""
+    """Sentences on requests of a job (nodes, GPUs per node, hours) that exceed the limits of the site or its partition."""
     try:
         found = find_partition(site, partition)
     except ConfigError as error:
@@ -59,23 +59,23 @@ def violations(
 
 
 def live_site(site: Site, submits: bool) -> Site:
-    """`site` with the limits that this machine's Slurm states now; unchanged where there is no Slurm, or nothing goes to it.
+    """`site` with the current limits of this machine's Slurm; unchanged without Slurm.
 
-    submits: jobs go to a queue. Else Slurm is asked only of the partitions that the site names: on a login node its default
-    partition limits nothing that runs there.
+    submits: jobs go to a queue. Otherwise Slurm is asked only if the site lists partitions: Slurm's default partition does not limit
+    jobs that run on the login node.
     """
     return with_partitions(site, partitions(slurm.partitions())) if submits or site.partitions else site
 
 
 def with_partitions(site: Site, live: Any) -> Site:
-    """`site` with the limits of the `live` Partitions; where its file names none, with all of them, Slurm's default first."""
+    """`site` with the limits of the `live` Partitions; with all of them, Slurm's default first, if its file lists none."""
     known = {partition.name: partition for partition in live}
     stated = [replace(known.get(named.name, named), cores_per_node=named.cores_per_node) for named in site.partitions]
     return replace(site, partitions=stated or live)
 
 
 def partitions(records: Any) -> list[Partition]:
-    """The Partitions in `slurm.records("partition")`, the default first. No limit on time reads as a year."""
+    """The Partitions in `slurm.records("partition")`, the default first. An unlimited time becomes one year."""
     found = []
     for name, record in sorted(records.items(), key=lambda item: item[1].get("Default") != "YES"):
         limit = slurm.seconds(record.get("MaxTime"))

@@ -1,4 +1,4 @@
-"""Predictions for the runs of a project, each made once: rules, the logger plugin and verbs ask the same one."""
+"""Predictions for the runs of a project, cached, and shared by rules, the logger plugin and verbs."""
 
 import dataclasses
 import functools
@@ -19,15 +19,15 @@ from parascale.settings.project import Project
 from parascale.store.reasons import Reason, Reasons
 
 RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
-MANIFEST = "manifest.json"  # of data, as it was downloaded or prepared
+MANIFEST = "manifest.json"  # of downloaded or prepared data
 # Assumed for missing data: an English word with its space, an article with its summary.
 TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
 SEEN = ("train", "validation")  # splits whose size a plan needs
-MUCH_SECONDS = 60.0  # of training, before which a machine is measured
+MUCH_SECONDS = 60.0  # measure a machine only if it will train for longer
 
 
 class Planner:
-    """Knows a project's calibration and data as they are now; reads them when first asked."""
+    """Predict the runs of a project from its calibration and data, which it reads when first needed."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -37,9 +37,9 @@ class Planner:
         self._reasons = Reasons(project)
 
     def unmeasured(self, trainings: Any) -> bool:
-        """Whether (run, kind) of `trainings` on this machine's processors are worth 10 to 30 seconds to know how fast they are.
+        """True if `trainings`, a list of (run, kind), justify 10 to 30 seconds to measure this machine's processors.
 
-        Not where the machine was measured, or trained before, and not for a minute of training.
+        False if the machine was measured or has trained before, and for less than MUCH_SECONDS of training.
         """
         known = self.calibration.machine or self.calibration.observations
         if self.site.device != "cpu" or known:
@@ -47,7 +47,7 @@ class Planner:
         return sum(self.prediction(*training).wall_seconds or 0.0 for training in trainings) > MUCH_SECONDS
 
     def look_again(self) -> None:
-        """Forget what was predicted: something was measured."""
+        """Forget predictions and calibration after a measurement."""
         self._predictions.clear()
         self.__dict__.pop("calibration", None)
 
@@ -56,13 +56,13 @@ class Planner:
         return calibrate.known(self.project.paths, self.site.name)
 
     def facts(self, run: Run) -> DataFacts:
-        """The facts of a run's data; looked up once per workload."""
+        """The DataFacts of a run, cached per workload."""
         if run.workload.name not in self._workloads:
             self._workloads[run.workload.name] = data_facts(run, self.project.paths)
         return self._workloads[run.workload.name]
 
     def raw_bytes(self, name: str) -> float | None:
-        """Bytes of a dataset as it is downloaded: of its files where they are there, else from what its workload expects; or None."""
+        """Bytes of a dataset as downloaded: the size of its files, else an estimate from `data.expected` of its workload, else None."""
         manifest, data = self.project.paths.raw(name) / MANIFEST, self.project.datasets[name]
         if manifest.is_file():
             splits = read_json(manifest).get("splits", {})
@@ -75,23 +75,23 @@ class Planner:
 
     @functools.cached_property
     def _all_probes(self) -> dict[str, Run]:
-        """The probes of this run table by name, whatever they need."""
+        """All probes of this run table by name, even those that do not fit into memory."""
         return probes(self.project.right, self.site)
 
     @functools.cached_property
     def probing(self) -> dict[str, Prediction]:
-        """{name: Prediction} of the probes that memory allows, by formulas alone."""
+        """{name: Prediction} of the probes that fit into memory, by formulas alone."""
         found = self._all_probes.items()
         predicted = {name: predict(run, self.site, self.facts(run), remedy=False) for name, run in found}
         return {name: each for name, each in predicted.items() if each.fits not in ("risky", "does not fit")}
 
     @functools.cached_property
     def probes(self) -> dict[str, Run]:
-        """The probes of this run table by name, those that memory allows."""
+        """The probes of this run table that fit into memory, by name."""
         return {name: self._all_probes[name] for name in self.probing}
 
     def run(self, name: str, kind: str = "run") -> Run:
-        """A Run of the table or a point of a study, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
+        """The run or study point `name`, its `parity` run, or a `probe`. Raises ConfigError with the nearest name if there is none."""
         where = self.project.config.runs
         known = self._all_probes if kind == "probe" else self.project.runs
         if kind == "run" and name in self.project.points:
@@ -105,7 +105,7 @@ class Planner:
         return known[name].parity(parity.steps, parity.precision) if kind == "parity" else known[name]
 
     def refusal(self, name: str) -> str:
-        """Why a run of the table cannot train on its data, as far as that is known; empty where nothing speaks against it."""
+        """Why a run of the table cannot train on its data; empty if no reason is known."""
         run = self.run(name)
         try:
             require_fit(run, self.project.paths.data_of(run), self.facts(run))
@@ -113,11 +113,11 @@ class Planner:
             return f"run `{name}`: {error}"
         smallest = [each.name for each in self.project.studies.values() if name in each.smallest]
         if smallest and self.predicted(run).fits == "does not fit":
-            return f"run `{name}`: does not fit into memory, and it is the smallest point of study {smallest[0]}: begin with more GPUs"
+            return f"run `{name}`: does not fit into memory, and it is the smallest point of study {smallest[0]}: start with more GPUs"
         return ""
 
     def strategy(self, name: str | None) -> str | None:
-        """The strategy of a run of the table or a probe; None for any other name, or none."""
+        """The strategy of a run, study point or probe; None for any other name or None."""
         run = self.project.right.get(name) or self.project.points.get(name)
         run = run or (self.probes.get(name) if name is not None else None)
         return run.strategy if run else None
@@ -135,17 +135,17 @@ class Planner:
         return self._predictions[same]
 
     def reason(self, name: str, kind: str = "run", ready: bool = True) -> Reason:
-        """The Reason why a run of a kind has to run. ready: whether what it reads is there, and will not be rebuilt."""
+        """The Reason why a run has to be trained. ready: its input files exist and will not be rebuilt."""
         return self._reasons.of(self.run(name, kind), kind, ready)
 
     def runtime_minutes(self, name: str, attempt: int = 1, kind: str = "run", partition: str | None = None) -> int:
-        """The time limit that a run's job asks for at its `attempt` (from 1)."""
+        """The time limit in minutes for a run's job at its `attempt` (from 1)."""
         return time_limit(self.prediction(name, kind), self.site, attempt, partition)
 
     def ceiling(self, name: str) -> Any:
-        """{switch: model FLOPS utilisation} of a run's step: `now`, and with one switch changed at a time. None of it is a promise.
+        """{switch: predicted model FLOPS utilisation} of a run's step: `now`, and with one switch changed at a time.
 
-        Useful operations over those that the GPUs could perform at their peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+        That is useful operations over those possible at the GPUs' peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
         """
         run, facts = self.run(name), self.facts(self.run(name))
         compiled = run.layout.compile
@@ -164,7 +164,7 @@ class Planner:
         for words, each in changed.items():
             try:
                 each.check()
-            except ConfigError:  # a switch that this layout refuses
+            except ConfigError:  # this layout does not allow the switch
                 continue
             predicted = self.calibration.predict(each, self.site, facts, remedy=False)
             targets = model_sizes(each.workload.model, facts.vocabulary, *each.workload.sizes).targets
@@ -174,12 +174,12 @@ class Planner:
 
 
 def data_facts(run: Run, paths: Paths) -> DataFacts:
-    """The DataFacts of a run: from the prepared data below `paths`, else what its workload expects."""
+    """The DataFacts of a run, from its prepared data below `paths`, else from `data.expected` of its workload."""
     return dataclasses.replace(facts_of(paths.data_of(run), run), workloads=paths.workloads)
 
 
 def facts_of(folder: Path | None, run: Run) -> DataFacts:
-    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
+    """The DataFacts of a run whose prepared data is in `folder`; without that data, from `data.expected` of its workload."""
     workload, manifest = run.workload, folder / MANIFEST if folder else None
     if workload.is_script or manifest is None or not manifest.is_file():
         return expected_facts(run)
@@ -190,7 +190,7 @@ def facts_of(folder: Path | None, run: Run) -> DataFacts:
         size = values.get("sample_bytes", 0) / max(1, samples)
         train, validation = (splits.get(name, {}).get("samples") for name in SEEN)
         return DataFacts(len(values["classes"]), train, validation, size)
-    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+    if workload.of_pairs:  # an upper bound: pairs with too long a summary are skipped when the data is opened
         train, validation = (splits[name]["documents"] for name in SEEN)
         return DataFacts(values["vocabulary"], train, validation)
     validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
@@ -198,9 +198,9 @@ def facts_of(folder: Path | None, run: Run) -> DataFacts:
 
 
 def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -> None:
-    """Raise ConfigError or DataError where a run cannot train on its data: the checks of settings that need a number of it.
+    """Raise ConfigError or DataError if a run cannot train on its data. These are the checks of settings that need the data's size.
 
-    folder: of the prepared data; while it is not there, what the workload expects counts. facts: of it, where they are known.
+    folder: of the prepared data; if it is missing, `data.expected` of the workload is used. facts: the data's, if known already.
     """
     if run.workload.is_script:
         return
@@ -210,8 +210,8 @@ def require_fit(run: Run, folder: Path | None, facts: DataFacts | None = None) -
 
 
 def require_windows(workload: Any, folder: Path) -> None:
-    """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window, and
-    has ends of documents where these are to be separate."""
+    """Raise DataError if a split of the prepared text in a folder is not longer than a language model's window, or has no document ends
+    although documents are to be kept separate. Does nothing if the data is missing."""
     path = Path(folder) / MANIFEST
     if workload.task != "language_model" or not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""Predicted needs of one run: time, memory, core-hours, and the basis of the figures."""
+"""Predict the time, memory and core-hours of one run."""
 
 import dataclasses
 import math
@@ -16,21 +16,21 @@ from parascale.plan.time import Rates, formula_rates, forward_seconds, step_seco
 from parascale.plan.work import Work, step_work
 from parascale.settings import Run, Site
 
-# Deviation of the logarithm of a step's seconds by constants to which nothing was fitted. Of GPUs, from the residuals of published trainings
-# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines. Of more than 64
-# GPUs, whose network and neighbours matter, each doubling adds to the variance: of 30 published rows on more than 256, ranges held 23 without.
+# Log standard deviation of a step's seconds by unfitted constants. GPUs: from residuals of published trainings that were not used in fits
+# (tests/unit/test_plan_score.py). CPUs, which differ more: from this project's own machines. Above 64 GPUs, where network and neighbours
+# matter, each doubling adds to the variance: without this, ranges covered 23 of 30 published rows on more than 256 GPUs.
 FORMULA_ERROR, DOUBLING_ERROR, FEW_GPUS = {"cuda": 0.078, "cpu": 0.5}, 0.03, 64
-BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
+BESIDE_ERROR = 0.4  # log standard deviation of start-up, evaluation and saving, without a measurement of the same run
 ROUNDED_MINUTES = 5
-IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
-VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
+IMAGE_BYTES = 1e5  # assumed size of a JPEG before the data exists
+VALIDATION_PART = 0.1  # assumed fraction of the train split before the data is prepared
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Facts of the data that a plan needs: entries of the vocabulary (or classes), samples of the train and validation splits.
+    """Facts of the data that a plan needs: size of the vocabulary (or number of classes), samples in the train and validation splits.
 
-    sample_bytes: of a compressed image, on average; 0 of text. workloads: the folder of the workload's file.
+    sample_bytes: average size of a compressed image; 0 for text. workloads: the folder of the workload's file.
     """
 
     vocabulary: int | None
@@ -42,11 +42,11 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the prices of a run (see `Calibration.of`). rates: None where a data sheet lacks the peak rate.
+    """What is known of the prices of a run (see `Calibration.of`). rates: None if a data sheet lacks the peak rate.
 
-    own, shared: errors of a step's seconds, as `Part` has them; the shared one of `fitted` prices depends on its work. seen: seconds of a
-    step, and beside all steps, of finished runs that differ in name and seed alone. beside: what finished runs of its workload took beside
-    their steps over what formulas say.
+    own, shared: errors of a step's seconds (see `Part`); with `fitted` prices the shared error is computed from them instead. seen:
+    (seconds per step, seconds outside all steps) of finished runs that differ only in name and seed. beside: measured over predicted
+    seconds outside the steps, from finished runs of the same workload.
     """
 
     basis: str = "formula"
@@ -60,11 +60,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Frozen into `run.json` before a run starts. What is unknown is None, and `unknown` says why.
+    """A run's prediction, stored in `run.json` before the run starts. Unknown values are None, and `unknown` says why.
 
-    steps: None of a script that does not say them. step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
-    start-up, evaluation, saving); both are means, as slow runs are further off than fast ones. wall_low, wall_high: 80 of 100 runs lie
-    between; 95 of 100 last no longer than limit_seconds. parts: `Part`s of wall_seconds, the first with the steps.
+    steps: None for a script that does not state them. step_seconds, phases: of a typical (median) step. seconds: training steps alone;
+    wall_seconds: also `beside` (seconds of start-up, evaluation, saving); both are means, which slow runs pull above the median.
+    wall_low, wall_high: range of 80 of 100 runs; 95 of 100 last at most limit_seconds. parts: `Part`s of wall_seconds, steps first.
     memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe |
     history (see `Calibration.basis`).
     """
@@ -96,14 +96,14 @@ class Prediction:
 def predict(
     run: Run, site: Site, facts: DataFacts | None = None, remedy: bool = True, known: Known | None = None
 ) -> Prediction:
-    """The Prediction for `run` at `site`: the sizes of its model, the work of a step, and the price of that.
+    """Predict `run` at `site`: from the sizes of its model, the work of a step and the price of that work.
 
-    facts: by default what is expected. known: by default what formulas say. remedy: where a run does not fit, look for a change that would
-    make it fit.
+    facts: default: `data.expected` of the workload. known: default: formulas only. remedy: if the run does not fit, look for a change
+    that would make it fit.
     """
     facts = facts or expected_facts(run)
     if known is None:
-        # Nobody knows which part of formulas' error is a run's own: all of it is shared, the careful side.
+        # How much of the formulas' error is a run's own is unknown. To be careful, treat all of it as shared.
         rates = formula_rates(site, run.precision, facts.sample_bytes)
         known = Known(rates=rates, shared=formula_error(site.device, run.layout.world_size))
     if run.workload.is_script:
@@ -131,7 +131,7 @@ def predict(
 
 
 def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: str | None = None) -> int:
-    """Minutes: what 95 of 100 runs take × attempt, in steps of 5 minutes, cut to the partition's limit."""
+    """Time limit in minutes: enough for 95 of 100 runs, rounded up to 5 minutes, × attempt, cut to the partition's limit."""
     if prediction.wall_seconds is None:
         return math.floor(60 * (limits.max_hours(site, partition) or site.assumed.unknown_hours))
     minutes = attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES)
@@ -139,9 +139,9 @@ def time_limit(prediction: Prediction, site: Site, attempt: int = 1, partition: 
 
 
 def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
-    """What 95 of 100 runs take when nodes fail at the site's rate; None where the time is unknown.
+    """Seconds that 95 of 100 runs stay below when nodes fail at the site's rate; None if the time is unknown.
 
-    Failures are a Poisson process. Each costs a start and half of what is trained between two checkpoints.
+    Failures are a Poisson process. Each costs a start and half the training between two checkpoints.
     """
     if prediction.wall_seconds is None:
         return None
@@ -155,7 +155,7 @@ def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
 
 
 def _poisson_quantile(mean: float, probability: float) -> float:
-    """The least count that is not exceeded with a probability; of large means by the normal distribution."""
+    """The quantile of a Poisson distribution at `probability`; above a mean of 100, the 95 % quantile by the normal distribution."""
     if mean > 100:
         return mean + LIMIT * math.sqrt(mean)
     count, term = 0, math.exp(-mean)
@@ -168,7 +168,7 @@ def _poisson_quantile(mean: float, probability: float) -> float:
 
 
 def _price(run: Run, site: Site, facts: DataFacts, known: Known, work: Work) -> dict[str, Any]:
-    """Times of a Prediction, by name; unknown ones are left out, and `unknown` says why."""
+    """The fields of a Prediction that concern time; unknown ones are left out, and `unknown` says why."""
     steps = run_steps(run, facts)
     if known.rates is None:
         needed = f"peak_tflops.{'bf16' if run.precision == 'float8' else run.precision} and memory_gigabytes_per_second"
@@ -188,7 +188,7 @@ def _price(run: Run, site: Site, facts: DataFacts, known: Known, work: Work) -> 
 
 
 def _of_script(run: Run, site: Site, known: Known) -> Prediction:
-    """The Prediction for a training script of the user's own: there is no formula for it, but others of its kind may have run."""
+    """The Prediction for a user's own training script. No formula covers it, so it needs earlier runs."""
     steps = run.workload.steps
     if known.seen is None:
         remedy = "run" if steps else "give its workload `steps`, for `{steps}`, and run"
@@ -201,18 +201,18 @@ def _of_script(run: Run, site: Site, known: Known) -> Prediction:
 
 
 def _mean(known: Known) -> float:
-    """Of what is log-normal, over its median."""
+    """Mean over median of a log-normal distribution."""
     return math.exp(known.own**2 / 2)
 
 
 def _in_all(
     run: Run, site: Site, known: Known, seconds: float, shared: float, beside: dict[str, float]
 ) -> dict[str, Any]:
-    """What a Prediction says of the seconds of all steps and those `beside` them."""
+    """The fields of a Prediction that follow from the seconds of all steps and those `beside` them."""
     extra = sum(beside.values())
     wall = seconds + extra
     parts: tuple[Part, ...] = Part(seconds, known.own, shared), Part(extra, shared=BESIDE_ERROR)
-    if known.basis == "history":  # a run that was seen is slow in all of it
+    if known.basis == "history":  # a slow run is slow throughout
         parts = (Part(wall, known.own, shared),)
     return {
         "seconds": seconds,
@@ -227,7 +227,7 @@ def _in_all(
 
 
 def run_steps(run: Run, facts: DataFacts) -> int | None:
-    """Optimizer steps of a run; None where it counts epochs of data of unknown size."""
+    """Optimizer steps of a run; None if it counts epochs and the data's size is unknown."""
     if run.workload.training.steps is None and facts.train_samples is None:
         return None
     return run.optimizer_steps(facts.train_samples)
@@ -236,10 +236,10 @@ def run_steps(run: Run, facts: DataFacts) -> int | None:
 def beside_seconds(
     run: Run, site: Site, facts: DataFacts, steps: int, seconds: float, forward: float
 ) -> dict[str, float]:
-    """{what: seconds} beside the training steps, by formula. forward: seconds of the forward passes of a global batch.
+    """{name: seconds} outside the training steps, by formula. forward: seconds of the forward passes of a global batch.
 
-    Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
-    saves weights. State is saved every so many steps and minutes, and at the end.
+    Evaluations use the validation split; one uses the test split, which is assumed to be as long. Each validation may be the best so
+    far, and then saves weights. State is saved at intervals of steps and minutes, and at the end.
     """
     training, state = run.workload.training, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
@@ -254,7 +254,7 @@ def beside_seconds(
 
 
 def expected_facts(run: Run) -> DataFacts:
-    """The DataFacts of a run as its workload expects them."""
+    """The DataFacts of a run from `data.expected` of its workload."""
     data, workload = run.workload.data, run.workload
     if workload.is_script:
         return DataFacts(None)
@@ -268,6 +268,6 @@ def expected_facts(run: Run) -> DataFacts:
 
 
 def formula_error(device: str, processes: int) -> float:
-    """Deviation of the logarithm of a step's seconds of so many processes, by formula alone."""
+    """Log standard deviation of a step's seconds on `processes` processes, by formula alone."""
     doublings = max(0.0, math.log2(processes / FEW_GPUS)) if device == "cuda" else 0.0
     return math.hypot(FORMULA_ERROR[device], DOUBLING_ERROR * doublings)

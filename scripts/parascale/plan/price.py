@@ -1,7 +1,7 @@
-"""The price of one job of a workflow: a training by the prediction of its run, any other by how long its rule took before, else by what
-it reads and writes. Where nothing tells, it is unknown, and the job says why.
+"""Price one job of a workflow. A training costs what its run's prediction says; any other job what its rule took before, else a price
+by the bytes it reads and writes. If neither is known, the price is unknown, and the job says why.
 
-At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any other job its time limit.
+The worst case of a training is the time that 95 of 100 stay below when nodes fail at the site's rate; of any other job its time limit.
 """
 
 import math
@@ -21,26 +21,26 @@ from parascale.plan.work import step_work
 from parascale.settings import Layout, Run
 from parascale.settings.workload import usable_decoders
 
-KEPT = "store"  # basis of the price of a training that is there already
-CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
+KEPT = "store"  # basis of a training whose result is already in the store
+CASE_SECONDS = 1.0  # overhead of a case of the readers' benchmark: processes start
 DATA = ("encode", "prepare", "index", "convert", "verify", "loaders")
-COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
+COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # reads and writes of a checkpoint
 SUMMARISE = "summarise"
-# What a price may rest on that was never measured, and what would measure it.
+# Unmeasured assumptions of a price, and how to measure them.
 ASSUMPTIONS = {
     "steps": "steps as fast as data sheets and published trainings say (`calibrate` measures them)",
     "saving": "saving at {save_gigabytes_per_second:g} GB/s a node (`calibrate` measures it)",
     "start-up": "starts in {startup_seconds:g} s (`calibrate` measures them)",
-    "data": "texts at {data_megabytes_per_second:g} MB/s, images at {decode_megabytes_per_second:g} (a first dataset shows it)",
+    "data": "texts at {data_megabytes_per_second:g} MB/s, images at {decode_megabytes_per_second:g} (the first dataset measures it)",
 }
 
 
 class Unknown(Exception):
-    """What is missing to tell how long a job takes, in words."""
+    """The duration of a job is unknown. The message says what is missing."""
 
 
 def price(job: Job, planner: Planner, history: dict[str, float], ready: bool = True) -> Job:
-    """A Job with its price. history: rule → hours. ready: whether the files that it reads are there and stay as they are."""
+    """Add the price to a Job. history: rule → hours. ready: its input files exist and will not be rebuilt."""
     job = replace(job, strategy=planner.strategy(job.run), worst=job.limit_hours)
     if job.nodes == 0:
         return replace(job, parts=(), worst=0.0)
@@ -49,7 +49,7 @@ def price(job: Job, planner: Planner, history: dict[str, float], ready: bool = T
         return _training(job, planner, ready)
     if job.rule in history:
         return replace(job, basis="history", parts=(Part(history[job.rule], shared=BESIDE_ERROR),))
-    stage = Path(job.benchmark).parent.name if job.benchmark else None  # says what it does
+    stage = Path(job.benchmark).parent.name if job.benchmark else None  # the stage names its work
     try:
         seconds = _other_seconds(stage, job.wildcards, planner, max(1, job.gpus_per_node))
     except Unknown as missing:
@@ -68,12 +68,12 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
         return job
     parts = tuple(part.times(1 / 3600) for part in left_of(prediction, reason.step))
     worst = worst_seconds(prediction, planner.run(job.run, job.kind), planner.site)
-    done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # fails no more
+    done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # can no longer fail
     return replace(job, parts=parts, worst=worst / 3600 - done)
 
 
 def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
-    """`Job.assumed` of a training."""
+    """The value of `Job.assumed` for a training."""
     if prediction.basis == "history":
         return {}
     ours, known = planner.site.assumed, planner.calibration.measured(planner.site).assumed
@@ -85,8 +85,8 @@ def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
 
 
 def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:
-    """Parts of the seconds that are left of a training, of known price, which has its state after `step` optimizer steps.
-    A script that does not say how many steps it makes may have done any part of them: none counts as done."""
+    """Parts of the seconds left of a training with a known price, which resumes after `step` optimizer steps.
+    For a script that does not state its number of steps, none count as done."""
     training, *beside = prediction.parts
     done = prediction.seconds * min(1.0, step / prediction.steps) if prediction.steps else 0.0
     return training.times(1 - done / training.value), *beside
@@ -95,10 +95,10 @@ def left_of(prediction: Prediction, step: int) -> tuple[Part, ...]:
 def limit_minutes(
     stage: str, wildcards: dict[str, Any], planner: Planner, attempt: int, partition: str | None, processes: int = 1
 ) -> int:
-    """The time limit of a job that trains nothing at its `attempt` (from 1): four times what it is expected to take, in steps of 15
-    minutes; two hours where that is not known. stage: see `_other_seconds`. Raises ValueError for one that has no price."""
+    """The time limit in minutes of a job that trains nothing: four times its expected time, rounded up to 15 minutes, or two hours if that
+    is unknown; × `attempt` (from 1). stage: see `_other_seconds`. Raises ValueError for a stage without a price."""
     if stage not in (*DATA, *COPIES, SUMMARISE):
-        raise ValueError(f"nothing prices the stage {stage!r}")
+        raise ValueError(f"no price for the stage {stage!r}")
     try:
         minutes = attempt * 15 * math.ceil(4 * _other_seconds(stage, wildcards, planner, processes) / 900)
     except Unknown:
@@ -107,7 +107,7 @@ def limit_minutes(
 
 
 def _other_seconds(stage: str | None, wildcards: dict[str, Any], planner: Planner, processes: int) -> float:
-    """Seconds of a job that trains nothing. stage: the folder of its benchmark. Raises Unknown."""
+    """Seconds of a job that trains nothing. stage: name of its benchmark's folder. Raises Unknown."""
     if stage in DATA:
         seconds = _of_data(stage, wildcards["dataset"], planner)
     elif stage in COPIES or stage == SUMMARISE:
@@ -153,9 +153,9 @@ def _of_run(stage: str, name: str, planner: Planner, processes: int) -> float:
 
 
 def _forward(stage: str, run: Run, facts: DataFacts, planner: Planner) -> float:
-    """Seconds in which a process evaluates the validation and the test split, or writes the summaries of the latter.
+    """Seconds in which one process evaluates the validation and test splits, or writes summaries of the test split.
 
-    Each token of a summary passes through the decoder with all that stand before it, once for each beam, and once for greedy search.
+    Each token of a summary goes through the decoder with all tokens before it, once per beam, and once for greedy search.
     """
     rates, _ = planner.calibration.rates(planner.site, run, facts.sample_bytes)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)

@@ -1,9 +1,9 @@
-"""Short runs that show what a machine's work costs, before anything long is spent on it.
+"""Probes: short runs that measure a machine's prices before long runs start.
 
-A probe is no run of the table. It takes fewer samples a step, and there is one for each kind of cost that the table's runs
-have: computing (two sizes tell operations from what starting them takes), talking inside a node, talking between nodes, and
-matrices that are split; each in the precision of the runs, and compiled where they are. Prices come from them; layouts and sizes
-follow by formula.
+A probe is not a run of the table. It uses fewer samples per step. There is one probe for each kind of cost that the table's runs
+have: computing (two sizes, to separate operations from the cost of starting them), communication within a node, communication
+between nodes, and split matrices; each in the runs' precision, and compiled if they are. Probes give prices; formulas extend them
+to other layouts and sizes.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ TALKING = 2
 
 
 def probes(runs: Any, site: Site) -> dict[str, Run]:
-    """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
+    """The probes, as {name: Run}, for a run table's {name: Run} at `site`. Their names never clash with those of runs."""
     scripts: dict[Any, Run] = {}
     families = defaultdict(list)
     for run in runs.values():
         if not run.workload.is_script:
             families[run.workload.name, run.precision, run.layout.compile].append(run)
-        elif run.workload.steps is not None:  # one in each layout: no formula leads from one to another
+        elif run.workload.steps is not None:  # one probe per layout: no formula extends it to others
             steps = min(STEPS, run.workload.steps)
             workload = dataclasses.replace(run.workload, steps=steps)
             probe = dataclasses.replace(run, run=f"{run.run}@{steps}", workload=workload, baseline=None, repeat=1)
@@ -55,14 +55,14 @@ def _kinds(layouts: Any, site: Site) -> Iterator[tuple[str, int, dict[str, Any]]
     together = [layout for layout in layouts if layout.world_size > 1]
     if not together:
         return
-    # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
+    # The runs' number of processes, but at most one per core or GPU: formulas cover shared cores.
     counts = [site.processes_together(layout) for layout in together]
     processes = max([2, *(count for count in counts if site.crowding(count) == 1)])
-    # FSDP includes DDP's work: where both were probed, the difference is the cost of gathering.
+    # FSDP includes DDP's work: if both are probed, the difference is the cost of gathering.
     axes = [axis for axis in DATA_AXES if any(axis in layout.dimensions for layout in layouts)] or ["dp"]
     for axis in axes:
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
-    for axis in (axis.name for axis in AXES if axis.within_node or axis.splits_positions):  # which talk in every block
+    for axis in (axis.name for axis in AXES if axis.within_node or axis.splits_positions):  # active in every block
         if found := [layout.dimensions[axis] for layout in layouts if axis in layout.dimensions]:
             least = (
                 min(found)

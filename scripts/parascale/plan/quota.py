@@ -1,4 +1,4 @@
-"""The quota that an account has left, from the configuration or from the site's own command."""
+"""The remaining quota of an account, from the configuration or from the site's command."""
 
 import json
 import math
@@ -10,23 +10,23 @@ from typing import Any
 from parascale.errors import RequirementError
 from parascale.settings.project import Project
 
-GLANCE_SECONDS = 10  # a plan is only better for the answer
+GLANCE_SECONDS = 10  # short timeout, because a plan also works without the answer
 
 
 @dataclass(frozen=True)
 class Quota:
-    """The quota that an account has left. core_hours: None where they are unknown. words: what they are, or why they are unknown."""
+    """The remaining quota of an account. core_hours: None if unknown. words: the quota, or why it is unknown, for messages."""
 
     core_hours: float | None
     words: str
 
     def allows(self, core_hours: float) -> bool:
-        """Whether so many core-hours are within it; True if it is unknown."""
+        """True if `core_hours` are within the quota, or it is unknown."""
         return self.core_hours is None or core_hours <= self.core_hours
 
 
 def quota_of(project: Project) -> Quota | None:
-    """The Quota of a project: what the configuration gives, else what the site's command answers; None where neither is there."""
+    """The Quota of a project: from the configuration, else from the site's command; None without either."""
     given, asked, account = project.config.budget.quota, project.site.quota, project.config.account
     if given is not None:
         return Quota(given, f"the quota of {given:,g} core-h")
@@ -42,9 +42,9 @@ def quota_of(project: Project) -> Quota | None:
 
 
 def _left(asked: Any, account: str | None) -> float:
-    """Core-hours that are left, at least 0, by the JSON that a site's command prints: records with what was granted and used add up.
+    """Remaining core-hours, at least 0, from the JSON that a site's command prints: the sum over records of granted minus used.
 
-    Raises RequirementError, with the reason in one line, where the command does not say.
+    Raises RequirementError, with the reason in one line, if the command does not give them.
     """
     command, record, left = asked.command.replace("{account}", account or ""), {}, 0.0
     try:

@@ -1,5 +1,5 @@
-"""How a layout is cut best: micro-batches, accumulation, recomputation and pipeline schedules; what stands before what; and one change that
-makes a run fit."""
+"""Search for the best layout: list layouts, choose micro-batches, accumulation, recomputation and pipeline schedule, rank the results, and
+find a change that makes a run fit."""
 
 import bisect
 import functools
@@ -18,17 +18,17 @@ from parascale.settings.layout import AXES, LOOPED_SCHEDULES, RECOMPUTATION, Axi
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 FITTING = ORDER[:2]
-NEAR = 1.1  # predictions within this factor are as good as equal: layouts of one model and machine share most of their errors
-# Pipeline schedules, the simpler first. GPipe waits as long as 1F1B and holds more micro-batches: it is for a batch that gives no micro-batch
-# to each stage. Looped BFS is to interleaved 1F1B as GPipe to 1F1B, and has no such use.
+NEAR = 1.1  # treat predictions within this factor as equal; layouts of the same model and machine share most of their errors
+# Pipeline schedules, the simplest first. GPipe waits as long as 1F1B and holds more micro-batches; it is used only if there are fewer
+# micro-batches than stages. Looped BFS compares to interleaved 1F1B as GPipe to 1F1B, and is not searched.
 SIMPLER = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "LoopedBFS")
-# From so many positions on their exchange may pay: below it a rank's samples are easily spread in another way, and a search takes longer.
+# Split positions only from this window on: below it other layouts spread samples as well, and the search would take longer.
 LONG_WINDOW = 8192
-GAIN = 1.01  # what smaller micro-batches must gain to be tried
+GAIN = 1.01  # smaller micro-batches must promise this speed-up to be tried
 
 
 def layouts(workload: Any, site: Site, gpus: int, precision: Any = "fp32") -> Iterator[Layout]:
-    """Yield the Layouts that can train `workload` on `gpus` GPUs of `site`."""
+    """Yield the Layouts that can train `workload` on `gpus` GPUs of `site`. Raises ConfigError if the site cannot provide them."""
     nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
     if gpus % nodes:
         raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
@@ -45,7 +45,7 @@ def layouts(workload: Any, site: Site, gpus: int, precision: Any = "fp32") -> It
 
 
 def _spreads(gpus: int, on_node: int, axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
-    """Yield degrees of `axes` whose product is `gpus`. The degree of the last axis is what the others leave."""
+    """Yield degrees of `axes` whose product is `gpus`. The last axis takes what the others leave."""
     axis, *others = axes
     if not others:
         yield {axis.name: gpus}
@@ -58,16 +58,16 @@ def _spreads(gpus: int, on_node: int, axes: Sequence[Axis]) -> Iterator[dict[str
 def best_of(
     workload: Any, layout: Layout, precision: Any, site: Site, estimate: Callable[[Run], Any], measure: str
 ) -> tuple[Run, Any]:
-    """(Run, Prediction) of the degrees of `layout` at their best; of a pipeline, with the simplest schedule that is about as good.
+    """The best (Run, Prediction) with the degrees of `layout`. A pipeline gets the simplest schedule within NEAR of the best.
 
-    Another schedule is tried where less waiting would show. It saves no memory: what does not fit, however it is cut, fits with none.
+    Tries another schedule only if less waiting would matter. A schedule saves no memory, so a run that does not fit fits with none.
     """
     if layout.pp == 1:
         ways = [layout, replace(layout, reshard_after_forward=False)][: 1 + (layout.fsdp > 1)]
         either = itertools.chain(*(_tried(workload, each, precision, site, estimate) for each in ways))
         return min(either, key=lambda pair: _quality(pair[1], measure))
     found: list[tuple[Run, Any]] = []
-    soonest = math.inf  # seconds of a step that would wait for no other stage
+    soonest = math.inf  # seconds of a step without waiting for other stages
     schedule: Any
     for schedule in SIMPLER[:-1]:
         if found and schedule == "GPipe":
@@ -85,7 +85,7 @@ def best_of(
 
 
 def ranked(found: Any, measure: str) -> list[tuple[Run, Any]]:
-    """Pairs of Run and Prediction, the best first; of those that formulas cannot tell from the best, the simpler."""
+    """Sort pairs of Run and Prediction, the best first. Those within NEAR of the best are sorted by simplicity."""
     ordered = sorted(found, key=lambda pair: _quality(pair[1], measure))
     place, least = _quality(ordered[0][1], measure)
     near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
@@ -96,15 +96,15 @@ def ranked(found: Any, measure: str) -> list[tuple[Run, Any]]:
 def _tried(
     workload: Any, layout: Layout, precision: Any, site: Site, estimate: Callable[[Run], Any]
 ) -> Iterator[tuple[Run, Any]]:
-    """(Run, Prediction) of what is worth trying: from the largest micro-batches that fit on, until smaller ones gain nothing more; with
-    and without recomputation.
+    """Yield (Run, Prediction) of promising candidates, with and without recomputation: from the largest micro-batches that fit to smaller
+    ones until these gain nothing.
 
-    Smaller ones shorten a pipeline's bubble and may cut a share more evenly; else they compute no faster.
+    Smaller micro-batches shorten a pipeline's bubble and may split a share more evenly; they do not compute faster.
     """
     saved_already, counts = False, _counts(workload.training, layout)
     for saving in RECOMPUTATION:
         cut, least = functools.partial(_cut, workload, layout, saving, precision, site), math.inf
-        if not counts or not is_valid(cut(counts[0])):  # nothing else of a run depends on their number
+        if not counts or not is_valid(cut(counts[0])):  # validity does not depend on the count
             continue
         for run, predicted in _from_what_fits(counts, cut, estimate):
             yield run, predicted
@@ -115,17 +115,17 @@ def _tried(
                 break
             seconds = sum(predicted.phases.values())
             least = min(least, seconds)
-            even = run.global_batch / (run.parts * run.micro_batch)  # the longest part decides
+            even = run.global_batch / (run.parts * run.micro_batch)  # the largest part decides
             if least <= GAIN * even * (seconds - predicted.phases["bubble"]):
                 break
-        if saved_already:  # recomputing would only take longer
+        if saved_already:  # recomputation would only be slower
             return
 
 
 def _from_what_fits(
     counts: Any, cut: Callable[[int], Any], estimate: Callable[[Run], Any]
 ) -> Iterator[tuple[Run, Any]]:
-    """(Run, Prediction) of each number of parts, the more the less memory, from the first on that fits; if none does, of the last."""
+    """Yield (Run, Prediction) for each count from the first that fits; more parts need less memory. If none fits, only for the last."""
 
     @functools.cache
     def tried(count: int) -> tuple[Run, Any]:
@@ -133,7 +133,7 @@ def _from_what_fits(
         once = replace(run, layout=replace(run.layout, reduce="step"))
         several = run.workload.training.accumulate > 1 or not run.layout.reshard_after_forward
         if run.layout.fsdp > 1 and run.layout.pp == 1 and several:
-            predicted = estimate(once)  # fewer messages, if whole gradients fit
+            predicted = estimate(once)  # fewer messages if full gradients fit
             if predicted.fits in FITTING:
                 return once, predicted
         return run, estimate(run)
@@ -148,7 +148,7 @@ def _from_what_fits(
 
 
 def _counts(training: Any, layout: Layout) -> list[int]:
-    """Numbers of parts that a rank's share may be cut into. Those of a pipeline are of one size, so that their number divides the share."""
+    """Numbers of parts that a rank's share may be split into. A pipeline needs parts of equal size, so their number divides the share."""
     share, rest = divmod(training.global_batch, layout.data_parallel * training.accumulate)
     if layout.pp == 1:
         return sorted({*_divisors(share), *(2**power for power in range(share.bit_length()))})
@@ -157,7 +157,7 @@ def _counts(training: Any, layout: Layout) -> list[int]:
 
 
 def _cut(workload: Any, layout: Layout, saving: Any, precision: Any, site: Site, count: int) -> Run:
-    """The Run with so many parts: micro-batches of a pipeline, else accumulated ones."""
+    """The Run with `count` parts: micro-batches of a pipeline, otherwise accumulated parts."""
     if layout.pp == 1:
         workload, count = workload.in_parts(count * workload.training.accumulate), layout.micro_batches
     layout = replace(layout, activation_checkpointing=saving, micro_batches=count)
@@ -165,12 +165,12 @@ def _cut(workload: Any, layout: Layout, saving: Any, precision: Any, site: Site,
 
 
 def row_of(workload: Any, layout: Layout, precision: Any, site: Site) -> Run:
-    """The Run that a row of the table with this layout would be."""
+    """The Run of a table row with this layout."""
     return compiled_where_it_gains(Run(run="advice", workload=workload, layout=layout, precision=precision), site)
 
 
 def is_valid(run: Run) -> bool:
-    """Whether a run can be trained."""
+    """True if the run's settings are valid together."""
     with suppress(ParascaleError):
         run.check()
         return True
@@ -183,7 +183,7 @@ def _quality(predicted: Any, measure: str) -> tuple[Any, ...]:
 
 
 def splits(layout: Layout) -> tuple[Any, ...]:
-    """How far a layout is from plain data parallelism: kinds of parallelism, then degrees from PP over CP to DP, then the schedule."""
+    """Sort key for the distance from plain data parallelism: number of kinds, degrees from PP over CP to DP, then the schedule."""
     apart = sorted(AXES, key=lambda axis: (axis.splits_samples, axis.splits_positions, -AXES.index(axis)))
     degrees = (getattr(layout, axis.name) for axis in apart)
     return len(layout.dimensions), *degrees, SIMPLER.index(layout.pipeline_schedule)
@@ -195,7 +195,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def find_remedy(run: Run, site: Site, vocabulary: int | None, capacity: int | None) -> str | None:
-    """One change that would make a run fit, in words; None where no single change does."""
+    """One change that would make a run fit, in words; None if no single change would."""
     for words, changed in _changes(run):
         try:
             changed.check()
@@ -208,7 +208,7 @@ def find_remedy(run: Run, site: Site, vocabulary: int | None, capacity: int | No
 
 
 def _changes(run: Run) -> Iterator[tuple[str, Run]]:
-    """(words, changed run), the cheapest change first."""
+    """Yield (words, changed run), the cheapest change first."""
     layout = run.layout
 
     def with_layout(**values: Any) -> Run:

@@ -1,4 +1,4 @@
-"""What Slurm, or what it once printed, says of a cluster without a site file. What nobody says is None."""
+"""Survey a cluster without a site file, from Slurm or from files with its output. Unknown values are None."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*))?:(\d+)")
 
 @dataclass(frozen=True)
 class Shape:
-    """Nodes that are alike. gpu: the type in Slurm's words. cores: physical ones. memory_gb: in 10⁹ bytes. None and 0 are unknown."""
+    """Hardware of one kind of node. gpu: type as Slurm names it. cores: physical. memory_gb: in 10⁹ bytes. None and 0 mean unknown."""
 
     gpus: int
     gpu: str | None
@@ -32,10 +32,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Survey:
-    """A cluster. shape: of most nodes of its first partition. partitions: those with GPUs; none without Slurm.
+    """A cluster. shape: the most common one in its first partition. partitions: those with GPUs; empty without Slurm.
 
-    data: the Partition without GPUs with most nodes, and data_cores the cores of one of its nodes. whole_nodes: a job has its nodes
-    alone. forgets: seconds after which Slurm forgets a job that has ended.
+    data: the largest Partition without GPUs; data_cores: cores of one of its nodes. whole_nodes: jobs get exclusive nodes. forgets:
+    seconds after which Slurm forgets a finished job.
     """
 
     cluster: str
@@ -50,19 +50,19 @@ class Survey:
 
 
 def asked() -> tuple[Any, Any, Any]:
-    """(nodes, partitions, configuration) as this machine's Slurm answers. Raises RequirementError where there is none."""
+    """(nodes, partitions, configuration) from this machine's Slurm. Raises RequirementError without Slurm."""
     try:
         return slurm.records("node"), slurm.records("partition"), slurm.configuration()
     except (RequirementError, NoAnswerError) as error:
         raise RequirementError(
-            f"{error}. Without Slurm here: --from FILE, for each of what `scontrol show node`, `scontrol show partition` and `scontrol "
-            f"show config`, or `{SINFO}` printed on the cluster, or --gpus 8 --gpu H100"
+            f"{error}. Without Slurm give a --from FILE for each output of `scontrol show node`, `scontrol show partition` and `scontrol "
+            f"show config` on the cluster, or for that of `{SINFO}`; or --gpus 8 --gpu H100"
         ) from None
 
 
 def recorded(files: Any) -> tuple[Any, Any, Any]:
-    """The same by files of what `scontrol show node`, `… partition`, `… config`, on one line a record or on several, or SINFO printed.
-    Raises RequirementError where they tell of no node."""
+    """The same from files with the output of `scontrol show node`, `… partition` and `… config`, with one or several lines per record, or
+    of SINFO. Raises RequirementError if they contain no node."""
     nodes: dict[str, Any] = {}
     partitions: dict[str, Any] = {}
     configuration: dict[str, str] = {}
@@ -75,7 +75,7 @@ def recorded(files: Any) -> tuple[Any, Any, Any]:
             _read_sinfo(text, nodes, partitions)
     if not nodes:
         raise RequirementError(f"{files[0]}: names no node; record `scontrol show node` or `{SINFO}`")
-    if not partitions:  # of nodes alone
+    if not partitions:  # only nodes were recorded
         names = {name for node in nodes.values() for name in node.get("Partitions", "").split(",")}
         partitions = {name: {"MaxNodes": "UNLIMITED"} for name in names}
     return nodes, partitions, configuration
@@ -95,9 +95,9 @@ def _read_sinfo(text: str, nodes: dict[str, Any], partitions: Any) -> None:
 
 
 def survey(nodes: dict[str, Any], partitions: Any, configuration: Any, chosen: str | None = None) -> Survey:
-    """The Survey of these `slurm.records` and this `slurm.configuration`. chosen: a partition; default: Slurm's own default if it has
-    GPUs, else that with most of them. Raises RequirementError where there are no GPUs."""
-    shapes: dict[str, Counter[Shape]] = {}  # partition → how many of its nodes have which Shape
+    """The Survey from `slurm.records` and `slurm.configuration`. chosen: the partition to list first; default: Slurm's own default if
+    it has GPUs, else the one with most GPU nodes. Raises RequirementError if no partition has GPUs."""
+    shapes: dict[str, Counter[Shape]] = {}  # partition → number of nodes of each Shape
     for record in nodes.values():
         for name in filter(None, record.get("Partitions", "").split(",")):
             shapes.setdefault(name, Counter())[_shape(record)] += 1
@@ -112,7 +112,7 @@ def survey(nodes: dict[str, Any], partitions: Any, configuration: Any, chosen: s
         raise RequirementError(f"no partition `{chosen}` with GPUs takes jobs here{nearest(chosen, runs)}")
     if not runs:
         raise RequirementError(
-            "no partition here has nodes with GPUs that take jobs: begin with config/sites/slurm.yaml, or --gpus 8 --gpu H100"
+            "no partition here has nodes with GPUs that take jobs: start from config/sites/slurm.yaml, or give --gpus 8 --gpu H100"
         )
     cpu = max((name for name in up if not with_gpus[name]), key=lambda name: sum(shapes[name].values()), default=None)
     age = configuration.get("MinJobAge")
@@ -134,7 +134,7 @@ def survey(nodes: dict[str, Any], partitions: Any, configuration: Any, chosen: s
 def _shape(record: dict[str, Any]) -> Shape:
     gpus = GRES.findall(record.get("Gres", ""))
     cores = int(record.get("Sockets", 1)) * int(record.get("CoresPerSocket", 1))
-    # Slurm may be told to take cores for CPUs although they have several threads.
+    # Slurm may be configured to count cores as CPUs although they have several threads.
     threads = max(1, int(record.get("CPUTot", cores)) // (cores or 1))
     memory = round(int(record.get("RealMemory", 0)) * 2**20 / 1e9, 1)
     return Shape(sum(int(count) for _, count in gpus), (gpus[0][0] or None) if gpus else None, cores, threads, memory)
@@ -146,10 +146,10 @@ def _sheets() -> Any:
 
 
 def data_sheet(name: str | None, watts: float | None = None) -> dict[str, Any] | None:
-    """The data sheet of a GPU of this name, such as `a100_80gb`, and power; None of one that is not among them."""
+    """The data sheet for a GPU's name, such as `a100_80gb`, and power limit in watts; None for an unknown GPU."""
     words = (name or "").upper()
     known = [sheet["names"] for sheet in _sheets()]
-    # A T4 is no T400, an A100 no A1000.
+    # T4 must not match T400, nor A100 match A1000.
     names = next((names for names in known if any(re.search(rf"{each}(?!\d)", words) for each in names)), None)
     found = [sheet for sheet in _sheets() if sheet["names"] == names]
     size = re.search(r"(\d+)GB?\b", words)
@@ -162,5 +162,5 @@ def data_sheet(name: str | None, watts: float | None = None) -> dict[str, Any] |
 
 
 def _words(name: str) -> set[str]:
-    """The words of a GPU's name that tell its form, such as PCIE."""
+    """Words of a GPU's name that distinguish variants, such as PCIE; without memory sizes."""
     return {word for word in re.findall(r"[A-Z0-9]+", name.upper()) if not re.fullmatch(r"\d+GB?", word)}

@@ -1,4 +1,4 @@
-"""The plan as people read it: a table for the terminal, and sentences."""
+"""Format a plan for people: a table for the terminal, and sentences."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ NOTHING = "Nothing has to run: 0 core-h."
 
 
 def text(plan: Plan) -> str:
-    """The plan for a terminal: a row for each rule."""
+    """The plan for a terminal, one row per rule."""
     if not plan.jobs:
         return f"Plan for {plan.site}\n{NOTHING}"
     body = cells(plan, by_strategy=False)
@@ -25,7 +25,7 @@ def text(plan: Plan) -> str:
 
 
 def cells(plan: Plan, by_strategy: bool = True) -> list[Any]:
-    """Rows of text: a rule, and strategy, each, local jobs together, and the total."""
+    """Rows of text: one per rule (and strategy), one for local jobs, and the total."""
     costly = grouped((job for job in plan.jobs if job.nodes), lambda job: (job.rule, by_strategy and job.strategy))
     rows = [_row(rule, total(jobs), jobs) for (rule, _), jobs in costly.items()]
     if local := sum(job.nodes == 0 for job in plan.jobs):
@@ -34,7 +34,7 @@ def cells(plan: Plan, by_strategy: bool = True) -> list[Any]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Sentences below the table: violations, warnings, price, wall time, quota, cap, what would change the price, unknowns."""
+    """Sentences below the table: violations, warnings, price, wall time, quota, cap, assumptions, reasons, unknowns."""
     totals, said = plan.totals, [f"can never start: {line}" for line in plan.violations]
     said += [*(f"warning: {line}" for line in warnings(plan)), cost(plan), *_shares_of(plan)]
     least = "at least " if totals["jobs_unknown"] else ""
@@ -56,7 +56,7 @@ def remarks(plan: Plan) -> list[str]:
         over = "; it would not start" if plan.exceeds_cap else ""
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h{chance}{over}")
     elif totals["core_hours_expected"]:
-        said.append("Budget: none set; --config 'budget={core_hours: N}' holds the price against N")
+        said.append("Budget: none set; --config 'budget={core_hours: N}' sets one")
     if {*(sized := [job.fits for job in plan.jobs if job.fits])} == {"fits"}:
         said.append(f"Memory: all {len(sized)} jobs that train fit")
     if totals["gpu_kwh_expected"]:
@@ -68,7 +68,7 @@ def remarks(plan: Plan) -> list[str]:
     if bases:
         said.append(f"Rests on: {', '.join(bases)}{plan.calibrating and f'; {plan.calibrating}'}")
     if totals["jobs_without_limit"]:
-        said.append(f"{totals['jobs_without_limit']} jobs ask for no time limit: the worst case leaves them out")
+        said.append(f"{totals['jobs_without_limit']} jobs have no time limit: the worst case leaves them out")
     if totals["core_hours_repeated"]:
         said.append(f"Repeats {totals['core_hours_repeated']:,.2f} core-h of finished trainings")
     said += [f"runs: {line}" for line in reasons(plan)]
@@ -76,14 +76,14 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def cost(plan: Plan) -> str:
-    """The expected cost of a Plan, with its range, as a sentence."""
+    """A sentence with the expected cost of a Plan and its range."""
     low, high, expected, worst = (plan.totals[f"core_hours_{name}"] for name in ("low", "high", "expected", "worst"))
     ends = f" ({low:,.2f} to {high:,.2f} in 80 of 100 cases)" if high else ""
     return f"Cost: {'at least ' * bool(plan.unknown)}{expected:,.2f} core-h{ends}; at worst {worst:,.2f}"
 
 
 def _shares_of(plan: Plan) -> Iterator[str]:
-    """What makes a Plan's worst case, what trainings and parity runs cost of it, and its dearest runs."""
+    """Sentences on the rules behind a Plan's worst case, the cost by kind of job, idle GPUs, and the most expensive runs."""
     rules = _sums((job for job in plan.jobs if job.nodes), lambda job: job.rule)
     above = {rule: each["core_hours_worst"] - each["core_hours_expected"] for rule, each in rules.items()}
     furthest = sorted(above, key=lambda rule: -above[rule])[:NAMED]
@@ -92,12 +92,12 @@ def _shares_of(plan: Plan) -> Iterator[str]:
     kinds = _sums(plan.jobs, lambda job: KINDS.get(job.kind, OTHERS))
     known = [name for name in (*KINDS.values(), OTHERS) if name in kinds and kinds[name]["core_hours_high"]]
     if said := ", ".join(f"{name} {_priced(kinds[name])}" for name in known):
-        without = "; targets such as `ddp` leave out parity runs, the proof of same results"
+        without = "; targets such as `ddp` leave out parity runs, which prove that results agree"
         yield f"Of that: {said}{without if KINDS['parity'] in kinds else ''}"
     if idle := plan.totals["core_hours_idle"]:
-        yield f"Idle GPUs: {idle:,.2f} core-h of that, for what trainings leave idle of whole nodes"
+        yield f"Idle GPUs: {idle:,.2f} core-h of that, for GPUs of whole nodes that trainings do not use"
     costly = sorted(plan.jobs, key=lambda job: -(job.core_hours or 0.0))
-    named = (job for job in costly if job.run and job.parts and "@" not in job.run)  # else no table holds it
+    named = (job for job in costly if job.run and job.parts and "@" not in job.run)  # rows of the table only
     rows = _sums(named, lambda job: job.run)
     dearest = []
     for name in sorted(rows, key=lambda name: -rows[name]["core_hours_expected"])[:NAMED]:
@@ -110,12 +110,12 @@ def _shares_of(plan: Plan) -> Iterator[str]:
 
 
 def _sums(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, dict[str, Any]]:
-    """`total` of the jobs of each key."""
+    """{key: `total` of its jobs}."""
     return {value: total(some) for value, some in grouped(jobs, key).items()}
 
 
 def _needing(plan: Plan, name: Any) -> Any:
-    """A row, and those that need it, or one of these."""
+    """A row and all rows that need it, directly or indirectly."""
     found, left = {name}, [name]
     while left:
         more = {*plan.needed_by.get(left.pop(), ())} - found
@@ -125,7 +125,7 @@ def _needing(plan: Plan, name: Any) -> Any:
 
 
 def _priced(sums: dict[str, Any]) -> str:
-    """The cost that `total` gave, with the range."""
+    """Cost and range from `total`."""
     return "{core_hours_expected:,.2f} ({core_hours_low:,.2f} to {core_hours_high:,.2f})".format(**sums)
 
 

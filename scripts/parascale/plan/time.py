@@ -1,16 +1,16 @@
-"""How long a step takes on the slowest rank: the one model behind plans, advice, time limits, ceilings and calibration.
+"""How long a step takes on the slowest rank: the model behind plans, advice, time limits, ceilings and calibration.
 
-`plan.work` says what each rank does, Rates what that costs: of a GPU by its kind and the site's data sheet, of a CPU by what the site
-assumes, or its machine was measured to do. Nothing measured on CPUs prices a GPU. What runs beside what:
+`plan.work` counts what each rank does; Rates are its prices: on GPUs from the kind and the site's data sheet, on CPUs from the site's
+assumptions or a measurement of the machine. CPU measurements never price a GPU. What overlaps:
 
-- a GPU computes while its host starts the next kernels, so that only the longer of both counts; on a CPU both count
-- FSDP gathers a block's parameters while the block before it computes, and reduces its gradients beside the next block's backward
-  pass; its first gather and last reduction are bare (Zhao et al. 2023, arXiv:2304.11277, section 3.3)
-- DDP exchanges gradients beside the backward pass, its last bucket apart (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
-- collectives of tensor parallelism are bare, and so is what a pipeline sends
-- what is hidden still makes computing longer by `interference`; all wait for the slowest, by `stragglers` of a step
-- threads decode what comes next while a step computes; without them a GPU's process reads it when it has started the step's kernels
-- a pipeline: the longest rank's work, and what it waits for the others' first and last micro-batch (`Layout.bubble`)
+- a GPU computes while its host starts the next kernels, so only the longer of the two counts; on a CPU both count
+- FSDP gathers a block's parameters while the block before it computes, and reduces its gradients during the next block's backward
+  pass; its first gather and last reduction do not overlap (Zhao et al. 2023, arXiv:2304.11277, section 3.3)
+- DDP exchanges gradients during the backward pass, except its last bucket (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
+- collectives of tensor parallelism and sends of a pipeline do not overlap
+- overlapped communication still slows computing down by `interference`; all wait for the slowest, `stragglers` of a step
+- threads decode the next samples while a step computes; without threads, a GPU's process reads them after it started the step's kernels
+- a pipeline takes the longest rank's work, plus its wait for the others' first and last micro-batch (`Layout.bubble`)
 """
 
 import functools
@@ -23,9 +23,9 @@ import yaml
 from parascale.settings import Site
 
 KINDS = Path(__file__).with_name("gpus.yaml")
-# As in `gpus.yaml`. Of attention's rate and start: 13 shapes of 24 to 2,048 tokens on a core of an AMD EPYC, torch 2.13.
+# As in `gpus.yaml`. Attention's rate and start are from 13 shapes of 24 to 2,048 tokens on a core of an AMD EPYC, torch 2.13.
 CPU = {"wave": 0, "attention": 0.9, "attention_start": 60, "interference": 0.0, "stragglers": 0.0}
-# The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
+# Speeds of the machine on which the CPU constants were found (2 cores of an AMD EPYC), and the constants that scale with each.
 REFERENCE = {"gigaflops": 100.0, "gigabytes_per_second": 22.0, "kernel_microseconds": 1.4, "message_microseconds": 33.0}
 MEASURED = {
     "gigaflops": ("assumed", ["core_gigaflops"]),
@@ -36,23 +36,23 @@ MEASURED = {
     ),
     "message_microseconds": ("node_link", ["microseconds"]),
 }
-# A faster core comes with a faster memory: beyond this factor from what its products say a figure shows caches, or a neighbour.
+# Faster cores have faster memory. A memory speed that differs by more than this factor from the products' is due to caches or neighbours.
 PLAUSIBLE = 2.0
 
 
-# A clock that power limits grows with less than the power. torchtitan's Llamas on H100 of 500 W (tests/published) took their products and
-# attention 1.20 and 1.22 times as long as rates of 700 W have it: powers of 0.54 and 0.59.
+# A power-limited clock grows more slowly than the power. For torchtitan's Llamas on H100 of 500 W (tests/published) products and attention
+# took 1.20 and 1.22 times as long as at the rates of 700 W, which gives exponents of 0.54 and 0.59.
 POWER = 0.57
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds for one of each kind.
+    """Prices: seconds per unit of each kind of work.
 
-    flops, attention: an operation of matrix products, and of flash attention. moved: a byte to or from memory. kernels: starting
-    one; splits, shards: the host's share of a block under tensor parallelism, and of an FSDP unit. bytes and
-    messages: of a link within a node and between nodes. steps, samples: what a step, and a sample that is read, cost beside.
-    contended: what an operation takes longer where all other cores of a CPU compute as well.
+    flops, attention: an operation in matrix products, in flash attention. moved: a byte to or from memory. kernels: starting a kernel.
+    splits, shards: host time of a block with tensor parallelism, of an FSDP unit. node_*, network_*: a byte or message over a link
+    within a node, between nodes. steps, samples: fixed overhead of a step, reading a sample. contended: extra time of an operation
+    when all other cores of a CPU are busy.
     """
 
     flops: float
@@ -70,7 +70,7 @@ class Rates:
     contended: float = 0.0
 
     def scaled(self, factors: Any) -> Self:
-        """These Rates with those of {name: factor} multiplied."""
+        """These Rates multiplied by {name: factor}."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
 
 
@@ -80,7 +80,7 @@ def _kinds() -> Any:
 
 
 def gpu_kind(site: Site) -> Any:
-    """The constants of a site's kind of GPU; of CPUs those that they have in common with GPUs."""
+    """The constants of a site's kind of GPU; for CPUs, those that they share with GPUs."""
     if site.device != "cuda":
         return CPU
     words = site.gpu.upper()
@@ -89,9 +89,9 @@ def gpu_kind(site: Site) -> Any:
 
 
 def formula_rates(site: Site, precision: str, sample_bytes: float = 0) -> Rates | None:
-    """Rates from a site's data sheet and kind of GPU, or what it assumes of its CPUs; None where no peak rate is known.
+    """Rates from a site's data sheet and kind of GPU, or from its assumptions on CPUs; None without a peak rate.
 
-    sample_bytes: of a compressed image, which is decoded.
+    sample_bytes: of a compressed image to decode.
     """
     assumed, kind, beside = site.assumed, gpu_kind(site), {}
     for name, link in (("node", site.node_link), ("network", site.network_link)):
@@ -111,7 +111,7 @@ def formula_rates(site: Site, precision: str, sample_bytes: float = 0) -> Rates 
             contended=assumed.contention * flops,
             **beside,
         )
-    # Products in 8 bits count as fewer operations (`plan.work`).
+    # 8-bit products count as fewer bf16 operations (`plan.work`).
     usual = "bf16" if precision == "float8" else precision
     if usual not in site.peak_tflops or site.memory_gigabytes_per_second is None:
         return None
@@ -128,8 +128,8 @@ def formula_rates(site: Site, precision: str, sample_bytes: float = 0) -> Rates 
 
 
 def powered(site: Site, kind: Any) -> float:
-    """What the power that a GPU may draw leaves of the rates of its kind: 1 where it has as much for each operation as those that
-    they were found on, or where that is not known."""
+    """Factor on the rates of a GPU's kind due to its power limit: 1 if it has as much power per operation as the boards on which the
+    rates were found, or if that is unknown."""
     if site.gpu_watts is None or "watts" not in kind:
         return 1.0
     watts = (site.gpu_watts - site.cpu_watts) / site.peak_tflops.get("bf16", kind["bf16_tflops"])
@@ -137,17 +137,17 @@ def powered(site: Site, kind: Any) -> float:
 
 
 def as_measured(site: Site, machine: Any) -> Site:
-    """`site` with its constants of CPUs times what `machine` does of what REFERENCE did, on which they were found.
+    """`site` with its CPU constants scaled by the measured speed of `machine` relative to REFERENCE.
 
-    A single product or message is not what a step makes of it: only how machines compare is taken from the measurement. What the
-    site's file assumes otherwise than by default was found on the site itself, and stays. The latency of its link does not: that of
+    Only the ratio is used, because a step does not reach the speed of a single product or message. Assumptions of the site file that
+    differ from the defaults were found on the site itself and stay. The latency of its link is always scaled: the one in
     `sites/local.yaml` is the reference's.
     """
     default = type(site.assumed)()
     speeds = {figure: machine[figure] / usual for figure, usual in REFERENCE.items() if figure in machine}
     if "gigaflops" in speeds:
         products = speeds["gigaflops"]
-        memory = speeds.get("gigabytes_per_second", products)  # machines measured by earlier versions have none
+        memory = speeds.get("gigabytes_per_second", products)  # earlier versions did not measure it
         speeds["gigabytes_per_second"] = min(max(memory, products / PLAUSIBLE), products * PLAUSIBLE)
     for figure, (section, names) in MEASURED.items():
         if figure in speeds:
@@ -159,12 +159,12 @@ def as_measured(site: Site, machine: Any) -> Site:
 
 @dataclass(frozen=True)
 class Prices:
-    """Rates for one of several processes of a machine: on CPUs each has its threads, and all share the cores."""
+    """Rates for one of several processes on a machine. On CPUs each has its threads, and they share the cores."""
 
     rates: Rates
     threads: float = 1.0
     crowding: float = 1.0
-    others: float = 0.0  # part of the other cores that are busy
+    others: float = 0.0  # fraction of the other cores that are busy
 
     @classmethod
     def at(cls, rates: Rates, site: Site, processes: int) -> Self:
@@ -175,7 +175,7 @@ class Prices:
         return cls(rates, threads, site.crowding(processes), others)
 
     def load(self, load: Any, overlaps: bool) -> float:
-        """Seconds of a Load on its own cores."""
+        """Seconds of a Load on the process's own cores."""
         price = self.rates
         flop = price.flops + self.others * price.contended
         device = load.flops * flop + load.attention * (price.attention + self.others * price.contended)
@@ -183,7 +183,7 @@ class Prices:
         return max(device, self.host(load)) if overlaps else device + self.host(load)
 
     def host(self, load: Any) -> float:
-        """Seconds in which a process starts the work of a Load."""
+        """Seconds of host time to start the work of a Load."""
         price = self.rates
         return load.kernels * price.kernels + load.splits * price.splits + load.shards * price.shards
 
@@ -198,7 +198,7 @@ class Prices:
 
 
 class RankTime(NamedTuple):
-    """Seconds of one rank for a micro-batch, and once a step."""
+    """Seconds of one rank: computing and communicating per micro-batch, and `once` per step."""
 
     compute: float
     communication: float
@@ -208,16 +208,16 @@ class RankTime(NamedTuple):
 def step_seconds(work: Any, rates: Rates, site: Site) -> dict[str, float]:
     """{phase: seconds} of a step at a site.
 
-    Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all computing takes
-    on the cores, whichever is longer.
+    If processes share cores, one computes while another waits: a step takes as long as the longest chain or as all computing on the
+    cores, whichever is longer.
     """
     prices = Prices.at(rates, site, work.processes)
     times, longest, chain = _chain(work, prices)
     if len(times) > 1 and prices.others and prices.crowding == 1:
-        # On cores of its own a stage and its replicas compute at full rate while the others wait for them.
+        # If each process has its own cores, a stage and its replicas compute at full speed while the others wait for them.
         computing = [work.micro_batches * each.compute for each in times]
         together = (sum(computing) - chain) / (len(times) - 1) / max(computing)
-        core = 1 / max(1, (site.cores_per_node or 1) - 1)  # part of the other cores
+        core = 1 / max(1, (site.cores_per_node or 1) - 1)  # as a fraction of the other cores
         own = max(0.0, (prices.others + core) / len(times) - core)
         prices = replace(prices, others=own + (prices.others - own) * min(1.0, max(0.0, together)))
         times, longest, chain = _chain(work, prices)
@@ -239,7 +239,7 @@ def step_seconds(work: Any, rates: Rates, site: Site) -> dict[str, float]:
 
 
 def _chain(work: Any, prices: Any) -> Any:
-    """(RankTimes, number of the longest, seconds that it computes and waits for the others)."""
+    """(RankTimes, index of the longest, seconds that it computes and waits for the others)."""
     times = [rank_time(rank, work, prices) for rank in work.ranks]
     each = [time.compute + time.communication for time in times]
     longest = each.index(max(each))
@@ -248,16 +248,16 @@ def _chain(work: Any, prices: Any) -> Any:
 
 
 def _reading(work: Any, prices: Any, meanwhile: float, busy: float) -> float:
-    """Seconds that reading its samples adds to what takes the longest rank `meanwhile` seconds, in `busy` of which its process has work."""
+    """Seconds that reading samples adds to a step of `meanwhile` seconds. busy: seconds of it in which the process itself has work."""
     reading = prices.crowding * work.ranks[0].samples * prices.rates.samples / max(1, work.workers)
     hidden = meanwhile if work.workers else (meanwhile - busy) * work.overlaps
     return max(0.0, reading - hidden)
 
 
 def forward_seconds(work: Any, rates: Rates, site: Site) -> float:
-    """Seconds of the forward passes of a step alone, as an evaluation makes them.
+    """Seconds of only the forward passes of a step, as in an evaluation.
 
-    The stages of a pipeline compute one piece after the other side by side, or take turns where a rank holds two.
+    The stages of a pipeline work on different micro-batches in parallel, or take turns if a rank holds several.
     """
     prices = Prices.at(rates, site, work.processes)
     passes = [
@@ -285,13 +285,13 @@ def rank_time(rank: Any, work: Any, prices: Prices) -> RankTime:
     again = gather if rank.gathers_again else 0.0
 
     def beside(seconds: float, transfer: Any) -> float:
-        """The cost of a transfer beside these seconds of computing."""
+        """The cost of a transfer that overlaps with these seconds of computing."""
         if not overlaps:
             return transfer
         return max(0.0, transfer - seconds) + work.interference * min(transfer, seconds)
 
     if gather or reduce:
-        # The first block's gather and the last one's reduction have nothing beside them; the end's have one block.
+        # The first block's gather and the last one's reduction overlap with nothing; those of the end overlap with one block.
         ends = beside(forward + bare[0], end_gather), beside(backward + bare[1], end_reduce)
         communication += gather + reduce + ends[0] + ends[1]
         communication += (rank.blocks - 1) * beside(forward + bare[0], gather)

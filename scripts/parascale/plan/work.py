@@ -2,14 +2,14 @@
 
 Sources of the formulas:
 
-- collectives of S bytes over p ranks in rings: an all-gather or reduce-scatter sends (p − 1)/p S in p − 1 messages, an all-reduce
-  twice that; over several nodes an all-reduce takes as few messages as a tree: Thakur, Rabenseifner and Gropp 2005,
+- ring collectives of S bytes over p ranks: an all-gather or reduce-scatter sends (p − 1)/p S in p − 1 messages, an all-reduce
+  twice that; over several nodes an all-reduce needs only as many messages as a tree: Thakur, Rabenseifner and Gropp 2005,
   doi:10.1177/1094342005051521
-- the backward pass of a product is two products, over which the wave of tiles is spread again; flash attention computes its scores
-  again: 2.5 times its forward pass (Dao 2023, arXiv:2307.08691, section 3.1)
-- context parallelism: queries, keys and values, and the result of attention once: Jacobs et al. 2023, arXiv:2309.14509, section 3.2
-- tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh as two
-  all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
+- the backward pass of a product is two products, each with its own waves of tiles; flash attention recomputes its scores: 2.5 times
+  its forward pass (Dao 2023, arXiv:2307.08691, section 3.1)
+- context parallelism exchanges queries, keys, values and attention's result once: Jacobs et al. 2023, arXiv:2309.14509, section 3.2
+- tensor parallelism with a split sequence: four collectives of the residual stream per block and direction, which cost as much as
+  two all-reduces without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
 """
 
 import functools
@@ -26,17 +26,17 @@ from parascale.settings import Layout, Run, Site
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
 TILE = 128  # rows of a tile: fewer take as long (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization")
-# To round a factor to 8 bits, for each element: by eager kernels and compiled ones, which read it for its largest and again; in host's kernels.
+# Bytes per element, and kernels, to round a factor to 8 bits, {compiled: value}. Compiled kernels read it twice, first for its maximum.
 FLOAT8_BYTES, FLOAT8_KERNELS = {False: 13, True: 5}, {False: 10, True: 2}
-# What kernels with scales by row reach of what a product in bf16 reaches of its peak. Llama 3.1 8B with one sample of 8,192 tokens a GPU went
-# from 5,760 to 6,424 tokens a second, with all three products in 8 bits (torchtitan, commit 7a04053). Scales by matrix need none of it: 1 gives
-# +27 % where torchtitan has +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
+# Efficiency of row-scaled 8-bit products at their peak rate, relative to bf16 products at theirs. Llama 3.1 8B with one sample of 8,192
+# tokens per GPU went from 5,760 to 6,424 tokens/s, with all three products in 8 bits (torchtitan, commit 7a04053). Tensor-wise scales need
+# no factor: 1 gives +27 %, torchtitan measured +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
 FLOAT8_RATE = 0.78
-UPDATE_BYTES = 8  # of an element's gradient, in fp32: its norm reads it, and the optimizer writes it back, scaled
+UPDATE_BYTES = 8  # per element of the fp32 gradient: read for the norm, and written back clipped
 
 
 class Load(NamedTuple):
-    """The computing of a device, without waiting for others. The last three are the host's work of starting it."""
+    """The computing of a device, without waiting. kernels, splits and shards count the host's work to start it."""
 
     flops: float = 0.0
     attention: float = 0.0
@@ -46,12 +46,12 @@ class Load(NamedTuple):
     shards: float = 0.0
 
     def plus(self, other: Any, times: float = 1.0) -> Any:
-        """This Load and another so many times."""
+        """This Load plus `times` × another."""
         return Load(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
 
 class Transfer(NamedTuple):
-    """Bytes and messages that a rank sends, one after the other, over each link."""
+    """Bytes and messages that a rank sends one after the other over each kind of link."""
 
     node_bytes: float = 0.0
     node_messages: float = 0.0
@@ -70,12 +70,12 @@ NOTHING = Transfer()
 
 @dataclass(frozen=True)
 class RankWork:
-    """A step of one rank. forward, backward: a block's, of one micro-batch; ends: of what stands outside of the blocks.
+    """A step of one rank. forward, backward: one block and micro-batch; ends_*: the layers outside the blocks.
 
-    split: bare transfers of a block's forward pass by tensor and context parallelism; split_backward: of its backward pass. gather, reduce: of an
-    FSDP unit; root_gather and root_reduce of what stands outside, end_gather and end_reduce of an end that is a unit by itself.
-    gradients: what is gathered, scattered and summed once a step, however many parts it has. sends: to the next stages and back, of a
-    micro-batch. chunks: stages that the rank holds.
+    split, split_backward: transfers of tensor and context parallelism in a block, which do not overlap. gather, reduce: of an FSDP unit;
+    root_*: of the parameters outside the blocks; end_*: of those after the blocks, if they are a unit of their own.
+    gradients: gathered, scattered and summed once per step, whatever the number of parts. sends: between pipeline stages, per
+    micro-batch. normalise: statistics of batch norms.
     """
 
     blocks: float
@@ -104,10 +104,9 @@ class RankWork:
 class Work:
     """A step of a run: the work of each pipeline rank.
 
-    fill: part of the other ranks' time for one micro-batch that the longest one waits in a step. interference: see `gpus.yaml`.
-    stragglers: part by which a step on so many nodes takes longer. overlaps: whether a device computes while it communicates. processes:
-    of the run, which share a machine's cores. turns: a rank holds several stages of a pipeline. workers: threads of a rank that decode
-    samples ahead.
+    fill: the longest rank's wait in a step, as a multiple of the other ranks' time for one micro-batch. interference: see `gpus.yaml`.
+    stragglers: slowdown of a step on this number of nodes. overlaps: the device computes while it communicates. processes: those that
+    share a machine's cores. turns: a rank holds several pipeline stages. workers: threads of a rank that decode samples in advance.
     """
 
     ranks: tuple
@@ -122,13 +121,13 @@ class Work:
 
 
 def step_work(run: Run, sizes: Sizes, site: Site, stages: Any = None) -> Work:
-    """The Work of a step of `run` at `site`. stages: what each pipeline rank holds, where that is not what `rank_stages` says."""
+    """The Work of a step of `run` at `site`. stages: those of each pipeline rank, by default from `rank_stages`."""
     layout, kind = site.effective_layout(run.layout), gpu_kind(site)
     if layout is not run.layout:
         run = replace(run, layout=layout)
     fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)
     fill *= run.workload.training.accumulate
-    made = {}  # ranks of the middle of a pipeline do the same
+    made = {}  # cache, as ranks in the middle of a pipeline do the same
 
     def work_of(stages: Any) -> Any:
         alike = tuple((stage.blocks, stage.first, stage.last) for stage in stages)
@@ -155,13 +154,13 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
         selective = layout.activation_checkpointing == "selective"
         made = sizes.recomputed_operations(batch, fused, selective)
         backward = backward.plus(loads(made)[0])
-        # The first of a block's two sums is recomputed unless it is kept, the second where something asks for the last product.
+        # The first of a block's two reductions is recomputed unless its result is kept, the second if the last product is needed.
         sums = (not selective) + all(product.again is not None for product in operations.products)
         again = 0.5 + 0.25 * sums if batch.sequence_parallel else 0.5 * sums
     if layout.tp > 1:
         forward, backward = forward._replace(splits=1.0), backward._replace(splits=BACKWARD + again)
     times = 2 if layout.activation_checkpointing else 1
-    if layout.cp > 1:  # what is exchanged is laid out in parts before, and joined after
+    if layout.cp > 1:  # tensors are split before the exchange and joined after it
         copied = Load(moved=4 * sizes.exchanged_bytes(batch), kernels=8)
         forward, backward = forward.plus(copied), backward.plus(copied, times)
     if layout.uses_fsdp:
@@ -171,7 +170,7 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
     forward, backward = forward.plus(copied, rank.block_elements), backward.plus(summed, rank.block_elements)
     ends = ends[0].plus(copied, rank.root), ends[1].plus(summed, rank.root)
     optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
-    # It reduces twice and (with a split sequence) gathers twice.
+    # Tensor parallelism reduces twice and (with a split sequence) gathers twice.
     collectives = half_ring(layout, "tp", sizes.split_bytes(batch), linked).times(4) if layout.tp > 1 else NOTHING
     exchange = all_to_all(layout, "cp", sizes.exchanged_bytes(batch), linked)
     return RankWork(
@@ -191,11 +190,11 @@ def _rank_work(run: Run, sizes: Sizes, site: Site, rank: Any) -> RankWork:
 
 
 def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
-    """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
+    """Bytes moved per parameter element in the (forward, backward) pass of a micro-batch.
 
-    The copy in half precision, of which all share one; the gradient's way back to fp32; and its sum with those of earlier micro-batches,
-    outside of pipelines in the same kernel. FSDP lays out what it gathered, and gradients to be scattered (`_fsdp_collectives.py` in torch); it
-    sums shards, which is not counted, unless it reduces once a step, as it does replicas.
+    Counts the half-precision copy, which all micro-batches share; the gradient's conversion to fp32; and its accumulation over
+    micro-batches, outside of pipelines in the same kernel. FSDP copies gathered parameters and gradients to be scattered into place
+    (`_fsdp_collectives.py` in torch). It accumulates shards, which is not counted, or full gradients if it reduces once a step.
     """
     layout, first = run.layout, 1 / run.micro_batches
     whole = layout.pp > 1 or layout.reduce == "step" or (layout.fsdp == 1 and not run.workload.model.is_own)
@@ -205,7 +204,7 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
         scattered = laid * first + (batch.compute + 2 * REDUCE_BYTES) * (1 - first) if whole else laid
         return gathered, gathered * frees + scattered
     copy = batch.parameter + batch.compute if batch.copies else 0
-    # DDP's buckets are copied there and back, and divided.
+    # Gradients are copied into DDP's buckets and back, and divided.
     rounded = 2 * (2 * batch.parameter + sent_bytes(run)) * first if run.reduce_precision != "fp32" else 0
     if copy and layout.pp == 1:
         return copy * first, copy * first + (copy + batch.parameter) * (1 - first) + rounded
@@ -213,8 +212,8 @@ def parameter_bytes(run: Run, batch: MicroBatch) -> tuple[float, float]:
 
 
 class Rounding(NamedTuple):
-    """What precision float8 makes of a product with weights: how many its operations count as, but for the weights' gradient, and bytes for
-    each element of a factor and kernels to round them."""
+    """Effect of precision float8 on a product with weights. operations: factor on its operations, except for the weight gradient. moved,
+    kernels: bytes per element of a factor, and kernels, to round the factors."""
 
     operations: float = 1.0
     moved: float = 0.0
@@ -233,9 +232,9 @@ EXACT = Rounding()
 
 
 def _loads(operations: Operations, wave: float, longer: float = 1.0, rounding: Rounding = EXACT) -> tuple[Load, Load]:
-    """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product.
+    """(forward, backward) Load of Operations. A product's last wave of tiles is half empty on average, but never larger than the product.
 
-    longer: what short sequences lengthen attention by (`attention_start` in `gpus.yaml`).
+    longer: factor on attention due to short sequences (`attention_start` in `gpus.yaml`).
     """
     flops = back = moved = moved_back = kernels = 0.0
     for product in operations.products:
@@ -246,7 +245,7 @@ def _loads(operations: Operations, wave: float, longer: float = 1.0, rounding: R
         flops += rounds.operations * (product.flops + empty)
         empty = 2 * outputs * (min(wave, filled * inner) + (filled - rows) * inner)
         back += rounds.operations * (product.flops + empty) + product.flops + 2 * rows * min(wave, inner * outputs)
-        # Where there are waves, operands arrive while tiles are computed, and a tile is written when it is done.
+        # With waves (GPUs), operands are read while tiles are computed, so only writing the finished tiles counts.
         moved += (rows * outputs if wave else product.elements) * operations.element
         moved_back += (rows * inner + inner * outputs if wave else BACKWARD * product.elements) * operations.element
         moved += rounds.moved * inner * (rows + outputs)
@@ -259,12 +258,12 @@ def _loads(operations: Operations, wave: float, longer: float = 1.0, rounding: R
 
 
 def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
-    """DDP: an all-reduce of all gradients. FSDP: gathers before use or, where it frees nothing, once a step; scatters after each
-    part or, as replicas sum, once a step."""
+    """Fields of RankWork. DDP: an all-reduce of all gradients. FSDP: gathers before each use, or once per step without resharding;
+    reduce-scatters after each part, or once per step, as replicas always do."""
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
-        # How much less or more PowerSGD, gossip or a parameter server send is not known here: they cost as much as sums over all.
+        # What PowerSGD, gossip or a parameter server send is unknown here: they are priced as an all-reduce.
         sent = rank.elements * (2 if run.compression == "fp16" else sent_bytes(run, batch.parameter))
         gradients = all_reduce(layout, "dp", sent, linked).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
@@ -290,7 +289,7 @@ def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
         return {kind: by(block), f"root_{kind}": by(root - rank.end), f"end_{kind}": by(rank.end)}
 
     block, root, again = rank.block_elements, rank.root, layout.reshard_after_forward
-    if layout.pp > 1:  # whatever the schedule, what its parts compute with stays gathered
+    if layout.pp > 1:  # with any schedule parameters stay gathered
         return {"gradients": all_of(gather).plus(all_of(reduce)), "buckets": 1}
     gathers = each("gather", gather) | {"gathers_again": again}
     if run.workload.training.accumulate == 1:
@@ -303,7 +302,7 @@ def _data_transfers(run: Run, rank: Any, linked: int | None) -> dict[str, Any]:
 
 
 def _batch_norm(run: Run, sizes: Sizes, linked: int | None) -> Transfer:
-    """Statistics of the samples of all data ranks, shards and replicas alike: two small collectives a norm, forward and backward."""
+    """Statistics of synchronised batch norms over all data ranks: two small collectives per norm, forward and backward."""
     layout = run.layout
     if layout.data_parallel == 1 or not (sizes.norms and layout.sync_batch_norm):
         return NOTHING
@@ -312,7 +311,7 @@ def _batch_norm(run: Run, sizes: Sizes, linked: int | None) -> Transfer:
 
 
 def _sends(run: Run, rank: Any, linked: int | None) -> Transfer:
-    """The residual stream to the next stage and its gradient back, for a micro-batch."""
+    """The residual stream to the next stage and its gradient back, per micro-batch."""
     layout = run.layout
     if layout.pp == 1:
         return NOTHING
@@ -322,12 +321,12 @@ def _sends(run: Run, rank: Any, linked: int | None) -> Transfer:
 
 
 def half_ring(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
-    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis. linked: GPUs of a
-    node, where each two have a link of their own.
+    """An all-gather with `size` output bytes, or a reduce-scatter with `size` input bytes, on each rank of an axis. linked: GPUs of a
+    node if each pair has its own link.
 
-    Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
-    bytes, as NCCL has it where each GPU has such a link. Where ranks are placed cell by cell, they pass between two cells of a Dragonfly,
-    or branches of a fat tree, once: that links are fewer there is not counted.
+    Between nodes there is one ring per rank of the axis in a node, each with its part of the bytes over its own network link, as in NCCL
+    if each GPU has such a link. If ranks are placed cell by cell, a ring crosses between two cells of a Dragonfly, or branches of a fat
+    tree, only once; the lower bandwidth there is not modelled.
     """
     ranks = getattr(layout, axis)
     if ranks == 1:
@@ -340,7 +339,7 @@ def half_ring(layout: Layout, axis: str, size: float, linked: int | None = None)
 
 
 def all_to_all(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
-    """The four exchanges of `size` bytes in all, in which each rank of an axis sends every other its part."""
+    """Four exchanges of `size` bytes in total, in which each rank of an axis sends a part to every other."""
     ranks = getattr(layout, axis)
     if ranks == 1:
         return NOTHING
@@ -350,12 +349,12 @@ def all_to_all(layout: Layout, axis: str, size: float, linked: int | None = None
 
 
 def _link_share(ranks: int, linked: int | None) -> float:
-    """All links of a GPU over those to the other `ranks` of a group: bytes within it count so many times."""
+    """Factor on bytes within a group of `ranks` GPUs, which use only their direct links: all links of a GPU over those to the group."""
     return max(1.0, (linked - 1) / (ranks - 1)) if linked else 1.0
 
 
 def all_reduce(layout: Layout, axis: str, size: float, linked: int | None = None) -> Transfer:
-    """An all-reduce of `size` bytes over an axis: in rings, with as few messages between nodes as a tree takes."""
+    """An all-reduce of `size` bytes over an axis, in rings, with the number of messages of a tree between nodes."""
     ring, nodes = half_ring(layout, axis, size, linked).times(2), getattr(layout, axis) // _within_node(layout, axis)
     if nodes == 1:
         return ring
@@ -364,7 +363,7 @@ def all_reduce(layout: Layout, axis: str, size: float, linked: int | None = None
 
 
 def _within_node(layout: Layout, axis: str) -> int:
-    """Ranks of an axis that one node holds."""
+    """Ranks of an axis on one node."""
     return max(1, min(getattr(layout, axis), layout.processes_per_node // layout.neighbour_distance(axis)))
 
 
@@ -373,5 +372,5 @@ def _on(link: str, size: float, messages: float) -> Transfer:
 
 
 def link_of(layout: Layout, axis: str) -> str:
-    """Which link an axis's slowest neighbours share."""
+    """The slowest link between neighbours on an axis: `node` or `network`."""
     return "node" if layout.neighbour_distance(axis) * getattr(layout, axis) <= layout.processes_per_node else "network"

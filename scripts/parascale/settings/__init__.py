@@ -1,4 +1,4 @@
-"""Every setting and its default: their one home. Imports no torch."""
+"""All settings and their defaults. Imports no torch."""
 
 from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text

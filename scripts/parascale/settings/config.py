@@ -14,18 +14,18 @@ CHECKPOINT_FORMS = get_args(CheckpointForm)
 
 @settings(CONDUCT)
 class Checkpoints:
-    """Conversion of checkpoints: which one, into what, and within which memory."""
+    """Conversion of checkpoints: which ones, into which formats, within which memory."""
 
     report: Literal["none", "one", "all"] = option(
-        "checkpoints to convert and verify for the report: of `all` runs, or of `one`, the first with spread weights, else the first",
+        "checkpoints to convert and verify for the report: of `all` runs, or of `one`: the first with sharded weights, else the first",
         default="one",
     )
     which: Literal["best", "last"] = option(
-        "weights of the `best` validation loss (without evaluation: the last), or the `last` ones with the optimizer's state",
+        "weights with the `best` validation loss (without evaluation: the last), or the `last` ones with the optimizer's state",
         default="best",
     )
     forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
-        "formats to write; `transformers` for models that this library has too", default=["safetensors", "pt"]
+        "formats to write; `transformers` only for models that this library has", default=["safetensors", "pt"]
     )
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
         "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype",
@@ -42,7 +42,7 @@ class Checkpoints:
 
 @settings(CONDUCT)
 class Summaries:
-    """How summaries are written and judged, once a run has finished."""
+    """How summaries are written and scored after a run has finished."""
 
     documents: int | None = option("documents of the test split to summarise; default: all", default=None, low=1)
     beams: int = option("beams of the beam search; the report also shows greedy search", default=4, low=2)
@@ -54,19 +54,19 @@ class Summaries:
 
 @settings(CONDUCT)
 class Monitor:
-    """Samples of the devices beside every training: `device.csv`."""
+    """Monitoring of every training: samples of its devices in `device.csv`, Weights & Biases, and silent scripts."""
 
     interval_seconds: Number = option(
         "seconds between samples of GPUs, cores, memory, network and disk", default=2.0, low=0.1, expert=True
     )
     wandb: Literal["none", "offline", "live"] = option(
         "write curves for Weights & Biases (`pip install wandb`): `offline` into the run's folder, for `wandb sync`, or `live` "
-        "where nodes reach the internet. Its failures do not end a training",
+        "if nodes reach the internet. Its failures do not end a training",
         default="none",
     )
     silent: Literal["stuck", "end"] = option(
-        "when a script is ended that records no step for `timeout_seconds` and ten of its slowest steps: if it is `stuck`, as two looks at its "
-        "ranks show, or in any case (`end`)",
+        "when to end a script that records no step for `timeout_seconds` and ten times its slowest step: if it is `stuck`, as two checks "
+        "of its ranks show, or always (`end`)",
         default="stuck",
     )
     wandb_project: str = option("the project at Weights & Biases", default="parascale")
@@ -74,7 +74,7 @@ class Monitor:
 
 @settings(RECIPE)
 class Parity:
-    """The short runs that prove each layout right."""
+    """The short runs that prove that each layout is correct."""
 
     steps: int = option("optimizer steps to compare", default=20, low=2)
     precision: Literal["fp32", "fp64"] = option("precision of the comparison; fp64 is stricter", default="fp32")
@@ -85,7 +85,7 @@ class Keeping:
     """The store of finished trainings."""
 
     gigabytes: Number | None = option(
-        "GB of finished trainings to keep that neither results show nor the table asks for; those used longest ago go first. `null`: all stay",
+        "GB of finished trainings to keep that neither the results nor the table use; the least recently used go first. `null`: keep all",
         default=100.0,
         low=0.0,
     )
@@ -93,15 +93,15 @@ class Keeping:
 
 @settings(SITE)
 class Budget:
-    """What the project may spend, in core-hours as they are charged."""
+    """What the project may spend, in charged core-hours."""
 
     core_hours: Number | None = option(
-        "most that this root may spend; a workflow that is expected to exceed it does not start",
+        "limit for this root; a workflow that is expected to exceed it does not start",
         default=None,
         above=0.0,
     )
     repeated_core_hours: Number | None = option(
-        "most that a workflow may repeat of finished trainings because settings, code or data changed; `null`: no limit",
+        "limit for finished trainings that a workflow repeats because settings, code or data changed; `null`: no limit",
         default=1000.0,
         low=0.0,
     )
@@ -129,23 +129,23 @@ class Config:
     data_partition: str | None = option(
         "partition for jobs without GPU; default: the site's; `none`: the runs'", default=None
     )
-    parity: Parity = section("the short runs that prove each layout right", default_factory=Parity)
-    checkpoints: Checkpoints = section("what a run's checkpoint is converted into", default_factory=Checkpoints)
+    parity: Parity = section("the short runs that prove that each layout is correct", default_factory=Parity)
+    checkpoints: Checkpoints = section("conversion of checkpoints", default_factory=Checkpoints)
     formats: Formats = section("how data is converted", default_factory=Formats)
     loaders: Loaders = section("the benchmark of readers", default_factory=Loaders)
-    summaries: Summaries = section("how summaries are written and judged", default_factory=Summaries)
+    summaries: Summaries = section("how summaries are written and scored", default_factory=Summaries)
     store: Keeping = section("the store of finished trainings", default_factory=Keeping)
     budget: Budget = section("what the project may spend", default_factory=Budget)
     monitor: Monitor = section("how a running training is watched", default_factory=Monitor)
     studies: dict[str, Study] = option("scaling studies, name → study, for the target `scaling`", default={})
     continue_with_other_code: bool = option(
-        "continue an unfinished run although its code (your class, or the declared numerics) changed, and note it; otherwise it starts again",
+        "continue an unfinished run even if its code (your class, or the declared numerics) changed, and record it; otherwise start again",
         CONDUCT,
         default=False,
     )
     timeout_seconds: Number = option(
-        "a run ends if a collective operation takes longer, or a step 1.5 times as long (while suspended, no time counts); the log's last "
-        "line names the rank that hangs",
+        "a run ends if a collective operation takes longer than this, or a step 1.5 times as long (not counting suspended time); the log's "
+        "last line names the rank that hangs",
         CONDUCT,
         default=300.0,
         above=0.0,

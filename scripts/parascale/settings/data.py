@@ -39,8 +39,8 @@ class Source:
         default={},
     )
     files: dict[Split, str | list] = option(
-        "split → path, glob, folder of `save_to_disk`, or list of them, of texts or of tokens (`valid.txt[:50%]`: the first half of its lines, "
-        "`[99.5%:]`: the last half percent, `[:50]`: the first 50)",
+        "split → path, glob, folder of `save_to_disk`, or list of these, with texts or tokens (`valid.txt[:50%]`: the first half of its "
+        "lines, `[99.5%:]`: the last half percent, `[:50]`: the first 50)",
         default={},
         path=True,
     )
@@ -58,28 +58,28 @@ class Source:
     )
 
     def check(self, where: Place, of_images: bool = False) -> None:
-        """Raise ConfigError, beginning with `where`, for settings that cannot work."""
+        """Raise ConfigError, whose message starts with `where`, for settings that cannot work."""
         if self.content != "files":
             self._check_content(where, of_images)
         if not self.location:
             self._check_kind(where, of_images)
 
     def _check_content(self, where: Place, of_images: bool) -> None:
-        """Raise ConfigError where what is fetched is not what it is said to be made into."""
+        """Raise ConfigError if `content` does not suit the source or the task."""
         said = f"{where}: `data.source.content: {self.content}`"
         if self.kind != "url" or self.location:
             raise ConfigError(
-                f"{said} needs `kind: url` without `location`; what is there is read as it is: `content: files`"
+                f"{said} needs `kind: url` without `location`; for data that is read as it is, set `content: files`"
             )
         if of_images:
             raise ConfigError(f"{said} makes texts and their summaries, no images; set `task: summarisation`")
         if any(isinstance(entry, dict) and entry.get("split") for entry in self.urls):
             raise ConfigError(
-                f"{said} has splits of its own: leave out `split` in `urls`; `data.source.files` chooses rows"
+                f"{said} has its own splits: leave out `split` in `urls`; `data.source.files` selects rows"
             )
 
     def _check_kind(self, where: Place, of_images: bool) -> None:
-        """Raise ConfigError where a kind lacks what it cannot do without."""
+        """Raise ConfigError if a setting that this `kind` needs is missing or invalid."""
         known = ("shapes",) if of_images else BUILTIN
         if self.kind == "builtin" and self.name is not None and self.name not in known:
             raise ConfigError(f"{where}: `data.source.name` = `{self.name}` is not built in{nearest(self.name, known)}")
@@ -108,14 +108,14 @@ class Text:
     """How text becomes tokens."""
 
     tokenizer: Literal["word", "subword", "pretrained"] = option(
-        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: that of `pretrained`, with "
-        "its own numbers and end of text (for summaries renumbered)",
+        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: the one in the folder "
+        "`pretrained`, with its own token ids and end of text (renumbered for summaries)",
         default="word",
     )
     lowercase: bool = option("lower-case the text first", default=False)
-    min_count: int = option("words that the train split has less often become `<unk>`", default=1, low=1)
+    min_count: int = option("words that the train split has fewer times become `<unk>`", default=1, low=1)
     max_vocabulary: int | None = option(
-        "keep this many entries: the special ones and the most frequent; of a source of tokens: the entries of their tokenizer",
+        "keep this many entries: the special ones and the most frequent; if the source is tokens: the size of their tokenizer",
         default=None,
         low=3,
     )
@@ -126,14 +126,14 @@ class Text:
     )
     prefix: str = option("text before each document (T5: `'summarize: '`)", default="")
     marks: Literal["text", "tokens"] = option(
-        "special entries of a `pretrained` tokenizer that stand in a text (`<|im_start|>`, `</s>`): `text` spells them as other text; `tokens`, "
-        "as for texts of a chat template, reads them as the entries",
+        "special tokens of a `pretrained` tokenizer that a text spells out (`<|im_start|>`, `</s>`): `text` encodes them like other text; "
+        "`tokens`, for output of a chat template, encodes them as the special tokens",
         default="text",
         before="text",
     )
 
     def check(self, where: Place) -> None:
-        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        """Raise ConfigError, whose message starts with `where`, for settings that contradict each other."""
         own = self.tokenizer == "pretrained"
         if own != (self.pretrained is not None):
             raise ConfigError(
@@ -144,32 +144,30 @@ class Text:
         ]
         if own and learned:
             raise ConfigError(
-                f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one"
+                f"{where}: `data.text.{learned[0]}` is for a learned vocabulary, not for a pretrained one"
             )
         if self.prefix and not own:
             raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was trained with it")
         if self.marks == "tokens" and not own:
-            raise ConfigError(
-                f"{where}: `data.text.marks: tokens` needs a `pretrained` tokenizer, whose entries they are"
-            )
+            raise ConfigError(f"{where}: `data.text.marks: tokens` needs a `pretrained` tokenizer, which defines them")
 
 
 @settings(CONDUCT)
 class Expected:
-    """Assumptions of a plan before the data is there; exact figures are checked against the data later."""
+    """What a plan assumes before the data exists; exact figures are later checked against the data."""
 
     vocabulary: int | None = option(
-        "entries of the vocabulary, special ones included; of images, classes", default=None, low=2
+        "entries of the vocabulary, including special ones; for images, classes", default=None, low=2
     )
     train_samples: int | None = option(
-        "rows of the train split (documents, images), excluded ones too", default=None, low=1
+        "rows of the train split (documents, images), including skipped ones", default=None, low=1
     )
-    approximate: bool = option("these figures are estimates: the data may have others", default=False)
+    approximate: bool = option("these figures are estimates: the data may differ", default=False)
 
 
 @settings(CONDUCT)
 class ExpectedText(Expected):
-    """Assumptions of a plan about text."""
+    """What a plan assumes about text."""
 
     train_tokens: int | None = option("tokens of the train split", default=None, low=1)
     validation_tokens: int | None = option(
@@ -182,7 +180,7 @@ class Data(Varied):
     """The dataset of a workload."""
 
     dataset: str = option(
-        "folder below `results/data/`, which workloads with the same data may share; default: the workload's name",
+        "folder below `results/data/`; workloads with the same data may share one; default: the workload's name",
         SITE,
         default="",
     )
@@ -194,55 +192,55 @@ class Data(Varied):
 
     @property
     def pretrained(self) -> str | None:
-        """Folder of the model whose tokenizer the data is made with."""
+        """Folder of the model whose tokenizer encodes the data."""
         return getattr(getattr(self, "text", None), "pretrained", None)
 
     def check(self, where: Place) -> None:
-        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        """Raise ConfigError, whose message starts with `where`, for settings that contradict each other."""
         self.source.check(where)
 
     def made_from(self) -> list[Any]:
-        """Settings that must be equal in workloads that share a dataset."""
+        """The groups of settings that workloads which share a dataset must have in common."""
         return [getattr(self, group) for group in ("source", "text", "images", "shards") if hasattr(self, group)]
 
     @property
     def expected_outputs(self) -> int | None:
-        """Entries of the vocabulary, or classes, before the data is there; None where nothing says."""
+        """Expected size of the vocabulary, or number of classes, before the data exists; None if unknown."""
         return self.expected.vocabulary
 
     @property
     def expected_tokens(self) -> int | None:
-        """Tokens of the train split before it is there; None where nothing says, and of images."""
+        """Expected tokens of the train split before the data exists; None if unknown and for images."""
         return getattr(self.expected, "train_tokens", None)
 
 
 @settings(CONDUCT)
 class TextData(Data):
-    """Text, as one row of tokens a split."""
+    """Text: each split is one sequence of tokens."""
 
     text: Text = section("how text becomes tokens", default_factory=Text)
-    expected: ExpectedText = section("what a plan may assume before the data is there", default_factory=ExpectedText)
+    expected: ExpectedText = section("what a plan assumes before the data exists", default_factory=ExpectedText)
     format: Literal["flat"] = option("format that the training reads", default="flat")
     shards: int = option(
-        "jobs that encode the text, a part each; more than 1 need a `pretrained` tokenizer", default=1, low=1
+        "jobs that encode one part of the text each; more than 1 need a `pretrained` tokenizer", default=1, low=1
     )
     shard = Formats.shard
 
     @property
     def expected_outputs(self) -> int | None:
-        """Entries of the vocabulary. A capped one is at most, and for any larger text exactly, as large as its cap."""
+        """Expected size of the vocabulary. `max_vocabulary` is an upper bound, and reached by any larger text."""
         if known := self.expected.vocabulary or self.text.max_vocabulary:
             return known
-        with suppress(ConfigError, DataError):  # the folder may be on another machine, and its variables set there
+        with suppress(ConfigError, DataError):  # the folder may exist only on another machine
             return Pretrained(self.text.pretrained).size if self.text.pretrained else None
         return None
 
     def check(self, where: Place) -> None:
-        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        """Raise ConfigError, whose message starts with `where`, for settings that contradict each other."""
         self.text.check(where)
         if self.shards > 1 and not self.text.pretrained:
             raise ConfigError(
-                f"{where}: `data.shards` = {self.shards} needs `data.text.tokenizer: pretrained`: a vocabulary is learned in one job"
+                f"{where}: `data.shards` = {self.shards} needs `data.text.tokenizer: pretrained`: only one job can learn a vocabulary"
             )
         super().check(where)
 
@@ -256,10 +254,10 @@ class PairData(TextData):
 
 @settings(CONDUCT)
 class ImageData(Data):
-    """Images with a class each."""
+    """Images, each with a class."""
 
     images: Images = section("how images are found or drawn", default_factory=Images)
-    expected: Expected = section("what a plan may assume before the data is there", default_factory=Expected)
+    expected: Expected = section("what a plan assumes before the data exists", default_factory=Expected)
     format: ImageFormat = option("format that the training reads", default="files")
     io: ReadCalls = option(
         "how images are read from shards; `auto`: `mmap` for local data of at most half the memory, else `pread`",
@@ -267,5 +265,5 @@ class ImageData(Data):
     )
 
     def check(self, where: Place) -> None:
-        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        """Raise ConfigError, whose message starts with `where`, for settings that contradict each other."""
         self.source.check(where, of_images=True)

@@ -1,19 +1,19 @@
-"""How images are found or drawn, which formats they and the tokens are written in, and how readers are measured."""
+"""Settings for drawn images, for the formats of images and tokens, and for the benchmark of readers."""
 
 from typing import Literal, get_args
 
 from parascale.settings.options import CONDUCT, RECIPE, Number, option, settings
 
-# The benchmark recommends the first of those that are about as fast: a bare binary needs our index to mean anything.
+# In order of preference: the benchmark recommends the first of those that are about equally fast. `binary` is useless without our index.
 ImageFormat = Literal["hdf5", "arrow", "webdataset", "numpy", "binary", "squashfs", "files", "parquet"]
-TokenFormat = Literal["hdf5", "arrow", "parquet"]  # besides `flat`, which `prepare` makes and all others are made from
+TokenFormat = Literal["hdf5", "arrow", "parquet"]  # converted from `flat`, which `prepare` writes
 ReadCalls = Literal["auto", "pread", "mmap"]
 IMAGE_FORMATS, TOKEN_FORMATS = get_args(ImageFormat), get_args(TokenFormat)
 
 
 @settings(RECIPE)
 class Images:
-    """The images of a dataset: how many are drawn, and how a set without splits is split."""
+    """The images of a dataset: how many to draw, and how to split a source without splits."""
 
     train: int = option("`builtin`: images to draw for training", default=2000, low=10)
     validation: int = option("`builtin`: images to draw for validation", default=400, low=10)
@@ -33,7 +33,7 @@ class Images:
 
 @settings(CONDUCT)
 class Formats:
-    """Conversion: formats, shards, and what happens to a bad sample."""
+    """Conversion: formats, shards, and handling of bad samples."""
 
     images: list[ImageFormat] = option(
         "formats to write images in; `squashfs` needs its tools and FUSE",
@@ -43,15 +43,15 @@ class Formats:
     shards: int = option("files per format, each written by its own job; 1 to 8 GiB each are best", default=1, low=1)
     seed: int = option("seed of the shuffle before writing", default=1, low=0, expert=True)
     bad_samples: Literal["error", "skip"] = option(
-        "`error` fails with a list of bad samples once all shards are written, `skip` puts it into the manifest",
+        "`error` fails with a list of bad samples after all shards are written; `skip` only records the list in the manifest",
         default="error",
     )
     check: Literal["header", "decode", "none"] = option(
-        "check of each converted image: every pixel (`decode`), its markers (`header`: quicker, misses damage) or `none`",
+        "check of each converted image: all pixels (`decode`), only the markers (`header`: faster, misses damage) or `none`",
         default="decode",
     )
     threads: int = option(
-        "most reading threads; a conversion starts with few and adds more until a core is busy",
+        "maximum of reading threads; a conversion starts with few and adds more until a core is busy",
         default=64,
         low=1,
         high=512,
@@ -59,7 +59,7 @@ class Formats:
     )
 
     def shard(self, number: int) -> str:
-        """The folder of a shard, below that of its format. It names the count, so that shards of another count are others."""
+        """The folder of a shard, below the folder of its format. It contains the number of shards, so other splits do not clash."""
         return f"{number:05d}-of-{self.shards:05d}"
 
 
@@ -68,11 +68,11 @@ class Loaders:
     """The benchmark of readers."""
 
     workloads: list[str] = option(
-        "workloads whose data is converted and measured although no run trains them", default=[]
+        "further workloads whose data is converted and measured, even if no run trains them", default=[]
     )
     samples: int = option("most samples of a pass with a cold cache or with workers", default=20000, low=1, expert=True)
-    seconds: Number = option("seconds per pass, longer until each thread has decoded 5 batches", default=0.5, above=0.0)
+    seconds: Number = option("seconds per pass; each thread decodes at least 5 batches", default=0.5, above=0.0)
     repeats: int = option("number of passes; the table shows their median and spread", default=3, low=1, expert=True)
-    workers: list[int] = option("threads that decode, in the measurement from file to tensor", default=[0, 2])
+    workers: list[int] = option("numbers of decoding threads to measure, from file to tensor", default=[0, 2])
     cold: bool = option("also measure after dropping the files from the page cache, if possible", default=True)
     shared_memory: bool = option("also measure from a copy in `/dev/shm`", default=False)

@@ -1,12 +1,12 @@
-"""Are these two the same run? One answer for everyone who asks, from what each setting says that it decides.
+"""Decide if two runs are the same, from what each setting declares that it decides. What must be equal depends on the purpose:
 
     finished    recipe + layout + kind of device + numerics + data + number of the repeat
-    continuing  recipe + kind of device + numerics + data: another layout reshards
-    comparing   recipe, but for the seed, and for the batch where scaling is weak
-    pricing     whatever decides a run's speed: all but labels, seed and where it starts from
+    continuing  recipe + kind of device + numerics + data (a checkpoint is resharded to another layout)
+    comparing   recipe, except the seed, and with weak scaling except the batch
+    pricing     all that decides a run's speed: everything but labels, seed and starting checkpoint
 
-Recipes hold effective values, as the global batch and the peak learning rate that follow from the scaling, not how they were
-arrived at. A setting that was added later and has the value that earlier results had (`option(before=...)`) is left out.
+Recipes contain effective values, such as the global batch and peak learning rate after scaling, not how they were computed. A setting
+that was added later is left out as long as it has the value of earlier results (`option(before=...)`).
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from parascale.settings.site import Site
 
 Values = Mapping[str, Any]
 Changes = dict[str, tuple[Any, Any]]
-SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
+SCALED = ("scaling", "workload.optim.lr_scaling")  # already applied to the batch and the learning rate
 
 
 def recipe(run: Run) -> dict[str, Any]:
-    """Dotted key → value of all that decides the numbers of a run, as plain values."""
+    """{dotted key: plain value} of everything that decides the numbers of a run."""
     decided = settings(run, RECIPE)
     for key in SCALED:
         decided.pop(key, None)
@@ -44,7 +44,7 @@ def recipe(run: Run) -> dict[str, Any]:
 
 
 def settings(run: Run, *decisions: str) -> dict[str, Any]:
-    """The settings of a run that decide one of `decisions`, by dotted key, apart from paths. A user's class goes by the name of its file."""
+    """The settings of a run that decide one of `decisions`, by dotted key, without paths. A user's class is given by its file name."""
     return {
         key: os.path.basename(value) if info.path else _plain(value)
         for key, info, value in _settings(run, decisions)
@@ -53,26 +53,26 @@ def settings(run: Run, *decisions: str) -> dict[str, Any]:
 
 
 def of_group(group: Any, *decisions: str) -> dict[str, Any]:
-    """The settings of a group, such as a dataset's `source`, that decide one of `decisions` (default: any), paths included."""
+    """The settings of a group, such as a dataset's `source`, that decide one of `decisions` (default: any), including paths."""
     found = _settings(group, decisions or DECISIONS)
     return {name: _plain(value) for name, info, value in found if value != info.before}
 
 
 def _settings(group: Any, decisions: tuple[str, ...] = DECISIONS) -> list[tuple[str, OptionInfo, Any]]:
-    """(dotted key, OptionInfo, value) of every single setting that decides one of `decisions`; those of inner groups follow."""
+    """(dotted key, OptionInfo, value) of each setting that decides one of `decisions`; those of nested groups come last."""
     known = _known(decisions, *_kinds(group))
     return [(key, info, value(group)) for key, info, value in known]
 
 
 def _kinds(group: Any) -> tuple[type, ...]:
-    """The classes of a group and of all in it, in the order of their settings: of a kind of run they are always the same."""
+    """The classes of a group and its nested groups, in the order of their settings; always the same for a kind of run."""
     inner = (_kinds(getattr(group, name)) for name in _split(group.__class__)[1])
     return type(group), *itertools.chain.from_iterable(inner)
 
 
 @functools.cache
 def _known(decisions: tuple[str, ...], *kinds: type) -> list[tuple[str, OptionInfo, Callable[[Any], Any]]]:
-    """(dotted key, OptionInfo, function from the outermost group to its value) of the settings of nested groups."""
+    """(dotted key, OptionInfo, getter on the outermost group) of each setting of a group and its nested groups."""
     left = iter(kinds)
 
     def walk(prefix: str) -> list[tuple[str, OptionInfo, Callable[[Any], Any]]]:
@@ -85,38 +85,38 @@ def _known(decisions: tuple[str, ...], *kinds: type) -> list[tuple[str, OptionIn
 
 @functools.cache
 def _split(kind: type) -> tuple[list[tuple[str, OptionInfo]], list[str]]:
-    """((name, OptionInfo) of each single setting of a class, names of its groups)."""
+    """([(name, OptionInfo)] of the plain settings of a class, names of its groups)."""
     groups = [name for name, setting in declared(kind).items() if dataclasses.is_dataclass(setting.hint)]
     return [(name, setting.info) for name, setting in declared(kind).items() if name not in groups], groups
 
 
 def kind_of_device(site: Site) -> str:
-    """What computes, as far as results differ by it: the GPU's name, or `cpu`."""
+    """The kind of device, as far as results depend on it: the GPU's name, or `cpu`."""
     return site.gpu or site.device if site.device != "cpu" else site.device
 
 
 def key_of(run: Run, site: Site, code: str, data: list[Any] | None = None) -> str:
-    """The key of a finished training. code: its digest. data: what is known of the data and of a first checkpoint, once they are there."""
+    """The key of a finished training. code: digest of its code. data: facts of the data and of an initial checkpoint, once they exist."""
     return digest_of(
         [recipe(run), settings(run, LAYOUT), threads(run, site), kind_of_device(site), code, data, run.repeat]
     )
 
 
 def continuation_of(run: Run, site: Site, code: str, data: list[Any]) -> dict[str, Any]:
-    """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is. Whether a script of
-    the user's own reads the checkpoint of another layout, nobody knows."""
+    """{part: value} that must stay the same for a run to continue from its own checkpoint. The layout may change, except for a user's
+    script, which may be unable to read the checkpoint of another layout."""
     what = "versions" if run.workload.in_own_environment else "data"
     parts = {"recipe": recipe(run), "device": kind_of_device(site), "code": code, what: digest_of(data)}
     return parts | ({"layout": settings(run, LAYOUT)} if run.workload.is_script else {})
 
 
 def threads(run: Run, site: Site) -> int | None:
-    """Cores that each process of a run computes with, where that is the site's matter; None on GPUs."""
+    """Cores per process of a run on CPUs; None on GPUs."""
     return site.threads_of(run.layout) if site.device == "cpu" else None
 
 
 def speed_of(run: Run) -> str:
-    """What decides a run's speed: runs of equal text may share a price."""
+    """The settings that decide a run's speed, as text: runs with equal text may share a price."""
     decided = settings(run, RECIPE, LAYOUT, CONDUCT) | _places(run)
     for key in ("seed", "baseline", "init_from"):
         decided.pop(key, None)
@@ -124,33 +124,33 @@ def speed_of(run: Run) -> str:
 
 
 def configuration_of(run: Run) -> str:
-    """Settings that repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
+    """The settings that repetitions of a run share, as text: recipe except the seed, layout and conduct."""
     decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | _places(run) | {"scaling": run.scaling}
     return json.dumps({key: value for key, value in decided.items() if key not in ("seed", "baseline")}, sort_keys=True)
 
 
 def difference(run: Run, other: Run) -> str:
-    """Why two runs are not the same training but for their layout, in words; empty where they are."""
+    """How two runs differ apart from their layout, in words; empty if they do not."""
     weak = run.scaling == "weak"
     ignored = {"seed", "init_from"} | ({"workload.training.global_batch", "workload.optim.lr"} if weak else set())
     return in_words(changes(recipe(other), recipe(run), ignored, left_out(run)))
 
 
 def no_comparison(run: Run, baseline: Run) -> str | None:
-    """Why the parity runs of two runs would prove nothing of a layout, or None: their work differs."""
+    """Why parity runs of two runs would prove nothing about a layout, because their work differs; None if it does not."""
     if reason := _own_way(run) or _own_way(baseline):
         return reason
     if run.global_batch != baseline.global_batch:
         return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
     if run.seed != baseline.seed:
         return f"seed {run.seed} against {baseline.seed}: another start"
-    # Its rounding is no other work: it has a tolerance.
+    # Another reduce_precision is the same work, within a tolerance.
     changed = difference(run, dataclasses.replace(baseline, reduce_precision=run.reduce_precision))
     return f"another recipe: {changed}" if changed else None
 
 
 def _own_way(run: Run) -> str | None:
-    """Why a run's mathematics is that of its layout alone, or None."""
+    """Why a run's mathematics depends on its layout, or None if it does not."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
     if run.compression != "none":
@@ -165,14 +165,14 @@ def _own_way(run: Run) -> str | None:
 
 
 def conduct_difference(run: Run, other: Run) -> str:
-    """How the conduct of two runs differs, in words; empty where it does not."""
+    """How the conduct of two runs differs, in words; empty if it does not."""
     return in_words(
         changes(settings(other, CONDUCT), settings(run, CONDUCT), {"baseline", "workload.parity_precision"})
     )
 
 
 def with_conduct_of(run: Run, other: Run) -> dict[str, Any]:
-    """The settings of a run as plain values, its conduct as that of another run of the same recipe; paths are its own."""
+    """The settings of a run as plain values, with the conduct of another run of the same recipe, but its own paths."""
     values, conduct = dataclasses.asdict(run), settings(other, CONDUCT)
     for key, info, _ in _settings(run):
         if key in conduct and key != "baseline" and not info.path:
@@ -182,27 +182,27 @@ def with_conduct_of(run: Run, other: Run) -> dict[str, Any]:
 
 
 def changes(old: Values, new: Values, ignored: Container[str] = (), missing: Values | None = None) -> Changes:
-    """Key → (old value, new value) of what differs between two mappings. missing: values of missing keys; None where it names none."""
+    """{key: (old value, new value)} where two mappings differ. missing: values of missing keys; by default None."""
     keys, missing = dict.fromkeys([*old, *new]), missing or {}
     pairs = {key: tuple(each.get(key, missing.get(key)) for each in (old, new)) for key in keys if key not in ignored}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def left_out(run: Run) -> dict[str, Any]:
-    """Dotted key → value of the settings that `settings` leaves out of runs of this kind as long as they have it."""
+    """{dotted key: value} with which `settings` leaves a setting out."""
     return {key: info.before for key, info, _ in _settings(run) if info.before is not NOT_SET}
 
 
 def in_words(changed: Changes) -> str:
-    """`` `optim.lr` 0.002 → 0.001 `` of each change."""
+    """The changes as text: `` `optim.lr` 0.002 → 0.001 ``."""
     return ", ".join(
         f"`{key.removeprefix('workload.')}` {_word(old)} → {_word(new)}" for key, (old, new) in changed.items()
     )
 
 
 def numbered(runs: dict[str, Run]) -> dict[str, Run]:
-    """Runs by name, each with the number of the repeat that it is: rows that train the same in the same layout are repeats,
-    however they are watched or saved."""
+    """Number the repeats among runs by name: rows with the same training and layout are repeats, even if they differ in monitoring or
+    saving."""
     seen, result = dict[str, int](), {}
     for name, run in runs.items():
         # Equal settings make equal text, without the cost of a digest.
@@ -213,13 +213,13 @@ def numbered(runs: dict[str, Run]) -> dict[str, Run]:
 
 
 def _places(run: Run) -> dict[str, Any]:
-    """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
+    """What distinguishes data and models beyond the recipe: the workload's name, and paths."""
     places = {key: _absolute(value) for key, info, value in _settings(run) if info.path}
     return {"workload.name": run.workload.name} | places
 
 
 def _absolute(value: Any) -> Any:
-    """A path, or paths, whether a job was told them from the current folder or from the root."""
+    """Make a path, or nested paths, absolute, so that those relative to the current folder and to the root compare equal."""
     if isinstance(value, dict):
         return {key: _absolute(each) for key, each in value.items()}
     if isinstance(value, list):

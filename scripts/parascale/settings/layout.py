@@ -1,4 +1,4 @@
-"""How a run is spread over processes, and what that spread is called."""
+"""How a run is distributed over processes, and the name of its strategy."""
 
 import math
 from dataclasses import replace
@@ -8,25 +8,25 @@ from parascale.errors import ConfigError
 from parascale.settings.options import LAYOUT, option, settings
 
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
-# Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
+# Schedules with two stages per rank; in the V-shaped one, rank r has stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
-# Later ones save more memory and take more time.
+# In order of memory saved and time lost.
 Recomputation = Literal[False, "selective", True]
 RECOMPUTATION = get_args(Recomputation)
 
 
 class Axis(NamedTuple):
-    """A way to spread a run over ranks. Its name is a degree of `Layout`, a column of tables and a dimension of the mesh."""
+    """One kind of parallelism. Its name is a degree of `Layout`, a column of tables and a dimension of the mesh."""
 
     name: str
-    module: str  # of `parallel`, that does it
-    order: int  # in the numbering of ranks: 0 changes fastest
+    module: str  # its implementation in `parallel`
+    order: int  # in the numbering of ranks: 0 varies fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
-    splits_positions: bool = False  # its ranks hold different positions of the same samples
-    within_node: bool = False  # advice keeps its ranks on a node, as they talk in every block
+    splits_positions: bool = False  # its ranks have different positions of the same samples
+    within_node: bool = False  # advice keeps its ranks on a node, because they communicate in every block
 
 
-# In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
+# In the order of columns. Ranks of a tensor-parallel group communicate most, so they are neighbours on one node.
 AXES = (
     Axis("dp", "ddp", order=3, splits_samples=True),
     Axis("fsdp", "fsdp", order=2, splits_samples=True),
@@ -35,10 +35,10 @@ AXES = (
     Axis("cp", "context", order=1, splits_positions=True),
 )
 DEGREES = tuple(axis.name for axis in AXES)
-# As the mesh has them, the slowest in the numbering of ranks first; and those of them that split samples.
+# In the order of the mesh, the slowest varying first; and those of them that split samples.
 MESH_AXES = tuple(axis.name for axis in sorted(AXES, key=lambda axis: -axis.order))
 DATA_AXES = tuple(name for name in MESH_AXES if AXES[DEGREES.index(name)].splits_samples)
-# Likewise those whose ranks have different targets of a step: gradients are summed over them.
+# The axes whose ranks have different targets of a step: gradients are summed over them.
 TARGET_AXES = tuple(axis.name for axis in AXES if axis.splits_samples or axis.splits_positions)
 
 
@@ -48,14 +48,14 @@ class Layout:
 
     nodes: int = option("machines", default=1, low=1)
     gpus_per_node: int = option("GPUs to request on each node (processes, on a site without GPUs)", default=1, low=1)
-    idle_gpus: int = option("requested GPUs per node that stay unused, to show what waste costs", default=0, low=0)
+    idle_gpus: int = option("requested GPUs per node to leave unused, to show the cost of waste", default=0, low=0)
     dp: int = option("data-parallel replicas (DDP)", default=1, low=1)
-    fsdp: int = option("ranks that share parameters, gradients and optimizer state (FSDP2)", default=1, low=1)
-    tp: int = option("ranks that share each matrix (tensor parallelism)", default=1, low=1)
-    pp: int = option("ranks in a row that hold the pipeline's stages", default=1, low=1)
+    fsdp: int = option("ranks that shard parameters, gradients and optimizer state (FSDP2)", default=1, low=1)
+    tp: int = option("ranks that split each matrix (tensor parallelism)", default=1, low=1)
+    pp: int = option("ranks of the pipeline", default=1, low=1)
     cp: int = option(
-        "ranks that share each sample's positions (context parallelism, Ulysses): for long windows; with `fsdp`, parameters are sharded "
-        "over both",
+        "ranks that split each sample's positions (context parallelism, Ulysses), for long windows; with `fsdp`, parameters are "
+        "sharded over both",
         default=1,
         low=1,
         before=1,
@@ -70,8 +70,8 @@ class Layout:
         default=True,
     )
     reduce: Literal["part", "step"] = option(
-        "FSDP scatters gradients after each accumulated `part`, or keeps whole ones and scatters them once a `step`: more memory, less "
-        "communication; `step` with `reshard_after_forward: false` is ZeRO-1, as FSDP beside `pp` always is; replicas sum once a step anyway",
+        "FSDP reduces gradients after each accumulated `part`, or keeps full ones and reduces them once a `step`: more memory, less "
+        "communication; `step` with `reshard_after_forward: false` is ZeRO-1, as is FSDP with `pp` always; replicas sum once a step anyway",
         default="part",
         before="part",
     )
@@ -80,11 +80,11 @@ class Layout:
         default=False,
     )
     sync_batch_norm: bool = option(
-        "batch norm uses the samples of all ranks; otherwise each rank uses its own, and every layout is another training",
+        "batch norm uses the samples of all ranks; otherwise each rank uses only its own, and results depend on the layout",
         default=True,
     )
     compile: bool | None = option(
-        "compile blocks and loss with `torch.compile`; default: on GPUs, if the model's family gains by it",
+        "compile blocks and loss with `torch.compile`; default: on GPUs, if the model's family is faster with it",
         default=None,
     )
 
@@ -95,72 +95,72 @@ class Layout:
 
     @property
     def processes_per_node(self) -> int:
-        """Processes on each node: one for each GPU that is used."""
+        """Processes on each node: one per GPU in use."""
         return self.gpus_per_node - self.idle_gpus
 
     @property
     def dimensions(self) -> dict[str, int]:
-        """Axis → degree of each way in which the run is spread; empty for one process."""
+        """{axis: degree} of all degrees above 1; empty for one process."""
         return {axis: degree for axis in DEGREES if (degree := getattr(self, axis)) > 1}
 
     def neighbour_distance(self, axis: str) -> int:
-        """Difference of the numbers of two ranks that are neighbours along an axis."""
+        """Difference of the numbers of two neighbouring ranks along an axis."""
         faster = MESH_AXES[MESH_AXES.index(axis) + 1 :]
         return math.prod(getattr(self, each) for each in faster)
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different samples of a step: `dp × fsdp`."""
+        """Number of ranks with different samples of a step: `dp × fsdp`."""
         return math.prod(getattr(self, axis) for axis in DATA_AXES)
 
     @property
     def of_parameters(self) -> "Layout":
-        """How parameters are spread: ranks of `cp`, which use the same, share them with those of `fsdp`, or else are more replicas."""
+        """The layout of parameters: ranks of `cp`, which need the same ones, join the shards of `fsdp`, or else the replicas of `dp`."""
         axis = "fsdp" if self.fsdp > 1 else "dp"
         return replace(self, cp=1, **{axis: getattr(self, axis) * self.cp})
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication over `cp` and inside hybrids."""
+        """True if FSDP manages the parameters: with `fsdp`, and for plain replication over `cp` and in hybrids."""
         return self.fsdp > 1 or (self.of_parameters.dp > 1 and self.dimensions.keys() != {"dp"})
 
     @property
     def zero_1(self) -> bool:
-        """Whether whole parameters and gradients stay through a step, so that ranks of `fsdp` share the optimizer's state alone."""
+        """True if full parameters and gradients stay in memory for a step, so that `fsdp` shards only the optimizer's state."""
         return self.fsdp > 1 and (self.pp > 1 or (self.reduce == "step" and not self.reshard_after_forward))
 
     @property
     def one_stage_at_a_time(self) -> bool:
-        """Whether of a pipeline's stages only one can work at any moment: naive model parallelism, replicated or not."""
+        """True if only one stage of the pipeline can work at a time: naive model parallelism, replicated or not."""
         return self.pp > 1 and self.micro_batches == 1
 
     @property
     def pipeline_schedule(self) -> Schedule:
-        """The schedule that runs: with one micro-batch there is nothing to interleave, and each rank waits for the others."""
+        """The schedule that runs: GPipe with one micro-batch, as there is nothing to interleave."""
         return "GPipe" if self.micro_batches == 1 else self.schedule
 
     @property
     def stages(self) -> int:
-        """Pipeline stages: one a pipeline rank, two in looped schedules."""
+        """Pipeline stages: one per pipeline rank, two in looped schedules."""
         return self.pp * (2 if self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether a stage's backward pass is two: one for the gradient of its input, one for those of its weights."""
+        """True if a stage has two backward passes: one for the gradient of its input, one for those of its weights."""
         return self.pipeline_schedule in ("InterleavedZeroBubble", "ZBVZeroBubble")
 
     @property
     def bubble(self) -> float:
-        """Time that a pipeline's rank waits over the time that it computes: (p − 1) / (m × v), v stages a rank.
+        """Waiting time of a pipeline rank relative to its computing time: (p − 1) / (m × v), with v stages per rank.
 
-        Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2; a third of it for zero-bubble schedules, and none
-        for their V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2.
+        Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2; in theory a third of it for zero-bubble schedules and
+        none for the V-shaped one: Qi et al. 2023, arXiv:2401.10241, table 2.
         """
         bubble = (self.pp - 1) / (self.micro_batches * (self.stages // self.pp))
         return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(self.pipeline_schedule, 1.0)
 
     def check(self) -> None:
-        """Raise ConfigError where the degrees and the machine do not match."""
+        """Raise ConfigError if degrees, nodes and GPUs do not match."""
         if self.idle_gpus >= self.gpus_per_node:
             raise ConfigError(f"idle_gpus = {self.idle_gpus} leaves no GPU of gpus_per_node = {self.gpus_per_node}")
         product = math.prod(getattr(self, axis) for axis in DEGREES)
@@ -177,12 +177,12 @@ class Layout:
         for name, value in (("activation_checkpointing", "selective"), ("compile", True)):
             if self.splits_backward and getattr(self, name) == value:
                 raise ConfigError(
-                    f"schedule {self.schedule} goes backward in two passes, but with {name} = {str(value).lower()} a block keeps its "
-                    "activations for only one; take another value, or another schedule"
+                    f"schedule {self.schedule} has two backward passes, but with {name} = {str(value).lower()} a block keeps its "
+                    "activations for only one; choose another value or schedule"
                 )
 
     def strategy(self, average_every: int | None = None) -> str:
-        """The name of this spread, as reports and rules use it."""
+        """The strategy's name in reports and rules."""
         split = [axis for axis in self.dimensions if axis not in DATA_AXES]
         ways = len(split) + (self.data_parallel > 1)
         if average_every:

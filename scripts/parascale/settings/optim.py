@@ -1,4 +1,4 @@
-"""The optimizer and its schedule: settings that decide how weights follow from gradients."""
+"""Settings of the optimizer and its schedule."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from parascale.settings.options import RECIPE, Number, option, settings
 
 @settings(RECIPE)
 class Cycle:
-    """One rise and fall of the learning rate, each along half a cosine; the defaults are those of fastai's `fit_one_cycle`."""
+    """One rise and fall of the learning rate, each along half a cosine. The defaults are those of fastai's `fit_one_cycle`."""
 
     length: Number = option("length, relative to the other cycles", default=1.0, above=0.0)
     peak: Number = option("highest rate, relative to `lr`", default=1.0, above=0.0)
@@ -22,16 +22,16 @@ class Optim:
     name: Literal["adamw", "sgd"] = option("optimizer", default="adamw")
     lr: Number = option("peak learning rate, for `training.global_batch`", default=1e-3, above=0.0)
     lr_scaling: Literal["none", "linear", "sqrt"] = option(
-        "growth of `lr` with the batch in weak scaling", default="none"
+        "how `lr` grows with the batch in weak scaling", default="none"
     )
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
         "learning rate after the warm-up; `cosine`: in step t of n, after w of warm-up, `lr` × (r + (1 − r) × (1 + cos(π (t − w) / (n − w))) / 2) "
-        "with r = `min_lr_ratio`; `one_cycle` has no warm-up: it rises and falls, as `cycles` say",
+        "with r = `min_lr_ratio`; `one_cycle`: no warm-up, it rises and falls according to `cycles`",
         default="cosine",
     )
-    cycles: list[Cycle] = option("`one_cycle`: the cycles in turn; default: one with default values", default=[])
+    cycles: list[Cycle] = option("`one_cycle`: the cycles in order; default: one with default values", default=[])
     swing: Number = option(
-        "`one_cycle`: momentum (AdamW: the first of `betas`) is higher by this at a cycle's start, lower by it at its highest rate",
+        "`one_cycle`: momentum (AdamW: the first of `betas`) is higher by this at a cycle's start, and lower by this at its highest rate",
         default=0.0,
         low=0.0,
     )
@@ -45,5 +45,5 @@ class Optim:
 
     @property
     def usual_momentum(self) -> float:
-        """How much of the mean of earlier gradients stays in a step, as it is without a swing."""
+        """Momentum (AdamW: the first of `betas`) without the swing."""
         return self.momentum if self.name == "sgd" else self.betas[0]

@@ -1,7 +1,7 @@
-"""How a setting is declared: its default, meaning and bounds, and what it decides, in one place.
+"""Declare settings: default, meaning, bounds and what a setting decides, in one place.
 
-Everything that reads, checks, explains or compares settings follows from these declarations: `strict.py` checks values,
-`config/README.md` and the JSON schemas are made from them, and `identity.py` tells from them whether two runs are the same.
+All code that reads, checks, explains or compares settings uses these declarations: `strict.py` checks values, `reference.py` makes
+`config/README.md` and the JSON schemas, and `identity.py` decides if two runs are the same.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-# The kind of a setting; each is exactly one of these.
+# What a setting decides; exactly one of these.
 RECIPE = "recipe"  # the numbers of a training
-LAYOUT = "layout"  # how these are spread over processes
-CONDUCT = "conduct"  # no number: when state is saved, what is watched, what is read and written where
+LAYOUT = "layout"  # how the training is distributed over processes
+CONDUCT = "conduct"  # no numbers: when to save, what to monitor, where to read and write
 SITE = "site"  # facts, limits, prices and labels
 DECISIONS = (RECIPE, LAYOUT, CONDUCT, SITE)
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def _number(value: object) -> object:
-    """YAML 1.1 reads 1e-3 as text; people write it all the same."""
+    """Convert text to a number, because YAML 1.1 reads 1e-3 as text."""
     try:
         return float(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else value
     except OverflowError:
@@ -45,7 +45,7 @@ Number = Annotated[float, Strict(), BeforeValidator(_number)]
 
 @dataclasses.dataclass(frozen=True)
 class OptionInfo:
-    """Declarations of a setting besides type, default, bounds and meaning; see `option`."""
+    """Declarations of a setting other than type, default, bounds and meaning; see `option`."""
 
     decides: str | None = None
     before: object = NOT_SET
@@ -55,7 +55,7 @@ class OptionInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One declared setting: its dotted key, type, pydantic's field and our OptionInfo."""
+    """A declared setting: its dotted key, type, pydantic field and OptionInfo."""
 
     key: str
     hint: Any
@@ -64,7 +64,7 @@ class Setting:
 
 
 def _check_keys(cls: type, values: Any) -> Any:
-    """Refuse a key that a class of settings does not know, and a missing one that it needs."""
+    """Refuse keys that a class of settings does not know, and missing required keys."""
     if isinstance(values, dict):
         known = declared(cls)
         for key in (key for key in values if key not in known):
@@ -76,7 +76,7 @@ def _check_keys(cls: type, values: Any) -> Any:
 
 
 def _strict(hint: Any) -> Any:
-    """A type that takes no value of another one: pydantic by itself takes `"3"` for a number and 1 for true."""
+    """Make a type strict: by default pydantic accepts `"3"` as a number and 1 as true."""
     if hint in (int, str, bool):
         return Annotated[hint, Strict()]
     if isinstance(hint, types.UnionType):
@@ -98,11 +98,11 @@ def option(
     path: bool = False,
     expert: bool = False,
 ) -> Any:
-    """A setting with its default.
+    """Declare a setting with a default.
 
-    low, high: inclusive bounds. above: an exclusive one. decides: where it differs from its class. before: the value that
-    results had before the setting was there; as long as it is this, the setting enters no digest. path: a place on this
-    machine (or a mapping or list of them), relative to the file that names it. expert: few will touch it.
+    low, high: inclusive bounds. above: exclusive lower bound. decides: if it differs from its class. before: the value that
+    results had before the setting existed; with this value, the setting enters no digest. path: a path on this machine
+    (or a mapping or list of paths), relative to the file that names it. expert: rarely needed.
     """
     given = {"default_factory": default.copy} if isinstance(default, (dict, list)) else {"default": default}
     bounds = {"ge": low, "gt": above, "le": high}
@@ -111,18 +111,18 @@ def option(
 
 
 def required(doc: str, decides: str | None = None, *, path: bool = False) -> Any:
-    """A setting that has no default."""
+    """Declare a setting without a default."""
     return _field(OptionInfo(decides, path=path), doc)
 
 
 def section(doc: str, *, default_factory: Callable[[], Any]) -> Any:
-    """A group of settings, which is read from `default_factory()` if it is left out."""
+    """Declare a group of settings. If it is left out, it is read from `default_factory()`."""
     return _field(OptionInfo(), doc, default_factory=default_factory, validate_default=True)
 
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, required, section))
 def settings(decides: str, *, expert: bool = False) -> Callable[[type[T]], type[T]]:
-    """A class of settings. decides, expert: for those of its settings that do not say so themselves."""
+    """Class decorator for a group of settings. decides, expert: defaults for its settings."""
 
     def declare(declared: Any) -> Any:
         declared.__annotations__ = {name: _strict(hint) for name, hint in inspect.get_annotations(declared).items()}
@@ -149,7 +149,7 @@ def _info(field: FieldInfo) -> OptionInfo:
 
 
 class Varied:
-    """Base of groups that are read as one of several subclasses, which `variant` names; each has settings of its own."""
+    """Base of groups with several subclasses, each with its own settings; `variant` chooses the subclass for given values."""
 
     if TYPE_CHECKING:
 
@@ -157,7 +157,7 @@ class Varied:
 
 
 def chosen(kind: Any) -> WrapValidator:
-    """What reads a group as the subclass that `kind.variant(values, beside)` names, beside: the settings that stand before it."""
+    """Validator that reads a group as the subclass `kind.variant(values, beside)`. beside: the settings declared before the group."""
 
     def validate(value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
         if not isinstance(value, dict):
@@ -171,7 +171,7 @@ adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def _declared(kind: Any) -> dict[str, Setting]:
-    """The settings that a class has, by name; groups are settings too, of a class of settings."""
+    """The settings of a class by name, including groups, whose type is a class of settings."""
     hints = typing.get_type_hints(kind)
     fields = kind.__pydantic_fields__
     return {name: Setting(name, hints[name], field, _info(field)) for name, field in fields.items()}
@@ -181,13 +181,13 @@ declared: Callable[[Any], dict[str, Setting]] = functools.cache(_declared)
 
 
 def arms(hint: Any) -> list[Any]:
-    """The types that a type is a union of, None aside: mostly one."""
+    """The members of a union type except None; of any other type, the type itself."""
     united = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [arm for arm in (typing.get_args(hint) if united else (hint,)) if arm is not types.NoneType]
 
 
 def walk(kind: Any, prefix: str = "") -> Iterator[Setting]:
-    """Yield every single Setting of a class, with its dotted key; those of its groups follow what stands alone."""
+    """Yield each plain Setting of a class with its dotted key; those of its groups come last."""
     groups = []
     for name, setting in declared(kind).items():
         if dataclasses.is_dataclass(setting.hint):

@@ -1,6 +1,6 @@
-"""The whole configuration: `config.yaml`, the run table, workloads and sites, loaded and checked.
+"""Load and check the whole configuration: `config.yaml`, the run table, workloads and sites.
 
-Reading only, and no torch: a login node or a laptop loads it in a fraction of a second.
+It only reads files and imports no torch, so a login node or a laptop loads it in a fraction of a second.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ ALONE = "no other run to compare it with: add a row of its workload on one proce
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded configuration. untrained: workloads that no run trains but whose data is converted and measured. studies: by name."""
+    """A loaded configuration. untrained: workloads without runs whose data is still converted and measured. studies: by name."""
 
     config: Config
     site: Site
@@ -57,32 +57,32 @@ class Project:
 
     @functools.cached_property
     def root(self) -> Path:
-        """Folder that holds `results/`, `work/` and `store/`."""
+        """Folder of `results/`, `work/` and `store/`."""
         return Path(expanded(self.config.root, "root"))
 
     @functools.cached_property
     def paths(self) -> Paths:
-        """Where everything lies below the root."""
+        """The paths below the root."""
         return Paths(self.root, self.config.workloads)
 
     @functools.cached_property
     def workloads(self) -> dict[str, Workload]:
-        """Every workload by name: those of the runs, then the untrained ones."""
+        """All workloads by name: those of the runs, then the untrained ones."""
         return {run.workload.name: run.workload for run in self.right.values()} | self.untrained
 
     @property
     def right(self) -> dict[str, Run]:
-        """The runs by name whose rows are right."""
+        """The runs with valid rows, by name."""
         return self.runs.right if isinstance(self.runs, Rows) else self.runs
 
     @functools.cached_property
     def points(self) -> dict[str, Run]:
-        """The runs of studies by name; studies share those that train the same."""
+        """The runs of studies by name; studies share runs with equal names."""
         return {run.run: run for study in self.studies.values() for point in study.points for run in point.runs}
 
     @functools.cached_property
     def users(self) -> dict[str, Workload]:
-        """Dataset name → the first workload that uses it, whose settings of the data are meant."""
+        """Dataset name → the first workload that uses it; its data settings apply."""
         first: dict[str, Workload] = {}
         for each in self.workloads.values():
             if not each.is_script:
@@ -91,17 +91,17 @@ class Project:
 
     @functools.cached_property
     def datasets(self) -> dict[str, Data]:
-        """Dataset name → Data, for every dataset that a workload uses."""
+        """Dataset name → Data, for all datasets that workloads use."""
         return {name: workload.data for name, workload in self.users.items()}
 
     @functools.cached_property
     def image_datasets(self) -> dict[str, Data]:
-        """Those of the datasets that hold images; all others hold text."""
+        """The datasets of images; all others are text."""
         return {name: workload.data for name, workload in self.users.items() if workload.of_images}
 
     @functools.cached_property
     def pair_datasets(self) -> dict[str, Data]:
-        """Those of the datasets that hold pairs of document and summary."""
+        """The datasets of pairs of document and summary."""
         return {name: workload.data for name, workload in self.users.items() if workload.of_pairs}
 
     @functools.cached_property
@@ -112,12 +112,12 @@ class Project:
 
     @functools.cached_property
     def trained(self) -> dict[str, Run]:
-        """The runs by name whose models are ours to train, and to compare: those that are no script."""
+        """The runs by name that are not scripts, so that we train and compare their models."""
         return {name: run for name, run in self.runs.items() if not run.workload.is_script}
 
     @functools.cached_property
     def incomparable(self) -> dict[str, str]:
-        """{run: why} of those of whose layout a parity run would prove nothing."""
+        """{run: reason} of the runs whose layout a parity run cannot prove."""
         parity, right = self.config.parity, self.right.items()
         runs = {name: run.parity(parity.steps, parity.precision) for name, run in right if not run.workload.is_script}
         others = {name: run for name, run in runs.items() if run.baseline in runs and run.baseline != name}
@@ -128,21 +128,21 @@ class Project:
         return {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(lone, ALONE)
 
     def compared(self, name: str) -> tuple[str, ...]:
-        """Names of the two runs whose parity runs the verdict on a run is found from; none of a baseline, and where they prove nothing."""
+        """Names of the two runs whose parity runs give the verdict on a run; empty for a baseline, and if they would prove nothing."""
         baseline = self.baseline(name).run
         return () if name == baseline or name in self.incomparable else (name, baseline)
 
     def baseline(self, name: str) -> Run:
-        """The run that `name` is measured against, itself included."""
+        """The run that `name` is compared with; may be the run itself."""
         return self.runs[self.runs[name].baseline or name]
 
 
 def load_project(values: Values, files: Files = (), bases: Files = ("config",), whole: bool = True) -> Project:
-    """Load everything that a configuration (a mapping, as YAML gives it) names.
+    """Load a configuration (a mapping, as read from YAML) and everything that it names.
 
-    files: those that the values were read from, in order; paths that one of them names are relative to it, all others to the
-    current folder. bases: folders of the run table, workloads and sites where the configuration names no others: the first that
-    has them. whole: whether a wrong row of the run table is an error now, or for those who ask for it (`Rows`).
+    files: those that the values were read from, in order. Paths in a file are relative to it, all others to the current folder.
+    bases: folders that are searched in order for the run table, workloads and sites, unless the configuration names others. whole:
+    raise errors in rows of the run table now; otherwise when such a row is used (`Rows`).
     """
     places = with_locations(values, files)
     defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
@@ -154,7 +154,7 @@ def load_project(values: Values, files: Files = (), bases: Files = ("config",), 
         with _kept(errors, row.name):
             run = _run_of(row, find_workload, site, names)
             if row.name in runs or row.name in errors:
-                runs[str(row.place)] = run  # a repeat of others all the same
+                runs[str(row.place)] = run  # still counts as a repeat
                 raise ConfigError(f"{row.place}: run `{row.name}` appears twice in the table")
             runs[row.name] = run
     if not rows:
@@ -173,7 +173,7 @@ def load_project(values: Values, files: Files = (), bases: Files = ("config",), 
     studies = {}
     for name, study in config.studies.items():
         strict.check_name(name, places, f"studies.{name}")
-        if study.run not in errors:  # else whoever asks for all rows is told
+        if study.run not in errors:  # otherwise `Rows` reports the error
             studies[name] = ladders(name, study, right, site)
     project = Project(config, site, Rows(right, errors) if errors else right, untrained, studies)
     _ = whole and project.runs.values()
@@ -185,16 +185,16 @@ def load_project(values: Values, files: Files = (), bases: Files = ("config",), 
 def load_project_file(
     *files: File, overrides: Values | None = None, bases: Files | None = None, whole: bool = True
 ) -> Project:
-    """Load the configuration in YAML files, later ones on top, then `overrides`, whose paths are relative to the current folder. bases, whole:
-    as in `load_project`; default: the folder of the first file."""
+    """Load the configuration in YAML files, merged in order, then `overrides`, whose paths are relative to the current folder.
+    bases, whole: see `load_project`; bases defaults to the folder of the first file."""
     return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])], whole)
 
 
 def typed(values: Values, files: Files) -> dict[str, Any]:
-    """A configuration from Snakemake, whose `--config` leaves all within mappings and lists as text: numbers and truth values
-    are read there as YAML reads them without quotes, which are lost.
+    """Restore types in a configuration from Snakemake, whose `--config` turns everything within mappings and lists into text: numbers
+    and booleans are read as YAML reads them without quotes, because quotes are lost.
 
-    files: those that it was laid upon, which say what is text.
+    files: the configuration files below `--config`; text in them stays text.
     """
 
     def of(value: Any, read: Any) -> Any:
@@ -209,16 +209,16 @@ def typed(values: Values, files: Files) -> dict[str, Any]:
 
 
 def project_words(values: Values, files: Files, bases: Files) -> list[str]:
-    """The words of a command line that name a configuration: its files, keys that were given besides, and `bases`."""
+    """Command-line words for a configuration: its files, keys that differ from them, and `bases`."""
     read = _read(files)
-    if not read.keys() <= values.keys():  # another workflow's, which has ours as a part
+    if not read.keys() <= values.keys():  # another workflow's files, which uses ours as a module
         files, read = (), {}
     given = {key: value for key, value in values.items() if key not in read or read[key] != value}
     return command_words(files, given.items(), bases)
 
 
 def command_words(files: Files, overrides: Iterable[tuple[str, Any]], bases: Files) -> list[str]:
-    """The words of a command line for configuration files, pairs of a key and its value, and `bases`."""
+    """Command-line words for configuration files, (key, value) pairs and `bases`."""
     words = [("--configfile", str(file)) for file in files] + [("--base", str(base)) for base in bases]
     words += [("--config", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}") for key, value in overrides]
     return [word for pair in words for word in pair]
@@ -229,13 +229,13 @@ def _read(files: Files) -> dict[str, Any]:
 
 
 def _first(bases: Files, name: str) -> str:
-    """The place of a file or folder below the first of `bases` that has it, else below the first."""
+    """Path of a file or folder in the first of `bases` that has it, else in the first."""
     places = [os.path.join(base, name) for base in bases]
     return next((place for place in places if os.path.exists(place)), places[0])
 
 
 def with_locations(values: Values, files: Files) -> Places:
-    """The Places of a configuration's values: where a file says what is given here. Others were given by hand."""
+    """The Places of a configuration's values: in the file that gives the same value, else on the command line."""
     read, marks = Values(), dict[Keys, Mark]()
     for path in files:
         more, places = read_placed(path)
@@ -246,13 +246,13 @@ def with_locations(values: Values, files: Files) -> Places:
 
 
 def _at(values: Any, keys: Keys) -> Any:
-    """The value at a path of keys; None without one."""
+    """The value at a path of keys, or None."""
     with contextlib.suppress(KeyError, IndexError, TypeError):
         return functools.reduce(operator.getitem, keys, values)
 
 
 def load_site(config: Config, name: str) -> Site:
-    """The site `name`: `<sites>/<name>.yaml`."""
+    """Load the site `name` from `<sites>/<name>.yaml`."""
     path = named_file(config.sites, name, "site")
     values, places = read_placed(path)
     site = strict.load(Site, with_name(values, name, path), places)
@@ -265,7 +265,7 @@ def load_site(config: Config, name: str) -> Site:
 
 
 def load_workload(folder: File, name: str) -> Workload:
-    """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
+    """Load the workload `name` from `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
     if not values:
@@ -285,24 +285,24 @@ def load_workload(folder: File, name: str) -> Workload:
 
 
 def run_from_dict(values: Values) -> Run:
-    """The Run that `dataclasses.asdict` made a mapping of (what a record holds)."""
+    """The Run in a mapping from `dataclasses.asdict`, as in a record."""
     return strict.load(Run, values, "run settings")
 
 
 def _with_own_parts(run: Run) -> Run:
-    """`run` with the `accumulate` of its row in its workload, where everyone looks for it."""
+    """`run` with the `accumulate` of its row moved into its workload, where it is used."""
     if run.accumulate is None or run.workload.is_script:
         return run
     return dataclasses.replace(run, accumulate=None, workload=run.workload.in_parts(run.accumulate))
 
 
 def _method(workload: Workload) -> Workload:
-    """What rows of a workload must share to be compared: all but parts, unless batch norm tells them apart."""
+    """The workload that rows must share to be compared: without `accumulate`, unless batch norm makes results depend on it."""
     return workload if workload.is_script or workload.model.counts_batches else workload.in_parts(1)
 
 
 def compiled_where_it_gains(run: Run, site: Site) -> Run:
-    """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
+    """`run` with `compile` set; by default true if the model's family is faster with it on the site's device."""
     layout = run.layout
     if layout.compile is not None or run.workload.is_script:
         return run
@@ -315,7 +315,7 @@ def compiled_where_it_gains(run: Run, site: Site) -> Run:
 
 @contextlib.contextmanager
 def _kept(errors: Errors, name: str) -> Iterator[None]:
-    """A context whose ConfigError becomes that of a run, if it has none yet."""
+    """Context that stores a ConfigError as the error of the run `name`, unless it has one."""
     try:
         yield
     except ConfigError as error:
@@ -323,7 +323,7 @@ def _kept(errors: Errors, name: str) -> Iterator[None]:
 
 
 def _run_of(row: Row, find_workload: Callable[[str], Workload], site: Site, names: dict[str, str]) -> Run:
-    """The Run of a Row, checked by itself. names: see `strict.check_name`."""
+    """The Run of a Row, checked on its own. names: see `strict.check_name`."""
     values = row.settings()
     strict.check_name(values["run"], row.place, "run", names)
     run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, row.place)
@@ -339,7 +339,7 @@ def _run_of(row: Row, find_workload: Callable[[str], Workload], site: Site, name
 
 
 def _with_baselines(runs: Runs, errors: Errors, rows: list[Row], where: str) -> Runs:
-    """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
+    """Runs with their baselines filled in: the given one, else the workload's first run on one process, else the run itself."""
     resolved, first = {}, dict[str | None, str]()
     for row in rows:
         known = runs.get(row.name)
@@ -356,13 +356,13 @@ def _with_baselines(runs: Runs, errors: Errors, rows: list[Row], where: str) -> 
             if baseline in runs and _method(runs[baseline].workload) != _method(run.workload):
                 other = f"trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
                 if runs[baseline].workload.name == run.workload.name:
-                    other = "has another `accumulate`, of which each batch norm sees a part"
+                    other = "has another `accumulate`, which changes batch norm's statistics"
                 raise ConfigError(f"{where}: run `{name}`: baseline `{baseline}` {other}")
     return resolved
 
 
 def _check_starts(runs: Runs, errors: Errors, where: str) -> None:
-    """Each run that starts from another must find it in the table, right, and not wait for itself."""
+    """Check `init_from`: the run must be in the table, valid and of the same model, without cycles."""
     for name in runs:
         chain = [name]
         with _kept(errors, name):
@@ -381,7 +381,7 @@ def _check_starts(runs: Runs, errors: Errors, where: str) -> None:
 
 
 def _check_datasets(runs: Runs, errors: Errors, untrained: dict[str, Workload]) -> None:
-    """Workloads that share a dataset must mean the same data: the first of them decides, runs of others are wrong."""
+    """Check that workloads which share a dataset mean the same data: the first decides, and runs of workloads that differ get an error."""
     seen, names = dict[str, Workload](), dict[str, str]()
     all_of_them = {name: run.workload for name, run in runs.items()} | {
         f"workload {n}": w for n, w in untrained.items()
@@ -400,9 +400,9 @@ def _check_datasets(runs: Runs, errors: Errors, untrained: dict[str, Workload]) 
 
 
 def _check_numbers(runs: Runs, errors: Errors, rows: list[Row], folder: str) -> None:
-    """A run that a wrong row above may be meant to equal has no number as a repeat yet: with that row mended, it would be another training.
+    """Refuse a run if an invalid row above may be meant to equal it: once corrected, that row would change the run's number as a repeat.
 
-    Cells that are no values may be meant as anything; where there are none, one of the others may.
+    An invalid cell may be meant as any value. In a row without invalid cells, any one cell may be wrong.
     """
     unsure, read = [], dict(runs)
     for row in rows if errors else ():

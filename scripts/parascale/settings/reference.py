@@ -1,7 +1,6 @@
-"""Files made from the declarations of settings: the tables of `config/README.md`, and JSON schemas for editors.
+"""Generate files from the declarations of settings: the tables of `config/README.md`, and JSON schemas for editors.
 
-The page is written by hand around pairs of markers, `<!-- table: NAME -->` and `<!-- end -->`; only what stands
-between a pair is made here.
+The page is written by hand, except for the tables between pairs of markers, `<!-- table: NAME -->` and `<!-- end -->`.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ FOLDED = "\n<details><summary>For experts</summary>\n\n", "\n</details>\n"
 
 
 class SettingRow(NamedTuple):
-    """A row of a table of settings: all its cells but the key."""
+    """A row of a table of settings: the key, and the other cells."""
 
     key: str
     expert: bool
@@ -37,7 +36,7 @@ class SettingRow(NamedTuple):
 
 
 def tables() -> dict[str, str]:
-    """Name → Markdown table, for every kind of file that holds settings."""
+    """{name: Markdown table} for each kind of settings file."""
     columns = [setting for setting in (RUN_COLUMNS | LAYOUT_COLUMNS).values() if setting.key != "name"]
     return {
         "config": _tables(("key",), map(_row, walk(Config))),
@@ -48,18 +47,18 @@ def tables() -> dict[str, str]:
 
 
 def fill(page: str) -> str:
-    """`page` with each table between its markers rebuilt. Raises ConfigError where a table has no place or two."""
+    """`page` with new tables between the markers. Raises ConfigError unless each table has exactly one place."""
     made = tables()
     found = [name for _, name, _ in BLOCK.findall(page)]
     if sorted(found) != sorted(made):
         raise ConfigError(
-            f"the page must hold each table once: {', '.join(made)}; it holds: {', '.join(found) or 'none'}"
+            f"the page must have each table once: {', '.join(made)}; it has: {', '.join(found) or 'none'}"
         )
     return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}{match[3]}", page)
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Name of a kind of YAML file → its JSON schema (draft 2020-12), by which editors complete and check it."""
+    """{kind of YAML file: JSON schema (draft 2020-12)}, with which editors complete and check the file."""
     config, site = _definitions(Config), _definitions(Site)
     return {
         "config": {"$schema": DRAFT, **config.pop("Config"), "$defs": config, "title": "Configuration"},
@@ -69,7 +68,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def _workload_schema() -> dict[str, Any]:
-    """A task, and within it a kind of model, decides which keys there are; a file that `extends` another may leave both to it."""
+    """The schema of a workload. Task and kind of model decide which keys are allowed; a file that `extends` another may omit both."""
     kinds = _kinds()
     shared = _definitions(*TASKS.values(), *(settings for _, settings in kinds.values()))
     for name, task in TASKS.items():
@@ -88,7 +87,7 @@ def _workload_schema() -> dict[str, Any]:
 
 
 def _one_of(key: str, classes: Mapping[str, type], condition: Any, then: Any, otherwise: Any) -> dict[str, Any]:
-    """The schema of a mapping in which `key` names a class of settings; where it names none, `condition` decides."""
+    """The schema of a mapping in which `key` selects a class of settings; without it `condition` chooses `then` or `otherwise`."""
     chain: dict[str, Any] = {"if": condition, "then": then, "else": otherwise}
     for name, settings in classes.items():
         named = {"required": [key], "properties": {key: {"const": name}}}
@@ -101,14 +100,14 @@ def _reference(settings: type) -> dict[str, str]:
 
 
 def _definitions(*classes: type) -> dict[str, Any]:
-    """The schemas of classes of settings, and of their groups, by the names of the classes."""
+    """{class name: schema} of classes of settings and of their groups."""
     inputs: list[Any] = [(kind.__name__, "validation", adapter(kind)) for kind in classes]
     _, made = TypeAdapter.json_schemas(inputs, ref_template="#/$defs/{model}")
     return _plain(made["$defs"])
 
 
 def _plain(schema: Any) -> Any:
-    """A schema in the words of the standard: pydantic's own say of a union's bounds, and of titles what the keys say already."""
+    """A schema with standard keywords: renames pydantic's bounds in unions, and drops titles, which only repeat keys."""
     if isinstance(schema, list):
         return [_plain(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -118,21 +117,21 @@ def _plain(schema: Any) -> Any:
 
 
 def _kinds() -> dict[str, tuple[str, type]]:
-    """Kind of model → (its task, its class of settings)."""
+    """{kind of model: (task, class of settings)}."""
     from parascale.families import kinds, settings_of  # families build on settings
 
     return {name: (kind.task, settings_of(kind.task, name)) for name, kind in kinds().items()}
 
 
 def _without_name(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a file that gives the name by its own."""
+    """The schema without `name`, which comes from the file's name."""
     del schema["properties"]["name"]
     schema["required"].remove("name")
     return schema
 
 
 def _rows_of_workloads() -> Iterator[SettingRow]:
-    """Rows of every setting of a workload, with the tasks or kinds of models that have it in the second cell; empty if all do."""
+    """Rows of all settings of workloads. The second cell lists the tasks or kinds of models that have the setting; empty: all."""
     kinds = _kinds()
     whose: dict[SettingRow, Any] = {}
     for name, task in TASKS.items():
@@ -143,7 +142,7 @@ def _rows_of_workloads() -> Iterator[SettingRow]:
         for setting in walk(settings, "model."):
             if setting.key != "model.kind":
                 whose.setdefault(_row(setting), []).append(name)
-    kind = declared(Model)["kind"]  # a file may leave it out, because the task has a usual kind
+    kind = declared(Model)["kind"]  # optional in a file, because each task has a default kind
     kind = dataclasses.replace(kind, key="model.kind", field=Field(None, description=kind.field.description))
     rows: dict[SettingRow, Any] = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
     rows |= dict(sorted(whose.items(), key=lambda each: each[0].key.partition(".")[0]))
@@ -156,7 +155,7 @@ def _rows_of_workloads() -> Iterator[SettingRow]:
 
 
 def _tables(first: tuple[str, ...], rows: Iterable[SettingRow]) -> str:
-    """A table of settings, and below it a folded one of those for experts."""
+    """A table of settings, followed by a folded one for experts."""
     rows = list(rows)
     usual, expert = ([row for row in rows if row.expert == wanted] for wanted in (False, True))
     return _table(first, usual) + (_table(first, expert).join(FOLDED) if expert else "")

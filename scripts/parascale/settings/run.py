@@ -1,4 +1,4 @@
-"""A run: a workload in a layout, with everything that decides its numbers."""
+"""A run: a workload in a layout, with all settings that decide its numbers."""
 
 import math
 import re
@@ -13,21 +13,22 @@ from parascale.settings.workload import LANGUAGE_MODEL, Workload
 
 Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16", "float8"]
 PRECISIONS = get_args(Precision)
-FLOAT8_MULTIPLE = 16  # of elements: torch's kernel takes no other sizes
-# Names of the ways to average ranks that train apart.
+FLOAT8_MULTIPLE = 16  # torch's kernel requires sizes that are multiples of this many elements
+# Names of the methods that average ranks after independent steps.
 WAYS = {"all": "local SGD", "neighbour": "gossip", "server": "parameter server"}
 SENT = {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}
 
 
 @settings(RECIPE)
 class Run:
-    """One row of the run table, with its workload."""
+    """A row of the run table, with its workload."""
 
     run: str = required("name of the run: letters, digits, `-`, `_` and `.`", SITE)
     workload: Annotated[Workload, chosen(Workload)] = required("name of a workload")
-    layout: Layout = section("how the run is spread", default_factory=Layout)
+    layout: Layout = section("how the run is distributed", default_factory=Layout)
     precision: Precision = option(
-        "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss; float8 is bf16 with products of blocks in 8 bits, on GPUs of compute capability 8.9 or later",
+        "in tf32, GPUs round the factors of products to 10 bits; in bf16 and fp16, weights, summed gradients and optimizer state stay fp32; "
+        "fp16, for GPUs without bf16, scales the loss; float8 is bf16 with the blocks' products in 8 bits (compute capability ≥ 8.9)",
         default="fp32",
     )
     accumulate: int | None = option(
@@ -41,7 +42,7 @@ class Run:
         "training loop: ours or PyTorch Lightning's", LAYOUT, default="native"
     )
     scaling: Literal["strong", "weak"] = option(
-        "what stays fixed: the global batch (`strong`) or a rank's (`weak`)", default="strong"
+        "what stays fixed: the global batch (`strong`) or the batch of each rank (`weak`)", default="strong"
     )
     seed: int = option("seed of initial weights, sample order and dropout", default=1, low=0, high=2**63)
     baseline: str | None = option(
@@ -49,24 +50,25 @@ class Run:
         CONDUCT,
         default=None,
     )
-    repeat: int = option("number of the repeat, for otherwise equal rows; counted by default", SITE, default=1, low=1)
+    repeat: int = option("number of the repeat among otherwise equal rows; default: counted", SITE, default=1, low=1)
     deterministic: bool = option("use only deterministic kernels: a repeated run gives the same bits", default=False)
     average_every: int | None = option(
-        "local SGD: ranks train apart and average every so many steps", default=None, low=1
+        "local SGD: ranks train independently and average every this many steps", default=None, low=1
     )
     averaging: Literal["all", "neighbour", "server"] = option(
-        "with whom ranks that train apart average: `all`, a `neighbour` on a ring (gossip), or a parameter `server` that they visit in turn",
+        "with `average_every`: average over `all` ranks, with a `neighbour` on a ring (gossip), or in turn with a parameter `server`",
         default="all",
         before="all",
     )
     compression: Literal["none", "fp16", "powersgd"] = option(
-        "how DDP sends gradients: in full, in fp16, or as thin matrices (`powersgd`, arXiv:1905.13727), whose error joins the next gradient and is lost at a restart",
+        "how DDP sends gradients: in full, in fp16, or as low-rank matrices (`powersgd`, arXiv:1905.13727), whose error is added to the "
+        "next gradient and lost at a restart",
         default="none",
         before="none",
     )
     reduce_precision: Literal["fp32", "bf16"] = option(
-        "in what ranks of `dp`, `fsdp` and `cp` sum gradients: `bf16` sends half as much and rounds what each rank adds, and each sum; gradients of "
-        "parts are added, and kept, in fp32. Losses and weights then differ by that rounding",
+        "type in which ranks of `dp`, `fsdp` and `cp` sum gradients: `bf16` sends half as much, but rounds each rank's gradient and each "
+        "sum, which changes losses and weights slightly; gradients are still accumulated and kept in fp32",
         default="fp32",
         before="fp32",
     )
@@ -90,47 +92,47 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        """The strategy's name, derived from the layout."""
+        """Name of the strategy, from the layout."""
         return self.layout.strategy(self.average_every)
 
     @property
     def way(self) -> str | None:
-        """Name of the way to average ranks that train apart; None where they do not."""
+        """Name of the averaging method; None without `average_every`."""
         return WAYS[self.averaging] if self.average_every else None
 
     @property
     def method(self) -> str | None:
-        """Name of a run's method if ranks do not use the exact gradients of all; None if they do."""
+        """Name of the method if ranks do not use the exact gradient over all ranks, else None."""
         return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
 
     @property
     def global_batch(self) -> int:
-        """Samples an optimizer step over all ranks."""
+        """Samples per optimizer step, over all ranks."""
         batch = self.workload.training.global_batch
         return batch * self.layout.data_parallel if self.scaling == "weak" else batch
 
     @property
     def micro_batches(self) -> int:
-        """Forward passes that a rank makes in a step: of a pipeline's micro-batches, times accumulation."""
+        """Forward passes of a rank per step: a pipeline's micro-batches times accumulation."""
         return self.layout.micro_batches * self.workload.training.accumulate
 
     @property
     def parts(self) -> int:
-        """Pieces that the global batch is cut into, over all data-parallel ranks and their micro-batches."""
+        """Number of pieces of the global batch, over all data-parallel ranks and their micro-batches."""
         return self.layout.data_parallel * self.micro_batches
 
     @property
     def micro_batch(self) -> int:
-        """The most samples that a rank trains on at once: of its share of a step, one part, or one micro-batch of that."""
+        """The most samples in one forward pass of a rank."""
         return math.ceil(self.global_batch / self.parts)
 
     @property
     def evaluation_batch(self) -> int:
-        """Samples that a rank evaluates at once. What fits in training fits without a backward pass."""
+        """Samples that a rank evaluates at once; by default as many as it trains on, which need more memory."""
         return self.workload.training.evaluation_batch or self.micro_batch
 
     def optimizer_steps(self, samples: int) -> int:
-        """Optimizer steps of the whole training, where the train split has so many samples."""
+        """Optimizer steps of the whole training. samples: of the train split."""
         training = self.workload.training
         return training.steps or max(1, math.ceil(training.epochs * samples / self.global_batch))
 
@@ -142,11 +144,11 @@ class Run:
         return self.workload.optim.lr * factor
 
     def checkpoint_folder(self, which: str) -> str:
-        """The folder of a finished run with its `best` or `last` checkpoint; without evaluation the last stands for both."""
+        """Name of the folder of a finished run's `best` or `last` checkpoint; without evaluation, `best` is the last."""
         return "best" if which == "best" and self.workload.training.evaluate else "checkpoint"
 
     def check(self) -> None:
-        """Raise ConfigError for combinations that cannot be trained, before anything is spent."""
+        """Raise ConfigError for combinations of settings that cannot be trained."""
         self.layout.check()
         if self.workload.is_script:
             return script.check(self)
@@ -168,13 +170,13 @@ class Run:
             )
         self.workload.model.check(self)
         if layout.cp > 1 and self.workload.task != LANGUAGE_MODEL:
-            raise ConfigError(f"cp = {layout.cp} splits the windows of language models alone")
+            raise ConfigError(f"cp = {layout.cp}: only language models can split their windows")
         if layout.cp > 1 and training.window % layout.cp:
             raise ConfigError(f"cp = {layout.cp} does not divide training.window = {training.window}")
         self._check_engine()
 
     def check_steps(self, steps: int | None) -> None:
-        """Raise ConfigError for settings that need more optimizer steps than the training has. steps: None: not known before its data."""
+        """Raise ConfigError for settings that need more optimizer steps than the training has. steps: None if unknown without the data."""
         training, warmup = self.workload.training, self.workload.optim.warmup_steps
         if steps is None or self.workload.is_script:
             return
@@ -187,7 +189,7 @@ class Run:
     def _check_optim(self) -> None:
         optim = self.workload.optim
         if optim.schedule == "one_cycle" and optim.warmup_steps:
-            raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
+            raise ConfigError("optim.schedule: one_cycle has its own warm-up: leave out optim.warmup_steps")
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
             raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
@@ -216,7 +218,7 @@ class Run:
         if self.average_every and every and every % self.average_every:
             raise ConfigError(
                 f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
-                "between averages there is no one model to evaluate"
+                "between averages each rank has its own model"
             )
         if self.average_every and self.workload.model.counts_batches:
             raise ConfigError("average_every does not average batch norm's statistics: take model.norm: group")
@@ -244,10 +246,10 @@ class Run:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 
     def parity(self, steps: int, precision: Precision) -> Self:
-        """The short run that proves this layout right: few steps, in exact arithmetic.
+        """The short run that proves that this layout is correct: few steps, deterministic, in fp32 or fp64.
 
-        AdamW's epsilon is at least 1e-6 there: with less, an element whose gradient is nothing but rounding noise takes
-        steps of full size, up or down as the noise falls, and layouts seem to differ where they do not.
+        Its epsilon of AdamW is at least 1e-6. With a smaller one, an element whose gradient is only rounding noise takes steps
+        of full size in a random direction, and equal layouts would seem to differ.
         """
         workload: Any = self.workload
         workload.refuse_script("`parascale.prove` records its steps (docs/proof.md)")

@@ -1,4 +1,4 @@
-"""The run table: one row a run, one column a setting of Run or Layout."""
+"""The run table: one row per run, one column per setting of Run or Layout."""
 
 import csv
 import re
@@ -23,7 +23,7 @@ WORDS = {"true": True, "yes": True, "false": False, "no": False}
 LAYOUT_COLUMNS = declared(Layout)
 RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name != "layout"}
 COLUMNS = [*RUN_COLUMNS, *LAYOUT_COLUMNS]
-# Those that decide what trains, each by itself: what these three come to hangs on others.
+# Columns that each decide what is trained on their own; the effect of `scaling`, `accumulate` and `compile` depends on others.
 DECIDING = {
     name: setting
     for name, setting in (RUN_COLUMNS | LAYOUT_COLUMNS).items()
@@ -32,7 +32,7 @@ DECIDING = {
 
 
 class Row(NamedTuple):
-    """A line of the run table: column → text, where it stands, and why it cannot be read at all, if so."""
+    """A line of the run table: {column: text}, its place, and the problem if it cannot be read at all."""
 
     cells: dict[str, str]
     place: Places
@@ -40,11 +40,11 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its run; its place where it has none."""
+        """The run's name; the row's place if it has none."""
         return str(self.place) if (name := self.cells.get("run", "")) in EMPTY else name
 
     def settings(self) -> dict[str, Any]:
-        """Settings of a Run, of which `workload` is still a name. Raises ConfigError for cells that are none."""
+        """Settings of a Run, in which `workload` is still a name. Raises ConfigError for missing and unreadable cells."""
         if self.problem:
             raise ConfigError(f"{self.place}: {self.problem}")
         values, layout = dict[str, Any](), dict[str, Any]()
@@ -59,17 +59,17 @@ class Row(NamedTuple):
         return {**values, "layout": strict.load(Layout, layout, self.place)}
 
     def deciding(self) -> list[Any]:
-        """The value of each column of DECIDING; `...` for a cell that is none, and for all of a row that cannot be read."""
+        """The value of each column of DECIDING; `...` for an invalid cell, and for all cells of an unreadable row."""
         return [... if self.problem else _value(each, self.cells.get(name, "")) for name, each in DECIDING.items()]
 
     @property
     def may_be_baseline(self) -> bool:
-        """Whether it is one process, as far as its cells tell."""
+        """True if the degrees in its cells give one process."""
         return all(self.cells.get(degree, "1") in ("1", *EMPTY) for degree in DEGREES)
 
 
 class Rows(Mapping[str, Run]):
-    """The runs of a table with wrong rows, in `errors` by name or place. Asking for one of those, or for all, raises them."""
+    """The runs of a table with invalid rows. errors: by name or place; looking one of these up, or all rows, raises them."""
 
     def __init__(self, right: dict[str, Run], errors: dict[str, ConfigError]) -> None:
         self.right, self.errors = right, errors
@@ -86,7 +86,7 @@ class Rows(Mapping[str, Run]):
         return len(self.right) + len(self.errors)
 
     def values(self) -> Any:
-        """None: some are wrong. Raises one ConfigError that says all errors, without those that others of them cause."""
+        """Always raise: a ConfigError with all errors, except those caused by others."""
         first = (str(each) for each in self.errors.values() if not isinstance(each.__cause__, ConfigError))
         raise ConfigError("\n".join(dict.fromkeys(first)))
 
@@ -94,7 +94,7 @@ class Rows(Mapping[str, Run]):
 
 
 def as_table(run: Run) -> str:
-    """The header and the row, as two lines, that `read_rows` reads as a Run with `compile` left to its site."""
+    """A Run as a table: two lines, header and row, that `read_rows` reads. `compile` is left to the site."""
     cells = {}
     for column, setting in (RUN_COLUMNS | LAYOUT_COLUMNS).items():
         value = getattr(run.layout if column in LAYOUT_COLUMNS else run, column)
@@ -105,7 +105,7 @@ def as_table(run: Run) -> str:
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield a Row for each row of the run table; `#` starts a comment line. Raises ConfigError for a header that is none."""
+    """Yield a Row for each row of the run table; `#` starts a comment line. Raises ConfigError for an invalid header."""
     lines = strict.read_text(path, "the run table, key `runs`").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     reader = csv.reader((line for _, line in numbered), delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -134,27 +134,27 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def _cells(cells: list[str]) -> list[str]:
-    """The cells of a line as they are meant: a spreadsheet puts some into quotes, and leaves tabs at the end."""
+    """Clean the cells of a line: spreadsheets add quotes, and tabs at the end."""
     cells = [re.sub(r'^"(.*)"$', r"\1", cell.strip()).strip() for cell in cells]
     return cells[: max((number for number, cell in enumerate(cells, 1) if cell), default=0)]
 
 
 def _home(key: str) -> str | None:
-    """Where a column that is none belongs, if a workload has such a key."""
+    """Hint on where an unknown column belongs, if it is a key of workloads."""
     keys = (setting.key for task in TASKS.values() for setting in walk(task))
     found = next((full for full in keys if full.rpartition(".")[2] == key), None)
-    return found and f": `{found}` of the workload's file says it"
+    return found and f": set `{found}` in the workload's file"
 
 
 def _other_separators(cells: list[str]) -> str | None:
-    """What is wrong with a line that is one cell, but holds what others separate cells with; else None."""
+    """The problem with a line of one cell that contains other separators; else None."""
     names = {",": "commas", ";": "semicolons", " ": "spaces"}
     found = next((names[each] for each in names if len(cells) == 1 and each in cells[0].strip()), None)
     return found and f"tabs separate columns, but this line has {found}"
 
 
 def _value(setting: Setting, cell: str) -> Any:
-    """What a cell says, or `...` where its setting takes no such value."""
+    """The value of a cell, or `...` if it is invalid for its setting."""
     if cell in EMPTY:
         return setting.field.default
     with suppress(ValidationError):
@@ -163,7 +163,7 @@ def _value(setting: Setting, cell: str) -> Any:
 
 
 def _typed(setting: Setting, cell: str) -> bool | int | str:
-    """A text cell as the value that its setting takes. One that it does not take stays text, which the setting refuses."""
+    """Convert a text cell to the type of its setting. A cell that cannot be converted stays text, which the setting refuses."""
     kinds = str(setting.hint)
     if "bool" in kinds or "True" in kinds:
         return WORDS.get(cell.lower(), cell)

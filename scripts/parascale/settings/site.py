@@ -1,4 +1,4 @@
-"""The facts of a machine: what planning, launching and charging need to know."""
+"""The facts of a machine that planning, launching and charging need."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
 from parascale.settings.run import Precision, Run
 
-# Published of one environment, on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` of 30 on 80 nodes more double: 75 and 920 s.
+# Published for an environment on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` 30 and `startup_nodes` 80 give 75, 920 s.
 STARTUP_POWER = 1.85
 
 
@@ -46,26 +46,26 @@ class Network:
 
 @settings(SITE)
 class QuotaCommand:
-    """How this machine tells what an account has left: a command that prints JSON, a record or a list of records that add up."""
+    """How to ask this machine for an account's remaining quota: a command that prints JSON, one record or a list of records to add up."""
 
-    command: str = option("the command, with `{account}`; plans without `budget.quota` show its answer", default="")
+    command: str = option("the command, with `{account}`; plans use it if `budget.quota` is not set", default="")
     granted: str = option("field of a record: core-hours granted", default="quota")
     used: str = option("field of a record: core-hours used", default="used")
 
 
 @settings(SITE)
 class ScriptDefaults:
-    """How scripts of the user's own are started on this machine, unless their workload says it."""
+    """How users' own scripts are started on this machine, unless their workload sets it."""
 
     python: str | list[str] | None = option(
-        "word, or words, that start Python; default: the workflow's Python", default=None
+        "word or list of words that starts Python; default: the workflow's Python", default=None
     )
-    setup: str | None = option("lines of shell before it (`module load PyTorch`)", default=None)
+    setup: str | None = option("shell lines to run before it (`module load PyTorch`)", default=None)
 
 
 @settings(SITE, expert=True)
 class Assumed:
-    """Assumptions of a plan about a machine until a calibration has measured it."""
+    """What a plan assumes about a machine until a calibration has measured it."""
 
     core_gigaflops: Number = option("rate of one core, in runs on CPUs", default=90.0, above=0.0)
     core_gigabytes_per_second: Number = option("memory bandwidth of one core", default=22.0, above=0.0)
@@ -85,16 +85,16 @@ class Assumed:
     failures_per_node_day: Number = option(
         "failures of a node in a day, for a plan's worst case", default=0.01, low=0.0
     )
-    step_milliseconds: Number = option("time of a step beside its phases, in runs on CPUs", default=3.0, above=0.0)
+    step_milliseconds: Number = option("time of a step outside its phases, in runs on CPUs", default=3.0, above=0.0)
     startup_seconds: Number = option("time from the start of a job to its first step", default=30.0, above=0.0)
     startup_nodes: Number = option(
         "nodes on which a job takes twice as long to start, as all read the same files", default=80.0, above=0.0
     )
     save_gigabytes_per_second: Number = option(
-        "rate of a node that saves, checks a checkpoint, compares images or copies tokens", default=0.5, above=0.0
+        "rate at which a node saves or checks a checkpoint, compares images or copies tokens", default=0.5, above=0.0
     )
     most_save_gigabytes_per_second: Number = option(
-        "rate at which all nodes of a job save together, at most", default=50.0, above=0.0
+        "maximum rate at which all nodes of a job save together", default=50.0, above=0.0
     )
     library_gigabytes: Number = option(
         "memory of a process's libraries; probes measure it on CPUs", default=0.5, above=0.0
@@ -118,30 +118,30 @@ class Site:
         "cores of a node, as charged; default: those of this machine", default=None, low=1
     )
     plays_nodes: bool | None = option(
-        "on CPUs, the nodes of a run share this machine's cores; default: true if neither `cores_per_node` nor `partitions` are given",
+        "on CPUs, let the nodes of a run share this machine's cores; default: true if neither `cores_per_node` nor `partitions` is given",
         default=None,
     )
     threads_per_process: int | None = option("cores per process; default: an even share", LAYOUT, default=None, low=1)
     threads_per_core: int = option(
-        "hardware threads of a core that Slurm counts; jobs ask for one of each core", default=1, low=1
+        "hardware threads per core that Slurm counts; jobs request one per core", default=1, low=1
     )
     gpus_per_node: int | None = option("GPUs per node; default: no limit (processes on CPUs)", default=None, low=1)
     gpu: str = option("name of the GPU", default="")
     gpu_memory_gb: Number | None = option("memory of one GPU, in 10⁹ bytes", default=None, above=0.0)
-    gpu_watts: Number | None = option("power of one GPU at work: its energy, and its speed", default=None, above=0.0)
-    cpu_watts: Number = option("of `gpu_watts`, what a CPU on the same module takes", default=0.0, low=0.0)
+    gpu_watts: Number | None = option("power limit of one GPU, for its energy and speed", default=None, above=0.0)
+    cpu_watts: Number = option("part of `gpu_watts` for a CPU on the same module", default=0.0, low=0.0)
     co2_grams_per_kwh: Number | None = option(
-        "CO₂ of the machine's electricity and cooling, for each kWh that its GPUs take", default=None, low=0.0
+        "CO₂ of the machine's electricity and cooling, per kWh used by its GPUs", default=None, low=0.0
     )
     host_memory_gb: Number | None = option(
         "memory of a node, 10⁹ bytes; without `cores_per_node`: this machine's", default=None, above=0.0
     )
     peak_tflops: dict[Precision, Number] = option(
-        "precision → dense peak rate of a GPU, 10¹² operations a second", default={}
+        "precision → dense peak rate of a GPU, in 10¹² operations per second", default={}
     )
     memory_gigabytes_per_second: Number | None = option("memory bandwidth of one GPU", default=None, above=0.0)
     node_link: Link = section("between the GPUs of a node", default_factory=Link)
-    node_pairs: bool = option("no switch: each two GPUs of a node have an equal part of `node_link`", default=False)
+    node_pairs: bool = option("no switch: each pair of GPUs of a node has an equal part of `node_link`", default=False)
     network_link: Link = section("between nodes", default_factory=Link)
     network: Network = section("how processes find each other", default_factory=Network)
     environment: dict[str, object] = option(
@@ -150,86 +150,86 @@ class Site:
     script: ScriptDefaults = section("the environment of scripts of your own", default_factory=ScriptDefaults)
     assumed: Assumed = section("what a plan assumes until a calibration has measured it", default_factory=Assumed)
     charges: Literal["whole_nodes", "cores"] = option(
-        "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests",
+        "core-hours are charged for all cores of a job's nodes, or for the cores that it requests",
         default="whole_nodes",
     )
     partitions: list[Partition] = option("partitions; the first is the default", default=[])
     data_partition: str | None = option("partition for jobs without GPU; default: that of the runs", default=None)
-    demands_gpus: bool = option("partitions refuse jobs without GPUs: jobs that need none ask for one", default=False)
-    needs_account: bool = option("Slurm accepts only jobs that name an account", default=False)
+    demands_gpus: bool = option("partitions refuse jobs without GPUs, so all jobs request one", default=False)
+    needs_account: bool = option("Slurm accepts only jobs with an account", default=False)
     max_hours: Number | None = option("hours of the longest job, if there are no partitions", default=None, above=0.0)
-    quota: QuotaCommand = section("how the machine tells what an account has left", default_factory=QuotaCommand)
+    quota: QuotaCommand = section("how to ask for an account's remaining quota", default_factory=QuotaCommand)
     job_page: str = option(
-        "address of the site's own page of a job, such as LLview's, with `{job}` for its number", default=""
+        "address of the site's web page of a job, such as LLview's, with `{job}` for its number", default=""
     )
     purge_days: int | None = option(
         "days after which the filesystem deletes unused files; the workflow warns before", default=None, low=1
     )
     inode_limit: int | None = option(
-        "files and folders that a project may have; the workflow warns before", default=None, low=1
+        "maximum of files and folders of a project; the workflow warns before", default=None, low=1
     )
 
     @property
     def gpus_charged_whole(self) -> int | None:
-        """GPUs of a node, all of which are charged, whatever of them a job uses; None where that is not so."""
+        """GPUs per node if jobs are charged for all of them, used or not; else None."""
         return self.gpus_per_node if self.device == "cuda" and self.charges == "whole_nodes" else None
 
     def partition_or_first(self, name: str | None = None) -> str | None:
-        """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
+        """The partition that jobs go to: `name`, else the site's first; None if the site lists none."""
         return name or (self.partitions[0].name if self.partitions else None)
 
     def cores(self, partition: str | None = None) -> int | None:
-        """Cores of a node of a partition, by its name."""
+        """Cores per node of a partition, by name."""
         own = [each.cores_per_node for each in self.partitions if each.name == partition and each.cores_per_node]
         return own[0] if own else self.cores_per_node
 
     def cores_charged(self, nodes: int, cores: int | None = None, partition: str | None = None) -> int:
-        """Cores that a job is charged for on so many nodes: JSC counts whole ones, whatever of them is used. cores: those it asks for."""
+        """Cores charged for a job on `nodes` nodes; JSC charges whole nodes. cores: those that the job requests."""
         if self.charges == "cores" and cores is not None:
             return cores
         return nodes * (self.cores(partition) or 1)
 
     def core_hours(self, nodes: int, seconds: float, cores: int | None = None) -> float:
-        """Core-hours that a job of so many seconds is charged; arguments as of `cores_charged`."""
+        """Core-hours charged for a job of `seconds`; other arguments: see `cores_charged`."""
         return self.cores_charged(nodes, cores) * seconds / 3600
 
     def threads(self, processes: int) -> int:
-        """Cores that each of `processes` processes of a machine computes with."""
+        """Cores per process if a machine has `processes` of them."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
     def effective_layout(self, layout: Layout) -> Layout:
-        """A Layout as machines see it: one machine of CPUs may play all nodes, which share its cores and its loopback."""
+        """The Layout on real machines: a CPU machine may simulate all nodes, which then share its cores and its loopback."""
         if layout.nodes == 1 or self.device != "cpu" or not self.plays_nodes:
             return layout
         return dataclasses.replace(layout, nodes=1, gpus_per_node=layout.world_size, idle_gpus=0)
 
     def processes_together(self, layout: Layout) -> int:
-        """Processes of a run that share the cores of a machine."""
+        """Processes of a run that share one machine's cores."""
         return self.effective_layout(layout).processes_per_node
 
     def threads_of(self, layout: Layout) -> int:
-        """Cores that each process of a run computes with."""
+        """Cores per process of a run."""
         return self.threads(self.processes_together(layout))
 
     def crowding(self, processes: int) -> float:
-        """Computing threads for each core where a machine has `processes` of a run; 1 where each has a core, or a GPU."""
+        """Computing threads per core if a machine has `processes` of a run; 1 if each has its own core or GPU."""
         if self.device != "cpu":
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
 
     def startup_factor(self, layout: Layout) -> float:
-        """How many times as long as one process a run takes to start."""
+        """Start-up time of a run relative to that of one process."""
         shared = self.effective_layout(layout)
         slower = 1 + ((shared.nodes - 1) / self.assumed.startup_nodes) ** STARTUP_POWER
         return slower * self.crowding(shared.processes_per_node)
 
     def save_bytes_per_second(self, layout: Layout) -> float:
-        """At which a run saves: each rank writes files of its own."""
+        """Rate at which a run saves; each rank writes its own files."""
         together = self.effective_layout(layout).nodes * self.assumed.save_gigabytes_per_second
         return 1e9 * min(together, self.assumed.most_save_gigabytes_per_second)
 
     def check_run(self, run: Run) -> None:
-        """Raise ConfigError where a run asks for more than this machine has."""
+        """Raise ConfigError if a run needs more than this machine has."""
         layout = run.layout
         if run.profile and run.profiler == "nsight" and self.device == "cpu":
             raise ConfigError(f"profiler = nsight needs GPUs, and {self.name} has none: take torch")
@@ -247,8 +247,8 @@ class Site:
             and getattr(run.workload.training, "documents", "") == "separate"
         ):
             raise ConfigError(
-                f"schedule {layout.schedule} goes backward in two passes, but documents = separate computes attention on GPUs by a compiled "
-                "kernel, which goes but once; take another schedule"
+                f"schedule {layout.schedule} has two backward passes, but with documents = separate attention on GPUs is a compiled kernel "
+                "with only one; choose another schedule"
             )
         most = max((partition.max_nodes or math.inf for partition in self.partitions), default=math.inf)
         if layout.nodes > most:

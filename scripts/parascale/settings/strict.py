@@ -1,6 +1,6 @@
-"""Strict loading: a mapping becomes settings, and what these do not know is an error.
+"""Strict loading of mappings into settings: unknown keys and values are errors.
 
-pydantic checks types and bounds. Every error names the place (file, line, column and dotted key), what is allowed, and the
+pydantic checks types and bounds. Each error names the place (file, line, column and dotted key), the allowed values and the
 nearest match.
 """
 
@@ -28,11 +28,11 @@ KINDS = {
     "list": "a list",
     "dataclass": "a mapping of keys",
 }
-Keys = tuple[str | int, ...]  # the way to a value in nested mappings and lists
+Keys = tuple[str | int, ...]  # path to a value in nested mappings and lists
 Mark = tuple[File, int | None, int | None]  # file, line, column
 
-UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
-# Other names for our words, where the nearest spelling would mean something else (fp16 is not fp64).
+UNION_ARMS = ("str", "list[any]")  # pydantic adds the type that it tried to the path of keys
+# Other names for our words, if the nearest spelling would mean something else (fp16 is not fp64).
 SYNONYMS = {
     "bf16": ("fp16", "bfloat16", "amp", "mixed"),
     "float8": ("fp8", "e4m3"),
@@ -54,7 +54,7 @@ BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_
 
 
 class Places:
-    """Where each key of a mapping was written. As text it is the file, and the line of a whole mapping that is one line."""
+    """The file, line and column of each key of a mapping. As text: the file, and the line if the whole mapping is on one."""
 
     def __init__(self, path: File, marks: dict[Keys, Mark]) -> None:
         self.path, self.marks = path, marks
@@ -63,12 +63,12 @@ class Places:
         return self.of(())
 
     def of(self, keys: Keys) -> str:
-        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file; columns count from 1."""
+        """`file, line 3, column 5` of the longest prefix of a path of keys that is in a file; columns count from 1."""
         path, line, column = self._mark(keys)
         return f"{path}" + (f", line {line}" if line else "") + (f", column {column}" if column else "")
 
     def folder(self, keys: Keys) -> str | None:
-        """The folder of the file that a path of keys stands in; None where none does."""
+        """The folder of the file with this path of keys, or None."""
         path, line, _ = self._mark(keys)
         return None if line is None else os.path.dirname(path)
 
@@ -77,11 +77,11 @@ class Places:
         return next((self.marks[start] for start in starts if start in self.marks), (self.path, None, None))
 
 
-Place = Places | str  # where something was written, for messages
+Place = Places | str  # origin of a value, for messages
 
 
 def load(kind: Any, values: object, where: Place, prefix: str = "", columns: Container[str] = ()) -> Any:
-    """Settings of class `kind` from plain values. prefix: the dotted key that leads here. columns: of the run table, for messages."""
+    """Settings of class `kind` from plain values. prefix: dotted key of the mapping. columns: of the run table, for messages."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping of keys, not {_shown(values)}")
     kind = kind.variant(values, {}) if hasattr(kind, "variant") else kind
@@ -94,13 +94,13 @@ def load(kind: Any, values: object, where: Place, prefix: str = "", columns: Con
 
 
 def make(kind: type[T], /, **values: Any) -> T:
-    """Settings of class `kind` from their values, groups as mappings or as settings already."""
+    """Settings of class `kind` from keyword arguments; groups may be mappings or settings."""
     return load(kind, values, kind.__name__)
 
 
 def check_name(name: str, where: Place, key: str, seen: dict[str, str] | None = None) -> None:
-    """Raise ConfigError unless `name` can be the name of a folder below `results/`, on any filesystem beside those of before: `seen`, which
-    this fills, has them by what is the same where case is ignored.
+    """Raise ConfigError unless `name` can be a folder's name below `results/` on any filesystem. seen: earlier names by their casefolded
+    form, to which `name` is added; names must not differ only in case.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -114,12 +114,12 @@ def check_name(name: str, where: Place, key: str, seen: dict[str, str] | None = 
 
 
 def at(where: Place, key: str) -> Place:
-    """A place with line and column of a dotted key, where they are known."""
+    """The place of a dotted key, with line and column if known."""
     return where.of(tuple(key.split("."))) if isinstance(where, Places) else where
 
 
 def read_text(path: File, what: str) -> str:
-    """The text of a configuration file; `what` says in an error what it should have been."""
+    """The text of a configuration file. what: kind of file, for errors."""
     try:
         data = Path(path).read_bytes()
         # Excel saves its "Unicode text" in UTF-16.
@@ -133,7 +133,7 @@ def read_text(path: File, what: str) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """The nearest allowed word and all of them, as a sentence. elsewhere: dotted keys of other places, before words spelt alike."""
+    """A hint with the nearest allowed word and all allowed ones. elsewhere: dotted keys of other groups, used before similar spellings."""
     allowed = list(allowed)
     if not allowed:
         return ". There is none yet"
@@ -146,7 +146,7 @@ def nearest(word: str, allowed: Iterable[str], elsewhere: Iterable[str] = ()) ->
 
 
 def _message(error: Any, kind: Any, where: Place, prefix: str, home: str) -> str:
-    """One of pydantic's errors in our words. home: where a key that is unknown here belongs."""
+    """The message for a pydantic error. home: hint on where an unknown key belongs."""
     name, given, context = error["type"], error["input"], error.get("ctx", {})
     place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]
     if name in ("unknown_key", "missing_key"):
@@ -173,20 +173,20 @@ def _message(error: Any, kind: Any, where: Place, prefix: str, home: str) -> str
         return f"{start}: `{key}` = {given} must be a finite number"
     if not (wanted := KINDS.get(name.partition("_")[0])):
         return f"{start}: `{key}`: {error['msg']}"
-    # Snakemake makes a number of digits on its command line, quoted or not.
+    # Snakemake turns digits on its command line into a number, even in quotes.
     digits = name == "string_type" and type(given) in (int, float)
     remedy = f": put it into quotes in a file, or type '{key}=!!str {given}'" if digits else ""
     return f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
 
 
 def _dotted(place: Iterable[str | int]) -> str:
-    """`a.b[1].c` of a path of keys."""
+    """A path of keys as text: `a.b[1].c`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
 
 
 def _literals(expected: str) -> list[str]:
-    """The words of pydantic's `'a', 'b' or True`, as a file has them."""
+    """Split pydantic's `'a', 'b' or True` into words as written in a file."""
     words = re.split(", | or ", expected)
     return [word.strip("'") if word.startswith("'") else word.lower() for word in words]
 

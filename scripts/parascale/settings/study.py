@@ -1,4 +1,4 @@
-"""A scaling study: a row of the run table, trained for a few steps on a ladder of sizes."""
+"""A scaling study: a row of the run table, trained for a few steps at a series of sizes."""
 
 import itertools
 from contextlib import suppress
@@ -19,42 +19,42 @@ from parascale.settings.workload import Workload
 
 Count = Annotated[int, Strict(), Field(ge=1)]
 Kind = Literal["strong", "weak"]
-FAR = 4  # times the GPUs of the largest point: what is predicted beyond rests on little
+FAR = 4  # warn about predictions beyond this multiple of the largest point's GPUs
 
 
 @settings(SITE)
 class Production:
-    """A production run that compute time is asked for."""
+    """A production run in an application for compute time."""
 
-    name: str = required("what tables call it")
-    nodes: Count = required("its machines, with as many GPUs each as the largest point uses")
-    steps: Count = required("its optimizer steps")
-    runs: int = option("how many such runs there are", default=1, low=1)
+    name: str = required("its name in tables")
+    nodes: Count = required("number of nodes, each with as many GPUs as in the largest point")
+    steps: Count = required("optimizer steps")
+    runs: int = option("number of such runs", default=1, low=1)
 
 
 @settings(SITE)
 class Study:
     """A scaling study."""
 
-    run: str = required("row of the run table that is measured, on other numbers of nodes or GPUs")
-    nodes: list[Count] = option("numbers of nodes, with as many GPUs each as the row has", default=[])
-    gpus: list[Count] = option("instead of `nodes`: numbers of GPUs (processes, on CPUs) of one node", default=[])
+    run: str = required("row of the run table to measure on other numbers of nodes or GPUs")
+    nodes: list[Count] = option("numbers of nodes, with as many GPUs each as in the row", default=[])
+    gpus: list[Count] = option("instead of `nodes`: numbers of GPUs (on CPUs: processes) of one node", default=[])
     kinds: Annotated[list[Kind], MinLen(1)] = option(
-        "`strong`: each point trains the row's global batch; `weak`: each GPU the row's share of it",
+        "`strong`: each point trains on the row's global batch; `weak`: each GPU trains on as much as in the row",
         default=["strong", "weak"],
     )
-    steps: int = option("optimizer steps of each point; of a script, what `{steps}` is", default=100, low=2)
-    warmup: int = option("first steps of each point that are not counted", default=20, low=0)
-    repeats: int = option("trainings of each point", default=1, low=1)
+    steps: int = option("optimizer steps per point; for a script, the value of `{steps}`", default=100, low=2)
+    warmup: int = option("first steps of each point, which are not counted", default=20, low=0)
+    repeats: int = option("trainings per point", default=1, low=1)
     grows: str | None = option(
         "degree that grows with the size; default: the row's outermost data degree", default=None
     )
-    production: list[Production] = option("production runs, which the study prices", default=[])
+    production: list[Production] = option("production runs to price", default=[])
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of a ladder. kind: strong or weak; empty of a script's one ladder, whose record tells it. runs: its repeats."""
+    """One size of a study. kind: strong or weak; empty for a script without `{scaling}`, whose record states it. runs: the repeats."""
 
     kind: str
     runs: tuple[Run, ...]
@@ -70,8 +70,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Ladders:
-    """A Study of a row with its Points, those of a kind together and the smallest first. production: Points that are priced and not trained.
-    asked: all that tables show, those of the sizes of production in each kind among them."""
+    """A Study of a row with its Points, grouped by kind, the smallest first. production: Points that are only priced.
+    asked: all Points in tables, including those at production sizes in each kind."""
 
     name: str
     study: Study
@@ -82,7 +82,7 @@ class Ladders:
 
     @property
     def smallest(self) -> set[str]:
-        """Names of the runs that the others are compared with."""
+        """Names of the runs at the smallest size, with which the others are compared."""
         return {point.runs[0].run for point in self.points if point.gpus == self.points[0].gpus}
 
     @property
@@ -90,12 +90,12 @@ class Ladders:
         """A sentence for each production run that is far larger than the largest point."""
         most = FAR * max(point.gpus for point in self.points)
         far = [each.name for each, point in self.production if point.gpus > most]
-        said = f"has more than {FAR} times the GPUs of the largest point: its price rests on little"
+        said = f"has more than {FAR} times the GPUs of the largest point: its price is very uncertain"
         return [f"study {self.name}: production run `{name}` {said}" for name in far]
 
 
 def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladders:
-    """The Ladders of a study of one of the rows of the run table. Raises ConfigError where a point could not be trained."""
+    """The Ladders of a study. rows: of the run table. Raises ConfigError if a point cannot be trained."""
     try:
         if study.run not in rows:
             raise ConfigError(f"run `{study.run}` is not in the run table{nearest(study.run, rows)}")
@@ -114,17 +114,17 @@ def ladders(name: str, study: Study, rows: dict[str, Run], site: Site) -> Ladder
         ends = [(run.nodes, sizes[-1][1]) for run in study.production]
         beyond = [_point(study, row, kinds[0], size, site) for size in ends]
         for kind, size in itertools.product(kinds[1:], ends):
-            with suppress(ConfigError):  # it is asked for nothing, but where it can be it is shown, too
+            with suppress(ConfigError):  # optional: shown only if valid
                 beyond.append(_point(study, row, kind, size, site))
     except ConfigError as error:
         raise ConfigError(f"study {name}: {error}") from None
-    production = tuple(zip(study.production, beyond, strict=False))  # of the first kind
+    production = tuple(zip(study.production, beyond, strict=False))  # points of the first kind
     return Ladders(name, study, row, tuple(points), production, (*points, *beyond))
 
 
 def _point(study: Study, row: Run, kind: str, size: tuple[int, int], site: Site) -> Point:
-    """A point of `size`, nodes and GPUs of each. The names of its runs say all that tells them apart, so that studies and kinds share what
-    trains the same."""
+    """A Point. size: (nodes, GPUs per node). Run names contain everything in which runs differ, so studies and kinds share equal
+    trainings."""
     nodes, gpus = size
     try:
         layout = _spread(study, row.layout, nodes, gpus)
@@ -143,7 +143,7 @@ def _point(study: Study, row: Run, kind: str, size: tuple[int, int], site: Site)
 
 
 def _spread(study: Study, layout: Layout, nodes: int, gpus: int) -> Layout:
-    """A row's layout on another size: one degree grows."""
+    """A row's layout at another size, in which one degree grows."""
     grows = study.grows or next((axis for axis in DATA_AXES if getattr(layout, axis) > 1), DATA_AXES[0])
     spread = replace(layout, nodes=nodes, gpus_per_node=gpus, idle_gpus=layout.idle_gpus if study.nodes else 0)
     fixed = layout.world_size // getattr(layout, grows)
@@ -153,10 +153,10 @@ def _spread(study: Study, layout: Layout, nodes: int, gpus: int) -> Layout:
 
 
 def _workload(study: Study, row: Run, kind: str, layout: Layout) -> tuple[Workload, Any, str]:
-    """(the row's workload for a few steps; what the run says of scaling; what of this its name says).
+    """(the row's workload for a few steps, `scaling` of the run, part of the run's name).
 
-    Of ours, the batch says the kind. Ranks get equal shares of it; weak scaling keeps the row's. More ranks accumulate less, as far as their
-    shares shrink. The end alone evaluates and saves.
+    In trainings of ours the kind only decides the batch. Ranks get equal shares of it, in weak scaling as large as the row's. With
+    smaller shares, ranks accumulate fewer parts. Evaluation and saving happen only at the end.
     """
     workload: Any = row.workload
     if workload.is_script:

@@ -1,7 +1,7 @@
-"""Model, data and training: the settings that do not depend on a machine or a layout.
+"""Settings of model, data and training, which do not depend on a machine or a layout.
 
-A task says what a sample is, so each has a class of its own for data and training, which knows no key of another. What a model
-has to be told is a matter of its family: see `parascale.families`.
+A task defines what a sample is, so each task has its own classes for data and training, with only its own keys. The settings of
+a model are in its family: see `parascale.families`.
 """
 
 import importlib.util
@@ -33,14 +33,14 @@ LANGUAGE_MODEL = "language_model"
 
 
 def usable_decoders() -> list[str]:
-    """Decoders whose packages are here: DALI is none of the pinned ones. It is not imported, which takes seconds."""
+    """Decoders whose packages are installed: DALI is optional. Does not import DALI, which takes seconds."""
     dali = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
     return [decoder for decoder in get_args(Decoder) if dali or decoder != "dali"]
 
 
 @settings(RECIPE)
 class Model(Varied):
-    """What every model is told. `kind` decides which family's class the other settings are of."""
+    """Settings of all models. `kind` selects the family's subclass with the others."""
 
     kind: str = required(
         "a kind of model, or the path of your own class (`small.py:SmallModel`); default: the task's usual kind",
@@ -48,29 +48,29 @@ class Model(Varied):
     )
     options: dict[str, object] = option("settings for your own class", default={})
     counts: str = option(
-        "folder of what plans know of it, unless that lies beside your own class or the model's folder; set by the loader: `counts` beside "
-        "the workload's file",
+        "folder of counted operations and memory for plans, unless beside your own class or the model's folder; set by the loader: "
+        "`counts` beside the workload's file",
         SITE,
         default="config/workloads/counts",
     )
 
-    if not TYPE_CHECKING:  # some kinds have settings or properties in their place
+    if not TYPE_CHECKING:  # some kinds override these with settings or properties
         dropout: ClassVar = 0.0
         dropout_masks: ClassVar = "same"
-        pretrained: ClassVar = None  # folder of the weights that it begins with
-        folder: ClassVar = None  # that its class and sizes come from
-        counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
-        has_linear_blocks: ClassVar = False  # whose products `precision` float8 knows
+        pretrained: ClassVar = None  # folder of the initial weights
+        folder: ClassVar = None  # with its class and sizes
+        counts_batches: ClassVar = False  # has batch norm, whose statistics depend on the samples of a rank
+        has_linear_blocks: ClassVar = False  # supports `precision` float8
 
     @property
     def is_own(self) -> bool:
-        """Whether the model is a class of the user's own: `file.py:Class`."""
+        """True if the model is a user's own class: `file.py:Class`."""
         return ":" in self.kind
 
     @staticmethod
     def variant(values: dict[str, Any], beside: dict[str, Any]) -> type:
-        """The class of settings of a model kind; of the task's own family where it names a class by path, or no kind."""
-        # Families build on these settings: they are found when a model is read, not before.
+        """The class of settings for a kind of model; without a kind, or for a user's own class, that of the task's default family."""
+        # Imported late, because families build on these settings.
         from parascale.families import settings_of
 
         task = beside.get("task")
@@ -78,7 +78,7 @@ class Model(Varied):
         return settings_of(task if known else LANGUAGE_MODEL, values.get("kind"))
 
     def check(self, run: Any) -> None:
-        """Raise ConfigError where the model cannot be trained as a run wants it."""
+        """Raise ConfigError if the model cannot be trained with a run's settings."""
         from parascale.families import check_class, kinds
         from parascale.families.counted import check_counted
 
@@ -89,7 +89,7 @@ class Model(Varied):
             check_class(Path(path), own, self.kind)
             self._check_documents(run, False)
             check_counted(self, run.layout)
-            return  # a class of the user's own checks its own sizes
+            return  # a user's own class checks its own sizes
         known, task = kinds(), run.workload.task
         if self.kind not in known:
             raise ConfigError(
@@ -112,12 +112,12 @@ class Model(Varied):
             )
 
     def check_sizes(self, run: Any) -> None:
-        """Raise ConfigError where sizes do not go together, or with a run's layout; families know."""
+        """Raise ConfigError if sizes do not match each other or a run's layout; families override this."""
 
 
 @settings(RECIPE)
 class Training(Varied):
-    """How much is trained, and what happens on the way."""
+    """The length of a training, its batch, evaluations and checkpoints."""
 
     global_batch: int = option("samples per optimizer step, over all ranks", default=64, low=1)
     accumulate: int = option("gradient accumulation: parts of a rank's share of a step", LAYOUT, default=1, low=1)
@@ -136,7 +136,7 @@ class Training(Varied):
         "steps between checkpoints; default: only at the end", CONDUCT, default=None, low=1
     )
     checkpoint_minutes: Number | None = option(
-        "minutes between saves; `null`: never by time", CONDUCT, default=30.0, above=0.0
+        "minutes between checkpoints; `null`: never by time", CONDUCT, default=30.0, above=0.0
     )
     checkpoint_async: bool = option(
         "write checkpoints in the background, from a copy in host memory (as large as the state)",
@@ -150,12 +150,12 @@ class Training(Varied):
     documents: ClassVar = "joined"
 
     def short(self, steps: int) -> Self:
-        """The same training for a few steps, with neither evaluation nor checkpoints on the way."""
+        """The same training for a few steps, without evaluation and intermediate checkpoints."""
         never: dict[str, Any] = dict.fromkeys(("epochs", "evaluate_every", "checkpoint_every", "checkpoint_minutes"))
         return replace(self, steps=steps, evaluate=False, **never)
 
     def saves(self, steps: int, seconds: float) -> int:
-        """How often so many steps, which take so many seconds, save a checkpoint: on the way and at the end."""
+        """Number of checkpoints saved in `steps` steps that take `seconds`, including the last."""
         found = math.ceil(steps / (self.checkpoint_every or steps))
         return max(found, 1 + math.floor(seconds / 60 / self.checkpoint_minutes)) if self.checkpoint_minutes else found
 
@@ -165,7 +165,7 @@ class LanguageTraining(Training):
     """Training on windows of text."""
 
     window: int = option(
-        "tokens per sample; the last window of a split is filled up with 0, which counts in no loss and no metric",
+        "tokens per sample; the last window of a split is padded with 0, which no loss and no metric counts",
         default=64,
         low=2,
         high=10**7,
@@ -175,20 +175,20 @@ class LanguageTraining(Training):
         default=None,
         low=1,
     )
-    documents: Literal["joined", "separate"] = option(  # type: ignore[misc]  # elsewhere it is no setting
-        "documents in a window, which the tokens that end them part: `joined`, as one text; `separate`: attention sees the token's own document "
-        "alone, and positions count from that one's start, or the window's. A document's end predicts the next one's first token in both",
+    documents: Literal["joined", "separate"] = option(  # type: ignore[misc]  # not a setting of other tasks
+        "documents in a window, separated by their end tokens: `joined`: as one text; `separate`: attention sees only the token's own "
+        "document, and positions count from its start, or the window's. In both, a document's end predicts the next one's first token",
         default="joined",
         before="joined",
     )
 
     def require_ends(self, folder: Path, splits: Any) -> None:
-        """Raise DataError where documents are to be separate, and a split of prepared data, by its manifest's `splits`, has no end of any."""
+        """Raise DataError if documents are to be separate, but a split of prepared data has no document ends. splits: of its manifest."""
         without = [split for split, counts in splits.items() if counts.get("documents") == 0]
         if self.documents == "separate" and without:
             raise DataError(
-                f"{folder}: `training.documents: separate`, but no token of the split `{without[0]}` ends a document: name the tokenizer "
-                "whose end stands behind each (`data.text.pretrained`), or take `joined`"
+                f"{folder}: `training.documents: separate`, but no token of the split `{without[0]}` ends a document: set the tokenizer "
+                "that defines the end token (`data.text.pretrained`), or take `joined`"
             )
 
 
@@ -198,40 +198,40 @@ class SummaryTraining(Training):
 
     window: int = option("tokens of a document", default=64, low=2, high=10**7)
     summary_window: int = option(
-        "most tokens of a summary with its end; pairs with more are left out", default=32, low=2
+        "most tokens of a summary, including its end; pairs with more are left out", default=32, low=2
     )
     over_long: Literal["cut", "leave_out"] = option(
-        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves the pair out",
+        "documents of more than `window` tokens: `cut` keeps the beginning, `leave_out` leaves the pair out",
         default="cut",
     )
 
 
 @settings(RECIPE)
 class ImageTraining(Training):
-    """Training on images with a class each."""
+    """Training on images, each with a class."""
 
     image_size: int = option("side in pixels to which images are cropped and resized", default=160, low=16)
     smallest_crop: Number = option(
         "smallest fraction of an image's area in a random crop", default=0.35, above=0.0, high=1.0
     )
     crops: Literal["square", "fastai"] = option(
-        "`square`: images are evaluated at the undistorted square in their middle, and a random crop that does not fit after ten tries is that "
-        "of the whole height or width; `fastai`, as its `RandomResizedCrop`: they are squished to a side 14 % longer and evaluated at the "
-        "middle of that, and such a crop is the largest one in the middle within the ratios 3:4 and 4:3",
+        "`square`: evaluation uses the undistorted central square; if no random crop fits in ten tries, training takes the full height "
+        "or width; `fastai`, like its `RandomResizedCrop`: evaluation squishes images to a side 14 % longer and uses the centre; the "
+        "fallback crop is the largest central one with a ratio between 3:4 and 4:3",
         default="square",
         before="square",
     )
     decoder: Decoder = option(
         "`full`: Pillow, the whole image; `scaled`: libjpeg-turbo, as small as the crop allows (pixels of photographs differ by 1 of "
-        "255 on average and by 62 at most, of drawings with hard coloured edges by 2 to 12 and up to 190: take `full` for those); "
-        "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one. None "
-        "applies a camera's orientation (EXIF), as torchvision does not; the index counts such images",
+        "255 on average and by 62 at most; of drawings with hard coloured edges by 2 to 12 and up to 190: take `full` for those); "
+        "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU if there is one. Like torchvision, "
+        "none applies a camera's orientation (EXIF); the index counts such images",
         default="scaled",
         before="full",
     )
-    workers: int = option("threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, default=0, low=0)
-    label_smoothing: Number = option(  # type: ignore[misc]  # elsewhere it is no setting
-        "fraction of a target that all classes share in training (Szegedy et al. 2016, arXiv:1512.00567)",
+    workers: int = option("threads per rank that decode in advance, also DALI's; 0: none", CONDUCT, default=0, low=0)
+    label_smoothing: Number = option(  # type: ignore[misc]  # not a setting of other tasks
+        "fraction of a target that is spread over all classes in training (Szegedy et al. 2016, arXiv:1512.00567)",
         default=0.0,
         low=0.0,
         high=0.99,
@@ -248,50 +248,50 @@ class Workload(Varied):
         "what the model learns; `script`: a training script of your own runs as it is", default=LANGUAGE_MODEL
     )
 
-    unit: ClassVar = "samples"  # what the work is counted in
-    is_script: ClassVar = False  # whether a program of the user's own trains
-    of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
-    of_images: ClassVar = False  # the dataset holds images; else it holds text
+    unit: ClassVar = "samples"  # unit of work
+    is_script: ClassVar = False  # a user's own program trains
+    of_pairs: ClassVar = False  # the dataset has pairs of document and summary
+    of_images: ClassVar = False  # the dataset has images; otherwise text
 
     @property
     def in_own_environment(self) -> bool:
-        """Whether a script runs in an environment of its user's, not in the workflow's."""
+        """True if a script runs in the user's own environment instead of the workflow's."""
         return bool(getattr(self, "python", None) or getattr(self, "setup", None))
 
     def refuse_script(self, instead: str) -> None:
-        """Raise ConfigError if a program of the user's own trains. instead: what that means here, or what to do."""
+        """Raise ConfigError if the workload is a user's own script. instead: the consequence, or what to do instead."""
         if self.is_script:
             raise ConfigError(f"workload {self.name} is a script of your own: {instead}")
 
     @staticmethod
     def variant(values: dict[str, Any], beside: dict[str, Any]) -> type:
-        """The class of a task's workloads."""
+        """The class of workloads for a task."""
         task = values.get("task", LANGUAGE_MODEL)
         return TASKS.get(task, Learning) if isinstance(task, str) else Learning
 
 
 @settings(RECIPE)
 class Learning(Workload):
-    """A training of ours: data, a model, an optimizer."""
+    """A training by our own loop: data, model and optimizer."""
 
     data: Data = section("the dataset", default_factory=Data)
     model: Annotated[Model, chosen(Model)] = section("the model", default_factory=dict)
     optim: Optim = section("the optimizer", default_factory=Optim)
     training: Training = section("how much is trained", default_factory=Training)
     parity_precision: Literal["fp32", "fp64"] | None = option(
-        "precision of its parity runs; default: the configuration's. fp64 where fp32 rounds too much, as in batch norm",
+        "precision of its parity runs; default: the configuration's. Use fp64 if fp32 rounds too much, as in batch norm",
         CONDUCT,
         default=None,
     )
 
-    unit: ClassVar = "tokens"  # each label that enters the loss is one
+    unit: ClassVar = "tokens"  # labels in the loss
 
     def windows_in(self, tokens: int | None) -> int | None:
-        """Samples of training in so many tokens; None where that does not follow from them."""
+        """Training samples in a number of tokens; None if it does not follow from them."""
         return None
 
     def in_parts(self, count: int) -> Self:
-        """The same training with a rank's share of a step in so many parts."""
+        """The same training with `accumulate` = `count`."""
         return replace(self, training=replace(self.training, accumulate=count))
 
 
@@ -305,11 +305,11 @@ class LanguageModelling(Learning):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What a model is built for beside its settings and the number of its outputs: the tokens of a sample."""
+        """Sizes that a model is built for, besides its settings and number of outputs: tokens per sample."""
         return (self.training.window,)
 
     def windows_in(self, tokens: int | None) -> int | None:
-        """Windows of training in so many tokens; None of an unknown number."""
+        """Training windows in a number of tokens; None if it is unknown."""
         stride = self.training.stride or self.training.window
         return None if tokens is None else max(1, math.ceil((tokens - 1) / stride))
 
@@ -325,13 +325,13 @@ class Summarisation(Learning):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What a model is built for beside its settings and the number of its outputs: tokens of a document, of a summary."""
+        """Sizes that a model is built for, besides its settings and number of outputs: tokens of a document, of a summary."""
         return self.training.window, self.training.summary_window
 
 
 @settings(RECIPE)
 class Classification(Learning):
-    """A classifier, on images with a class each."""
+    """A classifier, on images, each with a class."""
 
     task: Literal["classification"] = option("what the model learns", default="classification")
     data: ImageData = section("the dataset", default_factory=ImageData)
@@ -341,63 +341,63 @@ class Classification(Learning):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What a model is built for beside its settings and the number of its outputs: the pixels of an image's side."""
+        """Sizes that a model is built for, besides its settings and number of outputs: an image's side in pixels."""
         return (self.training.image_size,)
 
 
 @settings(RECIPE)
 class Script(Workload):
-    """A training script of the user's own: `parascale.script` says how it is called."""
+    """A user's own training script; `parascale.script` calls it."""
 
     task: Literal["script"] = option("what the model learns", default="script")
     command: str = required("the script, a Python program (`train.py`)", CONDUCT, path=True)
     arguments: dict[str, object] = option(
-        'its options, name → value: `{lr: 0.1, data: "{folder}/data", amp: true}` is `--lr 0.1 --data … --amp`. Braces are filled in: '
-        "columns of the row (`{dp}`, `{seed}`), `{world_size}`, `{strategy}`, `{steps}`; `{work}`: folder for its checkpoints; `{folder}`: where "
-        "the script lies",
+        'its options, name → value: `{lr: 0.1, data: "{folder}/data", amp: true}` is `--lr 0.1 --data … --amp`. Placeholders in braces: '
+        "columns of the row (`{dp}`, `{seed}`), `{world_size}`, `{strategy}`, `{steps}`; `{work}`: folder for its checkpoints; `{folder}`: "
+        "the script's folder",
         default={},
     )
     inputs: list[str] = option(
         "more files that decide its numbers, such as its settings: an edit trains again", CONDUCT, default=[], path=True
     )
     steps: int | None = option(
-        "steps that it makes, for `{steps}` in its arguments: then short probes say what a run costs",
+        "number of its steps, for `{steps}` in its arguments: with it, short probes measure what a run costs",
         default=None,
         low=1,
     )
 
     python: str | list[str] | None = option(
-        "word, or words, that start Python in your own environment (`/p/env/bin/python`; `[apptainer, exec, --nv, my.sif, python]`); default: "
-        "the site's `script.python`, else the workflow's Python",
+        "word or list of words that starts Python in your own environment (`/p/env/bin/python`, `[apptainer, exec, --nv, my.sif, python]`); "
+        "default: the site's `script.python`, else the workflow's Python",
         default=None,
         before=None,
     )
     setup: str | None = option(
-        "lines of shell before it (`module load PyTorch`); default: the site's `script.setup`",
+        "shell lines to run before it (`module load PyTorch`); default: the site's `script.setup`",
         default=None,
         before=None,
     )
 
     is_script: ClassVar = True
     sizes: ClassVar = ()
-    # Defaults for everyone who asks a workload for these.
+    # For code that asks any workload for these.
     data: ClassVar = Data()
     optim: ClassVar = Optim()
 
     def with_defaults(self, site: Any) -> Self:
-        """The script as it is started on a Site."""
+        """The script with a Site's defaults for `python` and `setup`."""
         python = site.script.python if self.python is None else self.python
         setup = site.script.setup if self.setup is None else self.setup
         return replace(self, python=python or None, setup=setup or None)
 
     @property
     def model(self) -> Model:
-        """Its program stands for the model."""
+        """A Model whose kind is the script."""
         return Model(kind=self.command)
 
     @property
     def training(self) -> Training:
-        """Its steps, as far as they are known; a script of an unknown number counts as one."""
+        """A Training with its number of steps, or 1 if unknown."""
         return Training(steps=self.steps or 1, evaluate=False)
 
 
@@ -410,5 +410,5 @@ TASKS: dict[str, type[Workload]] = {
 
 
 def work_unit(step: dict[str, Any]) -> str | None:
-    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens`, `images` or `samples`; None: none of them."""
+    """Unit of work of a recorded step (a line of `steps.jsonl`): `tokens`, `images` or `samples`; None without any of them."""
     return next((task.unit for task in TASKS.values() if task.unit in step), None)

@@ -1,4 +1,4 @@
-"""The YAML files of configurations, sites and workloads: read strictly, laid on top of each other, with the place of each key.
+"""Read the YAML files of configurations, sites and workloads strictly, merge them, and keep the place of each key.
 
 Paths are relative to the file that names them.
 """
@@ -21,7 +21,7 @@ from parascale.settings.strict import File, Keys, Mark, Places
 
 
 def plain_value(text: str) -> object:
-    """What YAML reads where a text stands without quotes: a number, truth value, or that text."""
+    """The value of a text without quotes in YAML: a number, boolean, or the text itself."""
     tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
     try:
         return loaded(text) if tag.rpartition(":")[2] in ("int", "float", "bool") else text
@@ -30,17 +30,17 @@ def plain_value(text: str) -> object:
 
 
 def loaded(text: str) -> object:
-    """What a YAML text stands for, read as strictly as files are. Raises yaml.YAMLError."""
+    """Parse YAML text as strictly as files. Raises yaml.YAMLError."""
     return yaml.load(text, _StrictLoader)
 
 
 def read_yaml(path: File) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError where it is none, or a key appears twice."""
+    """The mapping in a YAML file. Raises ConfigError if it is not a mapping, or a key appears twice."""
     return read_placed(path)[0]
 
 
 def read_placed(path: File) -> tuple[dict[str, Any], Places]:
-    """(the mapping in a YAML file, its Places). Errors as `read_yaml`."""
+    """(the mapping in a YAML file, its Places). Raises like `read_yaml`."""
     loader = _StrictLoader(strict.read_text(path, "a YAML file"))
     try:
         node = loader.get_single_node()
@@ -59,14 +59,14 @@ def read_placed(path: File) -> tuple[dict[str, Any], Places]:
 
 
 def with_name(values: dict[str, Any], name: str, path: File) -> dict[str, Any]:
-    """`values` with the name that their file gives them."""
+    """`values` with the name from their file. Raises ConfigError if they contain `name`."""
     if "name" in values:
         raise ConfigError(f"{path}: leave out `name`: the file's own name is used")
     return {**values, "name": name}
 
 
 def extended(folder: File, path: File, seen: list[str]) -> tuple[dict[str, Any], Places]:
-    """(values, Places) of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
+    """(values, Places) of a workload's file merged over the one it `extends`. seen: names that led here."""
     values, places = read_placed(path)
     base = values.pop("extends", None)
     if base is None:
@@ -80,7 +80,7 @@ def extended(folder: File, path: File, seen: list[str]) -> tuple[dict[str, Any],
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, key by key. `steps` and `epochs` replace each other, as do sources and models of different kinds."""
+    """Merge `over` into `base`, key by key. `steps` and `epochs` replace each other, as do sources and models of different kinds."""
     result = dict(base)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in over:
@@ -95,13 +95,13 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolved_paths(settings: Any, places: Places, keys: Keys = ()) -> Any:
-    """`settings` with each path made relative to the current folder, where a file names it relative to its own."""
+    """`settings` with paths relative to their file rewritten relative to the current folder."""
     changed = {}
     for name, setting in declared(type(settings)).items():
         value, place = getattr(settings, name), (*keys, name)
         if dataclasses.is_dataclass(value):
             changed[name] = resolved_paths(value, places, place)
-        # A source's files are relative to its location, or are chosen from what is fetched.
+        # A source's files may instead be relative to its location, or be selected from downloaded ones.
         elif setting.info.path and not (name == "files" and (settings.location or settings.kind != "files")):
             changed[name] = _relative(value, places.folder(place), name == "kind")
     return dataclasses.replace(settings, **changed)
@@ -120,7 +120,7 @@ def _relative(value: Any, folder: str | None, of_class: bool) -> Any:
 
 
 def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    """A number. `24:00:00`, of which plain YAML quietly makes 86400, stays text, and `0100`, of which it makes 64, is refused."""
+    """Read a number. `24:00:00`, which plain YAML silently reads as 86400, stays text; `0100`, which it reads as 64, is refused."""
     plain = yaml.SafeLoader.yaml_constructors[node.tag]
     if re.fullmatch(r"[-+]?0[0-7_]+", node.value):
         said = f"`{node.value}` is octal for {plain(loader, node)}: write a number without leading zeros, and text in quotes"
@@ -129,7 +129,7 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that appears twice is an error; plain YAML quietly takes the second. A time of day is no number."""
+    """YAML loader in which duplicate keys are errors (plain YAML silently takes the last), and a time of day is not a number."""
 
     yaml_constructors: typing.ClassVar = yaml.SafeLoader.yaml_constructors | {
         f"tag:yaml.org,2002:{kind}": _number for kind in ("int", "float")
@@ -145,7 +145,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _marks(node: Any, path: File, keys: Keys = ()) -> Iterator[tuple[Keys, Mark]]:
-    """Yield (path of keys, (file, line, column)) of everything below a node."""
+    """Yield (path of keys, (file, line, column)) of all nodes below a node."""
     if keys:
         yield keys, (path, node.start_mark.line + 1, node.start_mark.column + 1)
     if isinstance(node, yaml.MappingNode):
@@ -159,7 +159,7 @@ def _marks(node: Any, path: File, keys: Keys = ()) -> Iterator[tuple[Keys, Mark]
 
 
 def named_file(folder: File, name: str, what: str) -> Path:
-    """The path of `<folder>/<name>.yaml`. Raises ConfigError, with the nearest name that there is, where it is missing."""
+    """The path of `<folder>/<name>.yaml`. Raises ConfigError with the nearest existing name if it is missing."""
     path = Path(folder) / f"{name}.yaml"
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: no such folder (key `{what}s`)")
@@ -169,6 +169,6 @@ def named_file(folder: File, name: str, what: str) -> Path:
         known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
         bare, said = Path(name).name.removesuffix(".yaml"), f"{path}: no such {what}"
         if bare != name:
-            said = f"{folder}: no {what} `{name}`, which is a name without folder and `.yaml`"
+            said = f"{folder}: no {what} `{name}`: give a name without folder and `.yaml`"
         raise ConfigError(f"{said}{strict.nearest(bare, known)}")
     return path
