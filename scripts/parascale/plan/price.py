@@ -63,24 +63,25 @@ def _training(job: Job, planner: Planner, ready: bool) -> Job:
     job = replace(job, fits=prediction.fits, remedy=prediction.remedy, why=reason.words, repeats=reason.repeats)
     if reason.kept:
         return replace(job, basis=KEPT, parts=(), worst=0.0)
-    job = replace(job, basis=prediction.basis, note=prediction.unknown, assumed=_assumed(prediction, planner))
+    job = replace(job, basis=prediction.basis, note=prediction.unknown)
     if prediction.wall_seconds is None:
         return job
     parts = tuple(part.times(1 / 3600) for part in left_of(prediction, reason.step))
     worst = worst_seconds(prediction, planner.run(job.run, job.kind), planner.site)
     done = prediction.wall_seconds / 3600 - sum(part.value for part in parts)  # can no longer fail
-    return replace(job, parts=parts, worst=worst / 3600 - done)
+    assumed = _assumed(prediction, planner, parts[0].value * 3600)
+    return replace(job, parts=parts, worst=worst / 3600 - done, assumed=assumed)
 
 
-def _assumed(prediction: Prediction, planner: Planner) -> dict[str, float]:
-    """The value of `Job.assumed` for a training."""
+def _assumed(prediction: Prediction, planner: Planner, left: float) -> dict[str, float]:
+    """The value of `Job.assumed` for a training whose steps take `left` more seconds."""
     if prediction.basis == "history":
         return {}
     ours, known = planner.site.assumed, planner.calibration.measured(planner.site).assumed
     found, measured = prediction.beside or {}, {"steps": prediction.basis != "formula" or prediction.seconds is None}
     for name, key in (("start-up", "startup_seconds"), ("saving", "save_gigabytes_per_second")):
         measured[name] = name not in found or getattr(ours, key) != getattr(known, key)
-    found = {"steps": prediction.seconds} | found
+    found = {"steps": left} | found
     return {name: found[name] / 3600 for name, is_known in measured.items() if not is_known}
 
 
