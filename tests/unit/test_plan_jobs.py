@@ -159,7 +159,8 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
     left, predicted = price(job, planner, {}), planner.prediction("single")
     assert left.expected == pytest.approx((predicted.wall_seconds - 0.75 * predicted.seconds) / 3600)
     assert left.expected < left.worst < whole.worst
-    assert left.assumed["steps"] == pytest.approx(0.25 * whole.assumed["steps"]) and sum(left.assumed.values()) < left.expected
+    assert left.assumed["steps"] == pytest.approx(0.25 * whole.assumed["steps"])
+    assert sum(left.assumed.values()) <= left.expected
     monkeypatch.setattr(planner, "reason", lambda *_: KEPT)
     assert price(job, planner, {}).core_hours == 0
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues an unfinished run", step=5000))
