@@ -11,7 +11,7 @@ from .harness import run_on_ranks
 from .rounding import verdict_on
 
 # Of each way to spread that leaves rows whole. Under tensor parallelism each rank has a scale for its part of a row, by which numbers below
-# 2⁻¹⁵ of the largest are rounded otherwise: 4e-7 of a product, and then a few numbers fall to their other neighbour (`test_parity.py`).
+# 2⁻¹³ of the largest are rounded otherwise: 4e-7 of a product, and then a few numbers fall to their other neighbour (`test_parity.py`).
 EXACT = (
     *("ddp 2 uneven accumulated", "fsdp 2 ZeRO-1", "hsdp 2x2 selective", "pp 2 1F1B", "pp 2 zero bubble", "cp 2 llama"),
     *("dp 2 x pp 2", "fsdp 2 x pp 2 tied", "fsdp 2 x cp 2", "cp 2 x pp 2"),

@@ -5,8 +5,9 @@ row has a scale of its own, by its largest element; the kernel undoes both, sums
 a product in bf16: its sum runs over tokens, whose scales would depend on how layouts share samples. It is torchao's recipe
 `rowwise_with_gw_hp`.
 
-Scales are powers of two, as torchao's are: a number is rounded to the same digits whatever else is in its row, if it is at least 2⁻¹⁵ of
-the largest. So ranks of tensor parallelism, each with its part of a row and a scale for that, round as one process does.
+Scales are powers of two, as torchao's are, by which a row's largest element becomes more than 224: a number that is at least 2⁻¹³ of it
+then has all of e4m3's digits (from 2⁻⁶), and is rounded to the same ones whatever else is in its row. So ranks of tensor parallelism, each
+with its part of a row and a scale for that, round as one process does.
 """
 
 from typing import Any
