@@ -108,7 +108,8 @@ def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_setti
 def test_a_folder_trains_alike_in_products_and_half_precision(
     family, layout, precision, make_settings, single, tmp_path
 ):
-    sizes = {"hidden_size": 64, "intermediate_size": 96} if precision == "float8" else {}  # ranks' parts are multiples of 16
+    # Ranks' parts are multiples of 16 in float8.
+    sizes = {"hidden_size": 64, "intermediate_size": 96} if precision == "float8" else {}
     folder = make_folder(tmp_path / "model", family, **sizes)
     keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": precision, "parity": COMPARED}
     settings = make_settings("case", layout, **keys)

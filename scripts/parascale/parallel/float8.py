@@ -79,7 +79,16 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         inputs, weight = context.saved_tensors
-        return product(gradient, weight.t()), gradient.t() @ inputs
+        of_inputs, of_weight = (True, True) if torch.compiler.is_compiling() else map(_is_asked, context.next_functions)
+        return product(gradient, weight.t()) if of_inputs else None, gradient.t() @ inputs if of_weight else None
+
+
+def _is_asked(edge: tuple[Any, int]) -> bool:
+    """Whether this pass goes on along an edge: schedules that split it ask for inputs' gradients, and later for weights'."""
+    try:
+        return bool(torch._C._will_engine_execute_node(edge[0]))
+    except RuntimeError:  # so torch answers of a leaf that it is asked for
+        return True
 
 
 def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
