@@ -4,7 +4,7 @@ import pytest
 
 from parascale.train.parity import compare_folders
 
-from .cases import CASES, FLOAT8, LLAMA, but_slow, ranks_of
+from .cases import CALM, CASES, FLOAT8, LLAMA, but_slow, ranks_of
 from .conftest import COMPARED
 from .float8 import train_with_float8_in_fp64, train_with_rounding
 from .harness import run_on_ranks
@@ -44,7 +44,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", but_slow(FAULTS, {"a_scale_of_another_row"}))
 def test_the_comparison_refuses(fault, make_settings, single, tmp_path):
     """In float8 itself, by its own tolerance."""
-    keys = {"model": LLAMA | FLOAT8, "optim": {}, "training": {}, "precision": "float8", "parity": COMPARED}
+    keys = {"model": LLAMA | FLOAT8, "optim": CALM, "training": {}, "precision": "float8", "parity": COMPARED}
     settings = make_settings("case", FAULTS[fault], **keys)
     run_on_ranks(train_with_rounding, 2, tmp_path / "ranks", fault, settings)
     verdict = verdict_on(settings, single(**keys))
