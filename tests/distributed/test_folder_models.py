@@ -38,10 +38,11 @@ CP_PRODUCTS = {
     "cp x pp": {"cp": 2, **pp(2, 2, "1F1B")},
 }
 TP_PP = {"tp": 2, **pp(2, 2, "1F1B")}
-# (family, layout, precision) beside those: products of layouts, and half precision.
+# (family, layout, precision) beside those: products of layouts, and half precision or less.
 MORE = [
     *(("Llama", layout, "fp64") for layout in (TP_PP, {"tp": 2, "fsdp": 2})),
     *(("Llama", layout, "bf16") for layout in (*LAYOUTS.values(), TP_PP)),
+    *(("Llama", layout, "float8") for layout in (*LAYOUTS.values(), TP_PP)),
     *(("Gemma 2", layout, "bf16") for layout in (LAYOUTS["fsdp"], TP_PP)),
     *(("GPT-2", layout, "bf16") for layout in (LAYOUTS["ddp"], LAYOUTS["fsdp"])),
     *(("Llama", layout, "fp64") for layout in CP_PRODUCTS.values()),
@@ -107,7 +108,9 @@ def test_a_folder_trains_alike_in_every_layout_that_it_offers(family, make_setti
 def test_a_folder_trains_alike_in_products_and_half_precision(
     family, layout, precision, make_settings, single, tmp_path
 ):
-    folder = make_folder(tmp_path / "model", family)
+    # Ranks' parts are multiples of 16 in float8.
+    sizes = {"hidden_size": 64, "intermediate_size": 96} if precision == "float8" else {}
+    folder = make_folder(tmp_path / "model", family, **sizes)
     keys = {"model": {"kind": "transformers", "folder": str(folder)}, "precision": precision, "parity": COMPARED}
     settings = make_settings("case", layout, **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)

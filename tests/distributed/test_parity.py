@@ -13,7 +13,7 @@ from parascale.families.build import build_model
 from parascale.families.head import Head
 from parascale.files import read_json
 
-from .cases import CASES, FLOAT8, SUMS, axes_of, comparisons, ranks_of
+from .cases import CALM, CASES, FLOAT8, SUMS, axes_of, comparisons, ranks_of
 from .conftest import COMPARED, TOKENS, VOCABULARY
 from .examine import train_and_look
 from .expected import Expected
@@ -29,7 +29,8 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     precision = "fp32" if sums else precision
     # With dropout in the proof: its masks are those of one process. Without it attention takes another way, which fp32 has.
     model = case.model | {"fp64": {"dropout": 0.2}, "float8": FLOAT8}.get(precision, {})
-    keys = {"model": model, "optim": case.optim, "training": case.training, "precision": precision, "parity": COMPARED}
+    optim = CALM | case.optim if precision == "float8" else case.optim
+    keys = {"model": model, "optim": optim, "training": case.training, "precision": precision, "parity": COMPARED}
     # Compiling takes a minute or two where nothing is cached and cores are shared.
     settings = make_settings("case", case.layout, timeout=200.0, **keys, **sums)
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)

@@ -108,6 +108,19 @@ def test_selective_recomputation_keeps_every_second_product(selective, again):
     assert counting.seen[torch.ops.aten._scaled_mm_v2.default] == 7 + 7 + again
 
 
+@pytest.mark.parametrize("of_leaves", [True, False])
+def test_a_pass_computes_the_gradients_that_it_is_asked_for(of_leaves):
+    """As schedules ask that split the backward pass; of leaves torch says it otherwise."""
+    leaves = [torch.randn(16, 16).bfloat16().requires_grad_() for _ in range(2)]
+    outputs = float8.Product.apply(*(leaves if of_leaves else [leaf.clone() for leaf in leaves]))
+    expected = torch.autograd.grad(outputs, leaves, torch.ones_like(outputs), retain_graph=True)
+    for number, kind in enumerate((torch.ops.aten._scaled_mm_v2.default, torch.ops.aten.mm.default)):
+        with Counting() as counting:
+            (gradient,) = torch.autograd.grad(outputs, leaves[number], torch.ones_like(outputs), retain_graph=True)
+        assert torch.equal(gradient, expected[number])
+        assert {name: count for name, count in counting.seen.items() if "mm" in str(name)} == {kind: 1}
+
+
 def test_two_of_three_products_with_weights_are_priced_by_the_rate_of_8_bits():
     """Explicit attention's are as they were, and rounding moves each factor."""
     half = Rounding(operations=0.5, moved=5, kernels=4)

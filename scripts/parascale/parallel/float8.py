@@ -5,8 +5,9 @@ row has a scale of its own, by its largest element; the kernel undoes both, sums
 a product in bf16: its sum runs over tokens, whose scales would depend on how layouts share samples. It is torchao's recipe
 `rowwise_with_gw_hp`.
 
-Scales are powers of two, as torchao's are: a number is rounded to the same digits whatever else is in its row, if it is at least 2⁻¹⁵ of
-the largest. So ranks of tensor parallelism, each with its part of a row and a scale for that, round as one process does.
+Scales are powers of two, as torchao's are, by which a row's largest element becomes more than 224: a number that is at least 2⁻¹³ of it
+then has all of e4m3's digits (from 2⁻⁶), and is rounded to the same ones whatever else is in its row. So ranks of tensor parallelism, each
+with its part of a row and a scale for that, round as one process does.
 """
 
 from typing import Any
@@ -78,7 +79,16 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         inputs, weight = context.saved_tensors
-        return product(gradient, weight.t()), gradient.t() @ inputs
+        of_inputs, of_weight = (True, True) if torch.compiler.is_compiling() else map(_is_asked, context.next_functions)
+        return product(gradient, weight.t()) if of_inputs else None, gradient.t() @ inputs if of_weight else None
+
+
+def _is_asked(edge: tuple[Any, int]) -> bool:
+    """Whether this pass goes on along an edge: schedules that split it ask for inputs' gradients, and later for weights'."""
+    try:
+        return bool(torch._C._will_engine_execute_node(edge[0]))
+    except RuntimeError:  # so torch answers of a leaf that it is asked for
+        return True
 
 
 def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
