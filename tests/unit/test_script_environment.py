@@ -113,7 +113,7 @@ WRONG = {
     "an end of its own": ({"python": PYTHON, "setup": "exit 3"}, "does not start Python (exit code 3)"),
     "no folder": ({"python": PYTHON, "folder": "scripts/train.py/a/files"}, "train.py: make that folder visible"),
     "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
-    "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, by which the processes"),
+    "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, which processes need"),
     "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
     "an empty environment": ({"python": ["env", "-i", PYTHON]}, "does not get the environment of the launcher"),
     "a script that is not seen": ({"python": PYTHON, "script": None}, "train.py: make its folder visible there"),
