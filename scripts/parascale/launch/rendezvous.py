@@ -45,7 +45,7 @@ def address_of(host: str, network: Network) -> str:
 def own_address(host: str, network: Network) -> str:
     """`address_of` this node, `host`; or the address of its interface, if its name resolves to the loopback, as on Debian."""
     address = address_of(host, network)
-    with contextlib.suppress(OSError, RequirementError):  # later checks report an unreachable address or a missing interface
+    with contextlib.suppress(OSError, RequirementError):  # later checks report an unreachable address or interface
         if socket.gethostbyname(address).startswith("127."):
             return next(iter(interface_addresses(network, host)), address)
     return address
