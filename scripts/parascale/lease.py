@@ -127,7 +127,7 @@ class Lease:
         return False
 
     def _claim(self, dead: float | None) -> bool:
-        """Write our lease if there is none, or only the one last renewed at `dead`. Returns True if it is ours (the next renewal checks)."""
+        """Write our lease, if there is none but the one last renewed at `dead`. Returns True if it is ours (the next renewal checks)."""
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()
