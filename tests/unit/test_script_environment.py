@@ -115,7 +115,7 @@ WRONG = {
     "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
     "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, which processes need"),
     "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
-    "an empty environment": ({"python": ["env", "-i", PYTHON]}, "does not get the environment of the launcher"),
+    "an empty environment": ({"python": ["env", "-i", PYTHON]}, "does not get the launcher's environment"),
     "a script that is not seen": ({"python": PYTHON, "script": None}, "train.py: make its folder visible there"),
     "a script for another Python": ({"python": PYTHON, "script": "print 1"}, "cannot compile"),
     "lines that fail": ({"python": PYTHON, "setup": "false\ntrue"}, "setup failed: false (exit code 1)"),
