@@ -182,7 +182,7 @@ class Lease:
         except PermissionError:
             owner = user_name(self.path.stat().st_uid)
             remedy = "ask them, or choose another place, such as with --root"
-            raise TrainingError(f"{self.path}: of the user {owner}, and not readable here; {remedy}") from None
+            raise TrainingError(f"{self.path}: belongs to the user {owner} and is not readable; {remedy}") from None
 
     def _write(self) -> None:
         write_json(self.path, self._sign())

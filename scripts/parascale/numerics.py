@@ -57,6 +57,6 @@ def warning() -> str:
     if not (names := unproven()):
         return ""
     return (
-        f"{shorten_list(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code count as its own until "
-        "`make same-numbers` has compared them, or raised the version"
+        f"{shorten_list(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code stay valid until "
+        "`make same-numbers` has compared the two, or raised the version"
     )

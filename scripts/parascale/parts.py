@@ -187,5 +187,5 @@ def unequal(single: StepRecording, parts: list[StepRecording], key: str) -> tupl
             )
             text = f"rank {first.rank} holds {one[tuple(at)].item():.9g} at {at}, rank {odd[0].rank} {two[tuple(at)].item():.9g}"
             off = rms(one.double() - two.double()) / (rms(one.double()) or 1.0)
-            return [part.rank for part in held], finite(off), f"{text}, though what both hold whole should be the same"
+            return [part.rank for part in held], finite(off), f"{text}, though both hold the same piece"
     return None

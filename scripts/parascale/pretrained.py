@@ -130,7 +130,7 @@ class Pretrained:
         """The folder's token ids of the unknown token and of the end."""
         unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
-            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for what is unknown")
+            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for unknown text")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
             raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
@@ -216,7 +216,7 @@ def content_of(token: str | dict | None) -> str | None:
     token = token[0] if isinstance(token, list) and len(token) == 1 else token
     token = token["content"] if isinstance(token, dict) else token
     if not isinstance(token, str | None):
-        raise DataError(f"an entry of a tokenizer is named by {token!r}; name one, as text")
+        raise DataError(f"a special token of a tokenizer is {token!r}; it must be text")
     return token
 
 

@@ -302,7 +302,7 @@ class StepComparison:
                 if size < own.shape[dim]:  # a plain shard; shards are in rank order
                     if dim == own.dim() - 1 and key in part.uneven:
                         raise DataError(
-                            f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns: take less"
+                            f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns: use less"
                         )
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))

@@ -107,7 +107,7 @@ def unlike(update: Update | None, other: Update | None, began: Tensor, found: Te
     if update and not other:
         return "no optimizer changes it"
     if other and not update:
-        return "an optimizer changes it here alone"
+        return "an optimizer changes it only here"
     if update and other and update["class"] != other["class"]:
         return f"changed by {other['class']}, not {update['class']}"
     ours, theirs = (each["settings"] if each else {} for each in (other, update))

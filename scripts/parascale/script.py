@@ -37,7 +37,7 @@ def check(run: Any) -> None:
                     raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
                 text.format_map(known)
             except (LookupError, AttributeError, TypeError, ValueError) as error:
-                raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
+                raise ConfigError(f"arguments.{name} = `{text}`: {error}; write a literal brace twice") from None
     used = placeholders(workload)
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
@@ -48,7 +48,7 @@ def check(run: Any) -> None:
             value = getattr(group, name)
             if name not in OURS and name not in used and value != setting.field.get_default():
                 raise ConfigError(
-                    f"{name} = {value} would do nothing: the script of workload {workload.name} is not told. Hand it over, "
+                    f"{name} = {value} would do nothing: the script of workload {workload.name} does not get it. Pass it on, "
                     f'`arguments: {{{name}: "{{{name}}}"}}`, or leave the column out'
                 )
 

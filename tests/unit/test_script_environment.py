@@ -114,7 +114,7 @@ WRONG = {
     "no folder": ({"python": PYTHON, "folder": "scripts/train.py/a/files"}, "train.py: make that folder visible"),
     "no torch": ({"python": [PYTHON, "-S"]}, "cannot import torch: ModuleNotFoundError"),
     "no backend": ({"python": PYTHON, "backend": "nccl"}, "without nccl, which processes need"),
-    "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out what ignores PYTHONPATH"),
+    "a path that is ignored": ({"python": [PYTHON, "-E"]}, "leave out options that ignore PYTHONPATH"),
     "an empty environment": ({"python": ["env", "-i", PYTHON]}, "does not get the launcher's environment"),
     "a script that is not seen": ({"python": PYTHON, "script": None}, "train.py: make its folder visible there"),
     "a script for another Python": ({"python": PYTHON, "script": "print 1"}, "cannot compile"),

@@ -58,7 +58,7 @@ found = importlib.util.find_spec("parascale")
 place = found and (found.origin or list(found.submodule_search_locations)[0])
 if not (place or "").startswith(own):
     how = "finds another `parascale`, %s, before that of" % place if place else "does not find `parascale` in"
-    end(wrong="%s %s: make that folder visible, rename what hides it, leave out what ignores PYTHONPATH (-E, -I)" % (how, own))
+    end(wrong="%s %s: make that folder visible, rename a module that hides it, leave out options that ignore PYTHONPATH (-E, -I)" % (how, own))
 try:
     with open(script, "rb") as file:
         compile(file.read(), script, "exec")
@@ -158,7 +158,7 @@ def ask(
         raise InterpreterError(f"`{shown}` {answer['wrong']}")
     if "versions" in answer:
         return {name: version for name, version in answer["versions"].items() if version}
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no error message"]
     said = next((line for line in lines if line.startswith(("bash: -c:", "setup failed: "))), lines[-1])
     said = re.sub(r"^bash: (-c: )?(line \d+: )?(exec: )?", "", said)
     if said.startswith("setup failed: "):
