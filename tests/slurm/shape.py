@@ -78,9 +78,6 @@ class Addresses:
         """Address of a node; numbers start at 0."""
         return str(self.subnet[11 + number])
 
-    def with_prefix(self, address: str) -> str:
-        return f"{address}/{self.subnet.prefixlen}"
-
 
 def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
     """slurm.conf, as at JSC but with shorter waits."""
