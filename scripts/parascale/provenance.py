@@ -206,12 +206,12 @@ def licences() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name, version in versions().items():
         if version and name.partition("-cuda")[0].replace("-", ".") in sys.modules:
-            told = importlib.metadata.metadata(name).get_all
+            get_all = importlib.metadata.metadata(name).get_all
             words = [
-                *told("License-Expression", []),
-                *(each for each in told("Classifier", []) if "License ::" in each),
+                *get_all("License-Expression", []),
+                *(each for each in get_all("Classifier", []) if "License ::" in each),
             ]
-            lines = (each.rpartition(" :: ")[2].partition("\n")[0] for each in (*words, *told("License", [])))
+            lines = (each.rpartition(" :: ")[2].partition("\n")[0] for each in (*words, *get_all("License", [])))
             found[name] = next(filter(None, lines), None)
     return found
 

@@ -101,7 +101,7 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
     path = workflow.folder / "box/workloads/tiny.yaml"
     path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
     workflow.start(run.target)
-    workflow.when(lambda: f"scancel --signal=TERM {first}" in workflow.log, "who is at work is told")
+    workflow.when(lambda: f"scancel --signal=TERM {first}" in workflow.log, "the log names the job at work")
     assert submitted(workflow, "single") == [first]
     cluster.run(["scancel", "--signal=TERM", first])
     workflow.full_speed()

@@ -59,8 +59,8 @@ def who_waits(notes: list[Note]) -> str | None:
         return None
     missed = [miss for rank in waiting for miss in _missed(rank, notes)]
     suspects = [rank for rank in range(len(notes)) if rank not in waiting]
-    named, certain = _absent(suspects, missed, notes) if suspects else _apart(missed, notes)
-    text = _told(named, [miss for miss in missed if miss[1] in named], waiting, notes)
+    named, certain = _absent(suspects, missed, notes) if suspects else _differing(missed, notes)
+    text = _cause_text(named, [miss for miss in missed if miss[1] in named], waiting, notes)
     return text if certain else f"perhaps {text}"
 
 
@@ -111,12 +111,12 @@ def _absent(suspects: list[int], missed: list[tuple[int, int]], notes: list[Note
     decisive = [rank for rank in suspects if notes[rank].get("decisive")]
     if decisive:
         return tuple(decisive), True
-    awaited = [rank for rank in suspects if any(other == rank for _, other in missed)] or suspects
-    known = [rank for rank in awaited if not notes[rank].get("guessed")]
-    return tuple(known or awaited), len(suspects) == 1 and bool(known)
+    missing = [rank for rank in suspects if any(other == rank for _, other in missed)] or suspects
+    known = [rank for rank in missing if not notes[rank].get("guessed")]
+    return tuple(known or missing), len(suspects) == 1 and bool(known)
 
 
-def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
+def _differing(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
     """(ranks that joined a different collective than the others, whether that is certain)."""
     called = [rank for rank, note in enumerate(notes) if note.get("call")]
     if not called:  # only the places where they wait are known
@@ -133,7 +133,7 @@ def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int,
     return ((most,) if most is not None else tuple(sorted({other for _, other in missed}) or called)), False
 
 
-def _told(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
+def _cause_text(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
     """Say which collective the `named` ranks missed and what they did. missed: (rank that waited, named rank); quotes the longest wait."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
     waiter = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)

@@ -46,7 +46,7 @@ class Launch:
     nodes: int
     processes: int  # on each node
     site: Site
-    timeout: float  # seconds between the end of the first rank and that of the last
+    timeout: float  # seconds that other ranks may still run after one has ended
     grace: float  # seconds that a rank has to save its state after SIGTERM
     logs: str
     cores: int  # cores of this node that the run may use
