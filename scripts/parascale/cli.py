@@ -120,7 +120,7 @@ def _end_in_time(code: int, seconds: float) -> None:
     signal.alarm(math.ceil(seconds) + 60)  # for a hang in C code after Python has ended its threads
 
     def cut_off() -> None:
-        for _ in range(math.ceil(seconds)):  # no clock, since the machine may be suspended meanwhile
+        for _ in range(math.ceil(seconds)):  # not by a clock: the process may be suspended meanwhile
             time.sleep(1.0)
         print(
             f"the work is done, but this process has hung at exit for {seconds:.0f} s: cut off",

@@ -69,7 +69,7 @@ class Lease:
         awake = SuspendAwareClock()
         while awake() < STALE_SECONDS:
             if holder["host"] != socket.gethostname() and time.time() - holder["time"] > 10 * STALE_SECONDS:
-                break  # nodes' clocks agree far better than this; no need to wait longer
+                break  # nodes' clocks agree far better than this, and this machine may have been suspended
             time.sleep(LOOK_SECONDS)
             now = self.holder()
             if now is None:
@@ -127,7 +127,7 @@ class Lease:
         return False
 
     def _claim(self, dead: float | None) -> bool:
-        """Write our lease, if there is none but the one last renewed at `dead`. Returns True if it is ours (the next renewal checks)."""
+        """Write our lease, if there is none but one last renewed at `dead`. True if it is ours; without file locks, the next renewal checks."""
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()

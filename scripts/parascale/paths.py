@@ -40,7 +40,7 @@ class Paths:
         # All trainings that were paid for, even if `results` does not show them. No rule declares them, so Snakemake never deletes them.
         self.store = root / "store"
         self.trainings = self.store / "trainings"
-        self.site = self.store / "site.json"  # the site that the root belongs to
+        self.site = self.store / "site.json"  # the site that the root belongs to; as old as the root
 
     def raw(self, dataset: str) -> Path:
         return self.results / "data" / dataset / "raw"

@@ -12,8 +12,8 @@ is a failure that cannot be a consequence of another, else the earliest.
 Stop: Slurm sends SIGTERM to every launcher. If only one gets it, its file says `stopping`, and node 0 passes this on.
 Loss: a launcher updates its file's time every 5 s. If the file does not change for 20 s, the launcher was killed or its node is down.
 Load: one file of one block per node; updating its time writes no new file and needs no disk space. Node 0 reads every file, the others
-only node 0's: each file twice a second, less often from 50 nodes on, so that no launcher reads more than 100 files a second. If reads are
-slow, a launcher stops after one tick of them and checks its ranks.
+only node 0's: twice a second, less often from 50 nodes on, so that neither node 0 nor the others together read more than 100 times a
+second. If reads are slow, a launcher stops after one tick of them and checks its ranks.
 Late filesystems: NFS may show a file as it was 30 s ago, or not at all. Then launchers meet and end later, but no living node counts as
 lost: each read opens the file again; the reader's own clock measures how long it is unchanged; and a node is lost only after twice the
 longest pause between two changes that this reader has seen, at least 20 s, and 60 s before it has seen one.

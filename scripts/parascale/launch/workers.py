@@ -155,7 +155,7 @@ class Worker:
         code = self.returncode or 0
         if reason is None and code < 0:
             reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
-            doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by NCCL's watchdog
+            doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by our watchdog
             reason += f": {doing} at {where}" if doing else ""
         elif reason is None:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
