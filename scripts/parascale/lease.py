@@ -127,7 +127,7 @@ class Lease:
         return False
 
     def _claim(self, dead: float | None) -> bool:
-        """Write our lease, if there is none but one last renewed at `dead`. True if it is ours; without file locks, the next renewal checks."""
+        """Write our lease, if there is none but one last renewed at `dead`. True if it is ours; without locks, the next renewal checks."""
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()
