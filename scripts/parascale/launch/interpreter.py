@@ -58,7 +58,7 @@ found = importlib.util.find_spec("parascale")
 place = found and (found.origin or list(found.submodule_search_locations)[0])
 if not (place or "").startswith(own):
     how = "finds another `parascale`, %s, before that of" % place if place else "does not find `parascale` in"
-    end(wrong="%s %s: make that folder visible, rename a module that hides it, leave out options that ignore PYTHONPATH (-E, -I)" % (how, own))
+    end(wrong="%s %s: make that folder visible, rename what hides it, leave out options that ignore PYTHONPATH (-E, -I)" % (how, own))
 try:
     with open(script, "rb") as file:
         compile(file.read(), script, "exec")
