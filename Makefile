@@ -1,14 +1,13 @@
 # The commands of the project; `make help` lists them.
-# `make install` builds the environment in .venv with the versions of envs/constraints.txt, and so does every command that needs it; later
-# calls update it when pins change. Needs Python 3.11 or later (to choose another than `python3`: make run PYTHON=python3.12) and
-# a package index.
+# `make install`, and every command that needs it, builds the environment .venv with the versions in envs/constraints.txt, and updates it
+# when these change. Needs a package index and Python 3.11 or later (if `python3` is older: make run PYTHON=python3.12).
 
 PYTHON ?= python3
 BIN := .venv/bin
-# A process of tests that dies is named at the end; another in its place would wait for tests that nobody gives it.
+# Do not replace a test process that dies: pytest-xdist would not give the new one any tests. The dead one is named at the end.
 ONCE := --max-worker-restart 0
 INSTALLED := .venv/installed
-# Processes that start compiled take a tenth less, and tests start thousands.
+# With compiled files, processes start 10 % faster, and tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -34,7 +33,7 @@ lint: $(INSTALLED) ## check style and types of the Python code, the Snakefile an
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 
-test-slow: $(INSTALLED) ## run the tests that `make test` leaves out: further cases, and what takes minutes
+test-slow: $(INSTALLED) ## run the tests that `make test` leaves out: more cases, and tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not slurm and not gpu" --numprocesses 3 --no-loadscope-reorder $(ONCE) \
 		tests/workflow tests/distributed tests/unit
 
@@ -44,8 +43,8 @@ test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with th
 same-numbers: $(INSTALLED) ## show that edited training code trains the same bits, and record it (RAISE=part: it does not)
 	$(BIN)/python -m tests.same_numbers $(if $(AGAINST),--against $(AGAINST)) $(if $(RAISE),--raise $(RAISE))
 
-# From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
-gpu: ## try this machine's GPUs, in ten minutes at most; writes check-gpu/check.json, to be sent back
+# Also works in a fresh clone with any Python that has torch: `make gpu PYTHON=...`.
+gpu: ## test this machine's GPUs, in at most ten minutes; writes check-gpu/check.json, to send back
 	PYTHONPATH=scripts $(or $(wildcard $(BIN)/python),$(PYTHON)) -m parascale check gpu
 
 clean: ## remove the environment and caches, but no results or unfinished trainings

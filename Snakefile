@@ -3,14 +3,14 @@
 
 from snakemake.utils import min_version
 
-min_version("9.27.1")  # the one that is pinned and tested
+min_version("9.27.1")  # the pinned and tested version
 
 
 configfile: "config/config.yaml"
 
 
-# Only the linter needs this line. No image of this workflow's pins exists, so `--sdm` is refused: all rules run in the environment
-# that runs Snakemake (envs/constraints.txt).
+# Only the linter needs this line. There is no image with this workflow's pinned versions, so `--sdm` is refused: all rules run in the
+# environment that runs Snakemake (envs/constraints.txt).
 container: "docker://pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 
 

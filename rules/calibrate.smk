@@ -1,5 +1,5 @@
-# Needs: prepared data. Makes: short probes of each workload on this machine, results/probes/, and from them the prices that
-# plans use from then on, results/calibration/. Finished runs refine them without a rule: plans read their records.
+# Needs: prepared data. Makes: short probes of each workload on this machine, results/probes/, and from them the prices for later
+# plans, results/calibration/. Finished runs refine the prices without a rule, because plans read their records.
 
 
 use rule train as probe with:

@@ -1,13 +1,13 @@
 # Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that they are the same
-# models, below results/checkpoints/; on request, how two of them differ, below results/comparisons/.
+# models, below results/checkpoints/; on request, a comparison of two checkpoints, below results/comparisons/.
 
 
 rule convert_checkpoint:
-    # A run appears as a whole, with summary.json as its last file.
+    # summary.json is a run's last file.
     input:
         PATHS.run("{run}") / "summary.json",
-        data=data_of if "transformers" in PROJECT.config.checkpoints.forms else [],  # for its tokenizer
-    # The number of weight files depends on their size, so the last file stands for all.
+        data=data_of if "transformers" in PROJECT.config.checkpoints.forms else [],  # for the tokenizer
+    # The last file that is written; the number of weight files depends on their size.
     output:
         PATHS.checkpoint("{run}") / "checkpoint.json",
     log:
@@ -40,7 +40,7 @@ rule verify_checkpoint:
         PATHS.results / "benchmarks/verify_checkpoint/{run}.tsv"
     wildcard_constraints:
         run=TRAINED,
-    # The model is evaluated in one process, with all cores of its node.
+    # One process evaluates the model, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
         **data_node("verify_checkpoint"),
@@ -56,7 +56,7 @@ rule checkpoints:
         [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.trained],
 
 
-# Two runs, on request: `ddp-vs-single.txt` and the like. The largest differences come first.
+# On request, for two runs: `ddp-vs-single.txt` and so on. The largest differences come first.
 rule compare_checkpoints:
     input:
         first=PATHS.run("{first}") / "summary.json",

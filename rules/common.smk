@@ -1,4 +1,4 @@
-# Needs: the configuration. Makes: what all rules share. It only reads and looks up; it computes nothing.
+# Functions and constants that all rules share, read from the configuration.
 
 try:
     import parascale.settings
@@ -6,7 +6,7 @@ except ModuleNotFoundError as missing:
     from snakemake.exceptions import WorkflowError
 
     raise WorkflowError(
-        f"the environment that runs Snakemake lacks `{missing.name}`, which this workflow's package needs or is. Run `make install` in the "
+        f"the environment that runs Snakemake lacks `{missing.name}`, which this workflow needs. Run `make install` in the "
         "checkout, then .venv/bin/snakemake; or in your own environment: pip install -e <checkout>"
     ) from None
 import gc
@@ -39,10 +39,10 @@ from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store
 from parascale_slurm_executor import refuse_shared_jobs, take_up_jobs
 
-# Nearly all that Snakemake makes of jobs lives until it ends: looking for what may go every 700 objects takes a seventh of a dry run.
+# Nearly all of Snakemake's objects live until it ends. Collecting garbage every 700 objects takes a seventh of a dry run.
 gc.set_threshold(100_000)
 
-# Here, because a dry run comes to no `onstart`.
+# Not in `onstart`, which a dry run does not execute.
 if workflow.deployment_settings.deployment_method:
     raise WorkflowError(
         "--sdm: no container or conda environment of this workflow exists; its rules run in the environment that runs Snakemake. "
@@ -51,8 +51,8 @@ if workflow.deployment_settings.deployment_method:
 
 
 def pattern(names):
-    """A regular expression that matches these names, and nothing if there are none. What names share stands in it once, since Snakemake
-    reads all of it again for each file of each job."""
+    """A regular expression that matches these names only, or nothing if there are none. Common prefixes and endings appear once, because
+    Snakemake parses it again for each file of each job."""
     rests, firsts = {}, {}
     for name in filter(None, names):
         rests.setdefault(name[0], set()).add(name[1:])
@@ -65,25 +65,25 @@ def pattern(names):
 
 
 def near(path):
-    """A path as it is called from the current folder: relative where it lies below, so that results may move with it."""
+    """A path, relative to the current folder if it is below, so that the folder may be moved."""
     path = Path(os.path.abspath(path))
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def configuration_files():
-    """The files that the configuration was read from, of which later ones override earlier ones."""
+    """The configuration files; later files override earlier ones."""
     given = workflow.config_settings
     own, named = map(near, workflow.configfiles), list(map(near, given.configfiles))
     return ([] if given.replace_workflow_config else [file for file in own if file not in named]) + named
 
 
 def home():
-    """The folder of this Snakefile; of one that is fetched (`github(...)`) it is the package's, which has the same files."""
+    """The folder of this Snakefile. If it is fetched (`github(...)`), the package's checkout, which has the same files."""
     folder = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
     return folder if folder.is_dir() else Path(parascale.__file__).parents[2]
 
 
-# If imported as a module, the configuration and the working directory are those of the other workflow.
+# If imported as a module, configuration and working directory are those of the importing workflow.
 HOME = home()
 FILES = configuration_files()
 BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
@@ -97,7 +97,7 @@ take_up_jobs(PLANNER, inside=workflow.remote_exec)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PROJECT.points | PLANNER.probes
-# What the job of each run requests, except its time limit.
+# Run → resources that its job requests, except the time limit.
 ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
     for name, run in RUNS.items()
@@ -111,9 +111,9 @@ SHARDS = [PROJECT.config.formats.shard(number) for number in range(PROJECT.confi
 SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task == "summarisation"]
 
 
-# `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
-# configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it. What another
-# workflow begins its commands with stays, as does what Snakemake itself begins them with.
+# In a rule, `parascale` runs with the Python that runs Snakemake (no environment needs to be activated) and with this configuration. It
+# replaces the shell (`exec`), so that Slurm's signal before the time limit reaches it. Shell prefixes of another workflow and of Snakemake
+# are kept.
 PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(
     project_words(VALUES, FILES, BASES)
 )
@@ -127,9 +127,9 @@ wildcard_constraints:
 
 
 def before_the_first_job():
-    """Refuse, before anything is spent, what the environment, the machine or the budget does not allow.
+    """Stop, before anything is charged, if the environment, the machine or the budget does not allow the workflow.
 
-    Of a module Snakemake does not run `onstart`: the other workflow says `onstart: parascale.before_the_first_job()`.
+    Snakemake does not run a module's `onstart`: an importing workflow needs `onstart: parascale.before_the_first_job()`.
     """
     try:
         check_environment(PROJECT.site, PROJECT.runs.values())
@@ -144,7 +144,7 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
                 trainings.append((job.wildcards.run, kind))
-                # Snakemake empties what results show before it makes them again.
+                # Save old results first: Snakemake deletes outputs before it makes them again.
                 done, _ = PATHS.places(kind)
                 Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys():
@@ -161,36 +161,35 @@ def before_the_first_job():
 
 
 def report_what_there_is():
-    """Build the report, and studies, after a failure, if they were asked for: their rules wait for every run, but failed runs are rows too.
+    """Build the requested report and studies after a failure, since their rules wait for all runs; failed runs are rows, too.
 
-    Of a module Snakemake does not run `onerror`: the other workflow says `onerror: parascale.report_what_there_is()`.
+    Snakemake does not run a module's `onerror`: an importing workflow needs `onerror: parascale.report_what_there_is()`.
     """
     asked = {str(file) for job in workflow.dag.needrun_jobs() for file in job.output}
     studies = [name for name in PROJECT.studies if str(PATHS.study(name) / "points.csv") in asked]
     for verb in ["report"] * (str(REPORT) in asked) + [f"scaling {name}" for name in studies]:
-        print("Not everything finished. This shows what there is:", file=sys.stderr, flush=True)
+        print("Not all jobs finished. This covers the results so far:", file=sys.stderr, flush=True)
         subprocess.run(f"{PARASCALE} {verb} {CONFIGURATION}", shell=True, stdout=sys.stderr)
 
 
 def as_json(value):
-    """A value as one word of a command line."""
+    """A value as one line of JSON."""
     return json.dumps(value, sort_keys=True)
 
 
 def runs_of(strategy, engine="native"):
-    """Names of the runs of a strategy, in the table's order."""
+    """Names of the runs with a strategy, in table order."""
     return [name for name, run in PROJECT.runs.items() if (run.strategy, run.engine) == (strategy, engine)]
 
 
 def results_of(names):
-    """What trainings of these names end with. All of it, since Snakemake looks for what is asked for alone: a result that is half deleted
-    is made again."""
+    """All outputs of the trainings with these names. Snakemake checks only files that are requested, and must notice if any is missing."""
     return expand(rules.train.output, run=names)
 
 
 def stage(target, files):
-    """Input of a target that stands for what runs of one kind make. Asked for where the table has no such run, it is an
-    error: nothing would be proven."""
+    """Input of a target: the results of all runs of one kind. An error if the table has no such run, since the target would do
+    nothing."""
 
     def found(wildcards):
         if not files:
@@ -204,25 +203,25 @@ def stage(target, files):
 
 
 def shared(value, runs=RUNS):
-    """A function from wildcards to the `value` of a run; what all runs share is the value itself: asking a function for each job takes
-    time."""
+    """A function from wildcards to the `value` of a run; if it is the same for all runs, the value itself, because Snakemake calls
+    functions for each job, which takes time."""
     values = list(map(value, runs.values()))
     if values.count(values[0]) == len(values):
         return values[0]
     return lambda wildcards: value(runs[wildcards.run])
 
 
-# The prepared data that a run reads; none of a script, which finds its own.
+# The prepared data that a run reads; none for a script, which finds its own.
 data_of = shared(lambda run: [] if run.workload.is_script else PATHS.data_of(run) / "manifest.json")
 
 
 def source_of(dataset):
-    """The manifest of what a dataset is read or converted from: the index of its images, or its tokens."""
+    """The manifest of the data that trainings and conversions read: the index of images, or tokens."""
     return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else PROJECT.datasets[dataset].format) / "manifest.json"
 
 
 def folders_of(wildcards):
-    """The folders in Hugging Face's form that a dataset, or a run with its dataset, is made of (see `folders`)."""
+    """The folders in Hugging Face's format that a dataset, or a run with its dataset, needs (see `folders`)."""
     if "dataset" in wildcards.keys():
         return folders(PROJECT.datasets[wildcards.dataset])
     workload = RUNS[wildcards.run].workload
@@ -230,10 +229,10 @@ def folders_of(wildcards):
 
 
 def pretrained_files(weights):
-    """A function from wildcards to the files of such folders that a rule reads, as far as they are there; none where no workload
-    has one, since asking a function for each job takes time.
+    """A function from wildcards to the existing files of such folders that a rule reads. Empty if no workload has one, to save calling
+    a function for each job.
 
-    What is missing is told before the first job: a plan needs none of them.
+    Missing files are an error only before the first job, because a plan does not need them.
     """
     if not any(each.data.pretrained or each.model.folder for each in PROJECT.workloads.values()):
         return []
@@ -249,7 +248,7 @@ def pretrained_files(weights):
 
 
 def starts():
-    """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
+    """A function from wildcards to the checkpoint of another run that a run starts from; empty if no run does."""
 
     def start(wildcards):
         return PATHS.start_of(RUNS[wildcards.run]) or []
@@ -258,19 +257,19 @@ def starts():
 
 
 def key_of(kind):
-    """A function from wildcards to the key of a training; kind: run, parity or probe. Another key makes it stale, and nothing else
-    that is set."""
+    """A function from wildcards to the key of a training. kind: run, parity or probe. Of all settings, only a changed key makes a
+    training stale."""
     return lambda wildcards: key_of_run(PLANNER.run(wildcards.run, kind), PROJECT.site)
 
 
 def processes_of(wildcards):
-    """How many processes a run has, and cores to compute with."""
+    """Nodes, processes and GPUs per node, and cores of a run."""
     layout = RUNS[wildcards.run].layout
     return [layout.nodes, layout.processes_per_node, layout.gpus_per_node, cores_of(layout, PROJECT.site)]
 
 
 def one_node(stage, gpus=0):
-    """Resources of a job that is no training, on one node of those that train. stage: the folder of its benchmark."""
+    """Resources of a job on one node of the trainings' partition that does not train. stage: the folder of its benchmark."""
     partition, asked = PROJECT.config.partition, gpus or int(PROJECT.site.demands_gpus)
     return node_resources(PROJECT.site, limit(stage, partition, gpus or 1), partition, PROJECT.config.account, asked)
 
@@ -282,7 +281,7 @@ def data_node(stage):
 
 
 def limit(stage, partition, processes=1):
-    """A function to the time limit of a job that trains nothing, in minutes."""
+    """A function that returns the time limit, in minutes, of a job that does not train."""
     return lambda wildcards, attempt: limit_minutes(stage, wildcards, PLANNER, attempt, partition, processes)
 
 
@@ -292,16 +291,16 @@ def resources_of(kind="run"):
     def runtime(wildcards, attempt):
         return PLANNER.runtime_minutes(wildcards.run, attempt, kind, PROJECT.config.partition)
 
-    # `key=key`: each function keeps its own.
+    # `key=key` binds the current key.
     keys = sorted(set().union(*ASKED.values()))
     return {key: shared(lambda asked, key=key: asked.get(key), ASKED) for key in keys} | {"runtime": runtime}
 
 
 def compared(run):
-    """The parity runs that a verdict is found from."""
+    """The parity runs that a verdict compares."""
     return [PATHS.parity(each) / "summary.json" for each in PROJECT.compared(run.run)]
 
 
 def verdict_of(run):
-    """The verdict on a run by its parity run; none where a script trains, whose steps are its own."""
+    """The parity verdict on a run; none for a script, whose steps we do not control."""
     return [] if run.workload.is_script else PATHS.parity(run.run) / "verdict.json"

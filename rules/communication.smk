@@ -1,11 +1,11 @@
-# Needs: nothing but the machine. Makes: the speed of collective operations for each shape (nodes × processes) in the run
-# table, and along the dimensions of each mesh that has several, below results/communication/. It is also the preflight: it
-# fails and names the rank or link that does not work.
+# Needs: only the machine. Makes: the speed of collective operations for each shape (nodes × processes) in the run table, and along
+# each dimension of a mesh with several, below results/communication/. It also tests the machine: it fails and names the rank or link
+# that does not work.
 
 
-# One run of each shape and mesh stands for it, and gives the job its resources.
+# One run for each shape and mesh; the job gets its resources.
 SHAPES = list(shapes(PROJECT).values())
-# The report shows the measurements that exist, and does not wait for others.
+# The report shows existing measurements and does not request others.
 MEASURED = [name for name in SHAPES if (PATHS.results / f"communication/{name}.csv").exists()]
 
 

@@ -1,5 +1,5 @@
-# Needs: a source, on a node with internet for `hub` and `url`. Makes: raw data, then token arrays or an index of images,
-# below results/data/.
+# Needs: a source; for `hub` and `url` a node with internet. Makes: raw data, then token arrays or an index of images, below
+# results/data/.
 
 
 rule download:
@@ -72,7 +72,7 @@ rule prepare:
     resources:
         **data_node("prepare"),
     params:
-        # `data.expected` is checked when data is made; changing it makes no data again.
+        # `data.expected` is checked when data is made; a change does not make the data again.
         settings=data_settings("text"),
     shell:
         "parascale data prepare --dataset {wildcards.dataset:q} > {log:q} 2>&1"

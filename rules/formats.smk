@@ -1,5 +1,5 @@
-# Needs: an index of images, or flat tokens. Makes: the same data in every format, proof that it is the same, and how fast
-# this machine reads each, below results/data/ and results/loaders/.
+# Needs: an index of images, or flat tokens. Makes: the same data in every format, the proof that it is the same, and this machine's
+# reading speeds, below results/data/ and results/loaders/.
 
 
 rule convert_shard:
@@ -15,8 +15,8 @@ rule convert_shard:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
         shard=pattern(SHARDS),
-    # Settings that do not change a finished shard are resources: a changed parameter would make all shards again. For a
-    # similar reason, bad samples fail gather_shards and not the shard, whose record Snakemake would remove.
+    # Settings that do not change a finished shard are resources, because a changed parameter would make all shards again. Bad samples fail
+    # gather_shards instead of the shard, because Snakemake would delete the shard's record.
     resources:
         **data_node("convert"),
         reading_threads=PROJECT.config.formats.threads,
@@ -100,7 +100,7 @@ rule benchmark_loaders:
         LOGS / "loaders/{dataset}.log",
     benchmark:
         PATHS.results / "benchmarks/loaders/{dataset}.tsv"
-    # All cores: other jobs would disturb the measurement.
+    # All cores, so that no other job disturbs the measurement.
     threads: PROJECT.site.cores_per_node
     resources:
         **data_node("loaders"),

@@ -1,5 +1,5 @@
-# Needs: prepared data. Makes: for each run a short, exact run in its layout, and the verdict whether it is the same
-# training as its baseline's, below results/parity/.
+# Needs: prepared data. Makes: for each run a short, exact run in its layout, and the verdict on whether it computes the same
+# training as its baseline, below results/parity/.
 
 
 use rule train as parity_run with:
@@ -18,7 +18,7 @@ use rule train as parity_run with:
         PATHS.results / "benchmarks/parity/{run}.tsv"
     wildcard_constraints:
         run=TRAINED,
-    # Nothing is timed here, so several may share a machine.
+    # Parity runs are not timed, so several may share a machine.
     threads: shared(lambda run: cores_of(run.layout, PROJECT.site))
     resources:
         **resources_of("parity"),

@@ -18,7 +18,7 @@ rule summarise:
         run=pattern(SUMMARISERS),
     threads: PROJECT.site.cores_per_node
     resources:
-        **one_node("summarise", gpus=PROJECT.site.gpus_per_node),  # a process of each GPU writes a part of them
+        **one_node("summarise", gpus=PROJECT.site.gpus_per_node),  # one process per GPU
     params:
         device=PROJECT.site.device,
         settings=lambda wildcards: as_json(of_group(PROJECT.config.summaries)),

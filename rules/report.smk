@@ -1,5 +1,5 @@
-# Needs: finished runs, their parity verdicts, and measured formats. Makes: the comparison report, results/report/, and a report
-# of each job.
+# Needs: finished runs, their parity verdicts, and measured formats. Makes: the comparison report and a report of each job,
+# results/report/.
 
 
 COLOURS = series_of(PROJECT.runs)
@@ -27,7 +27,7 @@ rule job_report:
         nodes=0,
     params:
         code=code_of("report"),
-        # A row above others in the run table may move the colours of their kinds.
+        # A new row in the run table may change the colours of rows below it.
         colour=lambda wildcards: COLOURS.get(wildcards.run),
     shell:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
@@ -78,7 +78,7 @@ rule comparison_report:
     resources:
         nodes=0,
     params:
-        # Functions: Snakemake takes the braces of a text for wildcards.
+        # Functions, because Snakemake would take braces in a text for wildcards.
         title=lambda wildcards: PROJECT.config.title,
         runs=list(PROJECT.runs),
         datasets=CONVERTED,
@@ -89,7 +89,7 @@ rule comparison_report:
         "parascale report > {log:q} 2>&1"
 
 
-# Asks for what the report is made of, too: a page of unfinished runs, as it is written after a failure, is no end of the work.
+# Also requests the report's inputs, because after a failure there may be a page of unfinished runs.
 rule report:
     input:
         REPORT,

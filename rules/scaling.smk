@@ -1,5 +1,5 @@
-# Needs: prepared data. Makes: short runs of the rows that studies name, on other numbers of GPUs, and from them the tables, the figure
-# and the text that a proposal for compute time asks for, results/scaling/. Nothing else asks for them.
+# Needs: prepared data. Makes: short runs of the rows that studies name, on different numbers of GPUs, and from them the tables, the
+# figure and the text for a proposal for compute time, results/scaling/. Other targets do not request them.
 
 
 use rule train as train_point with:
@@ -43,7 +43,7 @@ rule study:
         "parascale scaling {wildcards.study:q} > {log:q} 2>&1"
 
 
-# Asks for the points, too: what a failure left of a study is no end of the work.
+# Also requests the points, because after a failure there may be a study of unfinished runs.
 rule scaling:
     input:
         stage("scaling", [PATHS.study(name) / "points.csv" for name in PROJECT.studies]),

@@ -1,6 +1,6 @@
-# Needs: prepared data. Makes: trained runs below results/runs/, with one rule per strategy, so that job tables and profiles
-# name strategies. An unfinished run is in work/, which no rule declares: Snakemake empties declared outputs before
-# it tries a failed job again, but a training continues where it stopped.
+# Needs: prepared data. Makes: trained runs below results/runs/, with one rule per strategy, so that job tables and profiles can
+# name strategies. Unfinished runs are in work/, which no rule declares, because Snakemake deletes declared outputs before
+# it retries a failed job, and a training continues where it stopped.
 
 
 rule train:
@@ -14,7 +14,7 @@ rule train:
         devices=PATHS.run("{run}") / "device.csv",
         events=PATHS.run("{run}") / "events.out.tfevents.parascale",
         summary=PATHS.run("{run}") / "summary.json",
-        # A run with evaluation also leaves best/; summary.json, a run's last file, stands for it.
+        # A run with evaluation also has best/. It is not listed, because summary.json is a run's last file.
         checkpoint=directory(PATHS.run("{run}") / "checkpoint"),
     log:
         LOGS / "train/{run}.log",
@@ -22,7 +22,7 @@ rule train:
         PATHS.results / "benchmarks/train/{run}.tsv"
     wildcard_constraints:
         run=NONE,
-    # Repeats take turns with what they are compared with: whatever disturbs a machine for a while then strikes all of them.
+    # Alternate repeats with the runs that they are compared with, so that a disturbance of the machine affects all of them.
     priority: shared(lambda run: 1 / run.repeat)
     # A timed run gets the whole node.
     threads: PROJECT.site.cores_per_node

@@ -1,4 +1,4 @@
-"""The command as a user calls it, and programs that stand in for others."""
+"""Run the command as a user does, and replace other programs."""
 
 import subprocess
 import sys
@@ -9,17 +9,17 @@ COMMAND = [sys.executable, "-m", "parascale"]
 
 
 def parascale(*words, **options):
-    """The finished process of a verb, and what it printed as text."""
+    """Run a verb in a new process. Returns the finished process with its output as text."""
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, **options)
 
 
 def call(*words):
-    """Run a verb in this process, which is quicker where nothing depends on a process of its own."""
+    """Run a verb in this process, which is faster."""
     cli.parascale([*map(str, words)], standalone_mode=False)
 
 
 def program(path, script):
-    """A program of this name that runs lines of shell; gives the folder where it lies, for a PATH."""
+    """Write a program that runs shell lines. Returns its folder, to add to PATH."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

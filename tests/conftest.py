@@ -1,5 +1,4 @@
-"""Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, GPUs, and
-golden files."""
+"""Grouping of parallel tests (`pytest --numprocesses`), time limits of Hypothesis, GPUs, and golden files."""
 
 import os
 
@@ -10,13 +9,13 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import golden as golden_files
 
 SLURM = "tests/slurm/"
-settings.register_profile("shared", deadline=None)  # on a busy machine an example may take longer than 0.2 s
+settings.register_profile("shared", deadline=None)  # on a busy machine an example may exceed the default of 0.2 s
 settings.load_profile("shared")
 
 
 class ByFile(LoadScopeScheduling):
-    """A file's tests share what they set up; those on Slurm share one cluster, unless only tests on Slurm run. Then each is given out by
-    itself, since they last minutes, but for those of the whole matrix."""
+    """Run the tests of a file in one worker, as they share fixtures, and all Slurm tests in one, as they share a cluster. If only Slurm
+    tests run, distribute them singly, because they take minutes, except those of the whole matrix."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
@@ -27,13 +26,13 @@ class ByFile(LoadScopeScheduling):
 
 
 def pytest_addoption(parser):
-    """What `python -m tests.golden` asks for."""
+    """The option that `python -m tests.golden` uses."""
     parser.addoption("--renew-golden", action="store_true", help="write golden files anew")
 
 
 @pytest.fixture
 def golden(request):
-    """A function: the text must be that of this test and case in its golden file (tests/golden says how to renew it)."""
+    """A function that compares a text with the golden file of this test and case (see tests/golden)."""
 
     def same(text, part=""):
         path, name = (
@@ -48,7 +47,7 @@ def golden(request):
 
 
 def pytest_runtest_setup(item):
-    """What is marked `gpu` is skipped on a machine without one."""
+    """Skip tests marked `gpu` on a machine without one."""
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -58,18 +57,17 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
-    """Each kind of device that computes."""
+    """Each kind of device."""
     import torch
 
     return torch.device(request.param)
 
 
 def pytest_xdist_setupnodes(config, specs):
-    """One thread of torch for each worker: of models this small, threads wait for each other at three times the work where several tests run
-    at once."""
+    """Set one torch thread per worker: with models this small and several tests at once, threads waiting for each other triple the work."""
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """xdist asks for what gives tests out."""
+    """Use `ByFile` as xdist's scheduler."""
     return ByFile(config, log)

@@ -1,5 +1,5 @@
-"""Scripts as they are written elsewhere, for Hugging Face's Trainer, accelerate and Lightning, without a line of ours, and a regression on
-arrays with a loss of its own, which records its steps. Each takes ten times as long a step while there is a file `box/brake`."""
+"""Typical scripts for Hugging Face's Trainer, accelerate and Lightning, without a line of ours, and a regression on arrays with its own
+loss, which records its steps. Each step takes ten times as long while the file `box/brake` exists."""
 
 import re
 from pathlib import Path
@@ -92,11 +92,11 @@ trainer = lightning.Trainer(
 trainer.fit(Module(), torch.utils.data.DataLoader(pairs, 8, shuffle=True), ckpt_path="last")
 assert trainer.world_size == 2
 """
-# With what the document adds, so that it ends when it is asked to.
+# With the document's callback, which ends it on request.
 DOCUMENT = Path(__file__).parents[1] / "docs/own-script.md"
 STOP = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[-1]
 STOPPING = LIGHTNING.replace("callbacks = [", STOP + "\ncallbacks = [Stop(), ")
-# A climate field at one hour to the next, in files of NetCDF-4, which are HDF5; the loss weighs by the area of a cell.
+# Predicts a climate field an hour ahead, from NetCDF-4 files (which are HDF5); the loss is weighted by the area of a cell.
 FIELDS = """
 import h5py
 import torch.distributed as dist
@@ -142,7 +142,7 @@ while step < options.steps:
         torch.save((step, model.state_dict(), optimizer.state_dict()), saved + ".new")
         os.replace(saved + ".new", saved)
 """
-SCRIPTS = {  # name → script, what it saves
+SCRIPTS = {  # name → (script, pattern of a file that it saves)
     "trainer": (TRAINER, "checkpoint-*/trainer_state.json"),
     "accelerate": (ACCELERATE, "state/model.safetensors"),
     "lightning": (STOPPING, "last.ckpt"),
@@ -158,7 +158,7 @@ steps: 60
 
 
 def write_script(folder, name):
-    """A script, its workload, and fields of a wave that travels, in a folder of workloads."""
+    """Write a script, its workload, and fields of a travelling wave into a folder of workloads."""
     (folder / f"own_{name}.py").write_text(BEGIN + SCRIPTS[name][0])
     (folder / f"{name}.yaml").write_text(WORKLOAD.format(name=name))
     latitude, longitude = np.linspace(-75, 75, 16, dtype="f4"), np.linspace(0, 2 * np.pi, 32, endpoint=False)

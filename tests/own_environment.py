@@ -1,4 +1,4 @@
-"""An environment of a user's own, with the oldest torch that scripts may have, and a stand-in for a container around it."""
+"""A user's own environment with the oldest supported torch, and a substitute for a container around it."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 OLDEST = "2.4.0"  # torch
-# Ends as it is called: by a process of its own, the first of a namespace, in a root of its own.
+# Runs a command in its own process namespace and root.
 CONTAINER = """#!/bin/sh
 exec unshare --mount --pid --fork sh -c '
 root=$1; shift
@@ -24,7 +24,7 @@ SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev", sys.base_pr
 
 
 def oldest_environment(config):
-    """A virtual environment with the oldest torch, safetensors, NumPy, and none of our packages, made once; skips where it cannot be had."""
+    """A virtual environment with the oldest torch, safetensors and NumPy, without our packages, made once; skips if pip fails."""
     folder = config.cache.mkdir("own-environment") / f"torch-{OLDEST}-{sys.version_info[0]}.{sys.version_info[1]}"
     if not (folder / "whole").exists():
         venv.create(folder, clear=True, with_pip=True)
@@ -37,7 +37,7 @@ def oldest_environment(config):
 
 
 def container(folder, *seen):
-    """A command that runs another one in a root of its own, which shows the system and the folders `seen`; skips where none can be made."""
+    """A program that runs a command in a separate root with the system and the folders `seen`; skips if that is impossible."""
     if os.getuid() or subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"]).returncode:
         pytest.skip("needs root, and namespaces")
     root, program = folder / "root", folder / "box"

@@ -1,4 +1,4 @@
-"""Limits in the pace of the machine: ratios of processor time within one run, which hold where it is slow or busy too."""
+"""Time limits relative to the machine's speed: ratios of CPU time within one run, which also hold on a slow or busy machine."""
 
 import resource
 import subprocess
@@ -8,25 +8,25 @@ from pathlib import Path
 
 
 def processor_seconds(command, **options):
-    """What the process `command` took of the processor, and the finished process."""
+    """Run a command. Returns its CPU seconds and the finished process."""
     before = seconds_of_children()
     done = subprocess.run(command, capture_output=True, text=True, **options)
     return seconds_of_children() - before, done
 
 
 def seconds_of_children():
-    """What all processes that this one started, and that ended, took of the processor, user and system."""
+    """CPU seconds (user and system) of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def starts(seconds):
-    """Processor seconds in starts of Snakemake, about 1.2 s each, as long as one takes at the moment."""
+    """CPU seconds in units of a start of Snakemake (about 1.2 s), measured now."""
     return seconds / processor_seconds([sys.executable, "-m", "snakemake", "--version"], check=True)[0]
 
 
 def wait_for(found, what="it", seconds=120):
-    """What `found()` says as soon as that is true; an error if it never is."""
+    """Wait until `found()` is true and return its value; fails after a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -35,7 +35,7 @@ def wait_for(found, what="it", seconds=120):
 
 
 def gone(pid):
-    """Whether a process has ended (a zombie has)."""
+    """True if a process has ended, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

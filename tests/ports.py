@@ -6,7 +6,7 @@ import socket
 
 
 def free_port():
-    """A port at which nobody listens, below those (32768 and up) that Linux gives to outgoing connections of other tests meanwhile."""
+    """A free port below 32768, from where on Linux assigns ports to outgoing connections, such as those of other tests."""
     while True:
         port = 12_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError), socket.socket() as probe:

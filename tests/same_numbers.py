@@ -1,9 +1,9 @@
-"""`make same-numbers`: does edited training code still train the same bits?
+"""`make same-numbers`: check that edited training code still trains the same bits.
 
 Trains tiny runs of every family in every kind of layout twice on this machine, with the code of the commit that last changed
-`numerics.json` and with this tree, and compares every loss, norm, weight and optimizer state. If all are the same bits, the tree is
-recorded as proven. If some differ, nothing is recorded: mend the edit, or raise the version of what now trains other numbers
-(`RAISE=families/images`), which makes its results stale, and say so in CHANGELOG.md.
+`numerics.json` and with this tree, and compares every loss, norm, weight and optimizer state. If all have the same bits, the tree is
+recorded as proven. If some differ, nothing is recorded: fix the edit, or raise the version of the part that now trains different
+numbers (`RAISE=families/images`), which makes its results stale, and say so in CHANGELOG.md.
 """
 
 import argparse
@@ -29,11 +29,11 @@ TABLE = provenance.PACKAGE / numerics.TABLE
 
 
 def compare(against, place):
-    """Case → what differs of its numbers between a commit and this tree, both trained below `place`; only cases that differ."""
+    """Train all cases with a commit and with this tree below `place`. Returns case → names of different numbers, for cases that differ."""
     archive = subprocess.run(["git", "archive", against, "scripts"], cwd=ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(place / "before", filter="data")
-    shutil.copytree(ROOT / "scripts", place / "now/scripts")  # which may be edited meanwhile
+    shutil.copytree(ROOT / "scripts", place / "now/scripts")  # the user may edit the original meanwhile
     folder = place / "project"
     folder.mkdir()
     write_project(folder)
@@ -59,7 +59,7 @@ def compare(against, place):
 
 
 def parts_of(root, name):
-    """The parts that a trained case is made of."""
+    """The parts (of `numerics`) that a trained case uses."""
     settings = json.loads((root / "results/runs" / name / "run.json").read_text())["settings"]
     task, kind = settings["workload"]["task"], settings["workload"]["model"]["kind"]
     made_of = families.families() if ":" in kind else families.families_of(kind)
@@ -67,14 +67,14 @@ def parts_of(root, name):
 
 
 def modules():
-    """Part → {module: digest} of all that trainings are made of, as the code is now."""
-    trained = [task for task in TASKS if task in provenance.CODE]  # a script trains with code of its own
+    """Part → {module: digest} of the current code of all parts."""
+    trained = [task for task in TASKS if task in provenance.CODE]  # a script trains with its own code
     parts = ["training", *trained, "lightning", *(numerics.FAMILY + family for family in families.families())]
     return {part: numerics.modules_now(part) for part in parts}
 
 
 def record(now, raised=()):
-    """Write that code is proven, as `modules` gave it; raise the version of some parts, and declare new ones."""
+    """Record the code in `now` (from `modules`) as proven; raise the version of some parts, and declare new ones."""
     declared = json.loads(TABLE.read_text())["declared"]
     declared = {part: declared.get(part, {"version": 1, "modules": now[part]}) for part in now}
     for part in raised:
@@ -92,7 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="the commit to compare with")
     parser.add_argument(
-        "--raise", dest="raised", nargs="+", default=[], choices=now, help="parts that train other numbers"
+        "--raise", dest="raised", nargs="+", default=[], choices=now, help="parts that train different numbers"
     )
     options = parser.parse_args()
     last = subprocess.run(["git", "log", "-1", "--format=%H", "--", TABLE], cwd=ROOT, capture_output=True, text=True)
@@ -106,8 +106,8 @@ def main():
         for name, what in differ.items()
     ):
         sys.exit(
-            f"{len(differ)} of {len(CASES)} runs train other numbers, or fail ({place} has their logs). Mend the edit; or, if it is meant "
-            "to change numbers, raise the version of its parts (`make same-numbers RAISE=families/images`) and say so in CHANGELOG.md"
+            f"{len(differ)} of {len(CASES)} runs train different numbers, or fail ({place} has their logs). Fix the edit; or, if it should "
+            "change numbers, raise the version of its parts (`make same-numbers RAISE=families/images`) and say so in CHANGELOG.md"
         )
     shutil.rmtree(place)
     record(now, options.raised)

@@ -1,4 +1,4 @@
-"""Tiny runs of every family in every kind of layout: their project, and their training by whatever version of the package is imported.
+"""Tiny runs of every family in every kind of layout: write their project, and train them with the version of the package that is imported.
 
 PYTHONPATH=<scripts of a version> python tests/tiny_trainings.py <folder of the project> <root of the results>
 """
@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-# Run → its row of the run table: workload, then the columns that differ from their default.
+# Run → its row in the run table: workload, and columns that differ from the default.
 TP = {"tp": 2}
 LLAMA = {"workload": "llama"}
 CASES = {
@@ -81,7 +81,7 @@ CASES = {
     "group-fsdp": {"workload": "group", "fsdp": 2, "activation_checkpointing": "true"},
     "own-ddp": {"workload": "own", "dp": 2},
 }
-# What a training loads when it first needs it.
+# Modules that a training imports lazily.
 LOADED = ("torch._dynamo", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer")
 
 MODEL = "dim: 16, heads: 4, layers: 4, hidden: 32"
@@ -136,7 +136,7 @@ def write_project(folder):
     words, config = random.Random(0), folder / "config"
     for place in (folder / "text", config / "sites", config / "workloads"):
         place.mkdir(parents=True)
-    (folder / "Snakefile").touch()  # so that any version finds the project it works in, whatever its options are called
+    (folder / "Snakefile").touch()  # marks the project's folder for any version of the package
     for name, lines in (("a", 60), ("b", 12), ("c", 12)):
         texts = [[f"w{words.randrange(50)}" for _ in range(words.randrange(4, 14))] for _ in range(lines)]
         (folder / f"text/{name}.txt").write_text("".join(" ".join(line) + "\n" for line in texts))
@@ -159,15 +159,15 @@ def write_project(folder):
 
 
 def ranks_of(row):
-    """Processes of a case."""
+    """Number of processes of a case."""
     from parascale.settings.layout import DEGREES
 
     return math.prod(row.get(degree, 1) for degree in DEGREES)
 
 
 def train_all(folder, root):
-    """Train all cases with the code that this process imports; results lie below `root`."""
-    server = multiprocessing.get_context("forkserver")  # it has torch loaded: a rank starts in 0.1 s
+    """Train all cases with the code that this process imports; results go below `root`."""
+    server = multiprocessing.get_context("forkserver")  # with torch preloaded, a rank starts in 0.1 s
     server.set_forkserver_preload([*LOADED, "parascale.commands.train", "parascale.train.lightning"])
     for name, row in CASES.items():
         started, port = time.monotonic(), _free_port()
@@ -184,7 +184,7 @@ def train_all(folder, root):
 
 
 def _rank(folder, root, name, rank, ranks, port):
-    """One process of `parascale train`; what it prints goes to a file."""
+    """Run one process of `parascale train`, with its output in a file."""
     os.chdir(folder)
     log = os.open(f"{root}/{name}-{rank}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
@@ -208,7 +208,7 @@ def _free_port():
 
 
 def numbers_of(root, name):
-    """What a case trained: loss, norm and rate of each step, figures of the evaluations, a digest of each saved tensor."""
+    """A trained case's numbers: loss, norm and learning rate of each step, evaluation losses, a digest of each saved tensor."""
     import torch
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 

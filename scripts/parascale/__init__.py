@@ -1,6 +1,6 @@
 """parascale: from raw data to a verdict on how to scale a training.
 
-Nothing here knows Snakemake. CONTRIBUTING.md says who may import whom.
+This package does not depend on Snakemake. CONTRIBUTING.md says which modules may import which.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ __version__ = "0.9.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`record`, once a script asks for it: `python -m parascale` must set `sys.path` before anything is imported."""
+    """Import `record` lazily: `python -m parascale` must set `sys.path` before anything is imported."""
     if name != "record":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from parascale.recording import record

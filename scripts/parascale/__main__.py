@@ -1,10 +1,10 @@
-"""`python -m parascale` is the command `parascale`."""
+"""Entry point of `parascale` and `python -m parascale`."""
 
 import sys
 
 
 def main() -> None:
-    """The command. `check gpu` does without the libraries of the others."""
+    """Run the command. `check gpu` works without the libraries that the other verbs need."""
     if sys.argv[1:3] == ["check", "gpu"]:
         from parascale.check import main as check_gpus
 
@@ -15,7 +15,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # `python -m` looks into the current folder first, where a file of the user's may be called as a module of Python's.
+    # `python -m` puts the current folder first, where a user's file may hide a module of the standard library.
     if not sys.flags.safe_path:
         del sys.path[0]
     main()

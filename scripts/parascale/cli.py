@@ -1,4 +1,4 @@
-"""The command `parascale`: its verbs, the options that they share, and how they end."""
+"""The command `parascale`: its verbs, their common options, and how they exit."""
 
 import contextlib
 import errno
@@ -29,11 +29,11 @@ from parascale.settings import Run, load_project_file, strict
 from parascale.settings.project import Project, command_words
 from parascale.settings.yaml_files import loaded, merged
 
-TIMEOUT = f"{__name__}.timeout_seconds"  # of the project that a verb has opened, in click's `meta`
-CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
-# A user can mend these; any other error of the system is one of ours, and its traceback is shown.
+TIMEOUT = f"{__name__}.timeout_seconds"  # key in click's `meta`: the timeout of the project that a verb has opened
+CONFIGURATION = Path("config/config.yaml")  # its presence, with a Snakefile, marks a project's folder
+# OSErrors that a user can fix. Any other is a bug, so its traceback is shown.
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
-# Verb → its module in `parascale.commands`, which is loaded when the verb is called, or asked for help.
+# Verb → its module in `parascale.commands`, imported when the verb is called or its help is shown.
 VERBS = {
     **dict.fromkeys(("calibrate", "generate", "prove", "summarise"), "results"),
     **dict.fromkeys(("check", "schema"), "project"),
@@ -56,14 +56,14 @@ WHICH = click.Choice(["best", "last"])  # checkpoint of a run
 
 
 class Verbs(click.Group):
-    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code; so does a file or folder
-    that cannot be read or written, with exit code 1."""
+    """The group of verbs. It turns a ParascaleError into one line, `error: ...`, and its exit code; likewise a file or folder that
+    cannot be read or written, with exit code 1."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return getattr(importlib.import_module(f"parascale.commands.{VERBS[name]}"), name) if name in VERBS else None
 
     def invoke(self, context: click.Context) -> None:
-        """Call a verb; what it returns is the exit code."""
+        """Call a verb. Its return value is the exit code."""
         code, words = 1, None
         try:
             code = super().invoke(context)
@@ -73,7 +73,7 @@ class Verbs(click.Group):
         except BrokenPipeError as error:
             if _is_read():
                 raise RuntimeError("a pipe to another process broke") from error
-            raise  # `parascale … | head`: the reader has what it wanted, and click ends quietly
+            raise  # `parascale … | head`: the reader has closed the pipe, and click exits quietly
         except OSError as error:
             if error.errno not in OF_THE_DISK or not (error.filename or error.errno in FULL):
                 raise
@@ -94,7 +94,7 @@ class Verbs(click.Group):
                 context.obj(code or 0, context.meta.get(TIMEOUT, 300.0))
         if code == PERMANENT_FAILURE:
             slurm.note_permanent_failure()
-        if words:  # not before: the log may lie on the disk that is full
+        if words:  # last, because the log may be on the full disk
             _say(words)
         context.exit(code or 0)
 
@@ -108,19 +108,19 @@ def parascale() -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parascale(prog_name="parascale", obj=_end_in_time)
 
 
 def _end_in_time(code: int, seconds: float) -> None:
-    """This process has done its work. A request to stop comes too late, and what keeps it from its end, such as a thread or a library's
-    hook, is cut off: nobody may be above it who would see that it hangs, and is charged."""
+    """Ignore requests to stop from now on, and kill the process if it does not exit in time, because of a thread or a library's hook.
+    There may be no parent that would notice the hang, and the job would be charged."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(math.ceil(seconds) + 60)  # for what hangs in C, when Python and its threads are gone
+    signal.alarm(math.ceil(seconds) + 60)  # for a hang in C code after Python has ended its threads
 
     def cut_off() -> None:
-        for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile
+        for _ in range(math.ceil(seconds)):  # not by a clock: the process may be suspended meanwhile
             time.sleep(1.0)
         print(
             f"the work is done, but this process has hung at exit for {seconds:.0f} s: cut off",
@@ -139,12 +139,11 @@ def open_project(
     root: Path | None = None,
     bases: Sequence[Path] = (),
 ) -> Project:
-    """The Project of these configuration files, of which later ones override earlier ones, as in Snakemake.
+    """Load the Project of some configuration files; later files override earlier ones, as in Snakemake.
 
-    overrides: pairs of a key and its value, which override all files. root: a folder that overrides that of the configuration.
-    bases: what rules say (see `load_project`), which work in a folder of their own. Else the project is the nearest folder upwards
-    that holds a Snakefile and `config/config.yaml`: the process works there from then on, and its own configuration comes
-    first, as in Snakemake.
+    overrides: (key, value) pairs, which override all files. root: overrides `root` of the configuration. bases: set by rules, which run
+    in a folder of their own (see `load_project`). Without bases, the project is the nearest folder upwards that has a Snakefile and
+    `config/config.yaml`: the process changes to that folder, and its configuration comes first, as in Snakemake.
     """
     pairs = [*overrides, *([] if root is None else [("root", str(root))])]
     values = functools.reduce(merged, ({key: value} for key, value in pairs), dict[str, Any]())
@@ -163,33 +162,33 @@ def open_project(
 
 
 def _opened(project: Project) -> Project:
-    """The Project that a verb has opened: its timeout is that of the process."""
+    """Return the project; its timeout becomes that of the process."""
     if context := click.get_current_context(silent=True):
         context.meta[TIMEOUT] = project.config.timeout_seconds
     return project
 
 
 def named(what: str, name: str, known: Mapping[str, T], where: str) -> T:
-    """`known[name]`. Raises ConfigError, with the nearest name, where there is none."""
+    """`known[name]`. Raises ConfigError, which suggests the nearest name, if there is none."""
     if name not in known:
         raise ConfigError(f"{what} `{name}` is not in {where}{strict.nearest(name, known)}")
     return known[name]
 
 
 def named_run(project: Project, name: str) -> Run:
-    """The run of the run table with this name. Raises ConfigError, with the nearest name, where there is none."""
+    """The run with this name in the run table. Raises ConfigError, which suggests the nearest name, if there is none."""
     return named("run", name, project.runs, project.config.runs)
 
 
 class Location(click.Path):
-    """A path of the command line, made absolute: the verb works in the project's folder, its user anywhere."""
+    """A path on the command line, made absolute, because the verb changes to the project's folder."""
 
     def __init__(self, file_okay: bool = True, **options: Any) -> None:
         super().__init__(path_type=Path, file_okay=file_okay, **options)
         self.name = "file" if file_okay else "dir"
 
     def convert(self, value: Any, parameter: Any, context: Any) -> Path:
-        # A shell leaves the `~` of `--root=~/here` as it is.
+        # Shells do not expand the `~` in `--root=~/here`.
         return Path.cwd() / Path(str(super().convert(os.path.expanduser(value), parameter, context)))
 
 
@@ -199,7 +198,7 @@ OutputFolder = functools.partial(Location, file_okay=False)
 
 
 class Number(click.FloatRange):
-    """A finite number in a range; click takes `nan` to be in every one."""
+    """A finite number in a range. (click accepts `nan` in every range.)"""
 
     def convert(self, value: Any, parameter: Any, context: Any) -> float:
         number = super().convert(value, parameter, context)
@@ -209,7 +208,7 @@ class Number(click.FloatRange):
 
 
 class Override(click.ParamType):
-    """KEY=VALUE of the configuration, as (key, the YAML value)."""
+    """KEY=VALUE on the command line; VALUE is YAML. Converts to (key, value)."""
 
     name = "KEY=VALUE"
 
@@ -225,7 +224,7 @@ class Override(click.ParamType):
 
 
 class RunName(click.ParamType):
-    """The name of a run, which shells complete from the run table."""
+    """The name of a run; shells complete it from the run table."""
 
     name = "NAME"
 
@@ -237,10 +236,10 @@ class RunName(click.ParamType):
 
 
 def run_option(help: str, **options: Any) -> Any:
-    """The option `--run`, whose value a verb gets as `name`. It may be given once, unless options have `multiple`."""
+    """The option `--run`; the verb gets its value as `name`. It may be given only once, unless `multiple` is set."""
 
     def only_one(context: Any, parameter: Any, names: Sequence[str]) -> str | None:
-        if len(names) > 1:  # click would take the last one, and say nothing of the others
+        if len(names) > 1:  # click would silently take the last one
             raise click.BadParameter(f"name one run, not {len(names)}", context, parameter)
         return names[0] if names else None
 
@@ -250,7 +249,7 @@ def run_option(help: str, **options: Any) -> Any:
 
 
 def project_options(verb: Any) -> Any:
-    """Decorate a verb with the options that say which project is meant; its argument `find` is a function that opens it."""
+    """Decorate a verb with the options that choose the project. The verb gets `find`, a function that opens the project."""
 
     @click.option(
         "--configfile",
@@ -278,7 +277,7 @@ def project_options(verb: Any) -> Any:
 
 
 def with_project(verb: Any) -> Any:
-    """Decorate a verb as `project_options` does; its argument `project` is the loaded Project."""
+    """Same as `project_options`, but the verb gets `project`, the opened Project."""
 
     @functools.wraps(verb)
     def opened(find: Callable[[], Project], **options: Any) -> Any:
@@ -288,21 +287,21 @@ def with_project(verb: Any) -> Any:
 
 
 def configuration_words(context: click.Context) -> list[str]:
-    """The words of a command line that name the project which a context was called with."""
+    """The command-line words that choose the same project as those of `context`."""
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
 
 
 def _extra_with(module: str) -> str | None:
-    """The extra of our package that brings a module, or None."""
+    """The extra of our package that installs a module, or None."""
     needs = (need.replace("-", "_") for need in metadata.requires("parascale") or ())
     found = (re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", need) for need in needs)
     return next((each[1] for each in found if each), None)
 
 
 def _say(words: object) -> None:
-    """Print to standard error; where that cannot be written, to Slurm's own log of this job."""
+    """Print to standard error; if that fails, append to this job's Slurm log."""
     try:
         print(words, file=sys.stderr, flush=True)
     except OSError:
@@ -311,12 +310,12 @@ def _say(words: object) -> None:
 
 
 def _close(stream: Any) -> None:
-    """Drop what a stream still holds: writing it would fail once more at the end of the process."""
+    """Drop a stream's buffer; flushing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _is_read() -> bool:
-    """Whether standard output still has a reader."""
+    """True if standard output still has a reader."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)
     return not any(event & select.POLLERR for _, event in watched.poll(0))

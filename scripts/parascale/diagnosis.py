@@ -1,4 +1,4 @@
-"""What a tensor, or a process's part of one, is like: which samples it holds, and how a wrong one came about; the card of all in words."""
+"""Helpers of `proof`: find the samples that a tensor holds, guess how a wrong tensor came about, and print the card."""
 
 import math
 import sys
@@ -11,11 +11,11 @@ from torch import Tensor
 from parascale.errors import shorten_list
 
 WHOLE = "the model"
-Row = dict[str, Any]  # of the card: see `row`
+Row = dict[str, Any]  # one tensor on the card, made by `row`
 
 
 def looks_like(flat: Tensor, shape: Sequence[int], parts: list[Any], wrong: list[Any], tolerance: float) -> str:
-    """What a wrong tensor looks like, in words. flat, shape: the single process's. parts, wrong: (ranks, found, its elements), all, and those beyond."""
+    """Describe a wrong tensor. flat, shape: the single process's. parts: (ranks, values, element numbers). wrong: those off too far."""
 
     def near(found: Tensor, expected: Tensor) -> bool:
         return rms(found - expected) <= max(10 * tolerance, 1e-3) * rms(expected)
@@ -61,7 +61,7 @@ def looks_like(flat: Tensor, shape: Sequence[int], parts: list[Any], wrong: list
 
 
 def of_samples(own: Tensor, shape: Sequence[int], part: Any, count: int, places: int = 1) -> Tensor:
-    """Of the numbers of an output's elements, those of a process's samples and places (second, or first of what has no samples)."""
+    """From an output's element numbers, select a process's samples and positions (dimension 1, or 0 of an output without samples)."""
     each = own.shape[0] // count
     if each and shape[0] == each * len(part.rows) and own.shape[0] == each * count:
         own = own.unflatten(0, (count, each))[part.rows].flatten(0, 1)
@@ -72,7 +72,7 @@ def of_samples(own: Tensor, shape: Sequence[int], part: Any, count: int, places:
 
 
 def match(found: Tensor, whole: Tensor, columns: list[int] | None) -> tuple[list[Any], list[int] | None]:
-    """(rows, columns) of `whole` that a process's inputs are, by their values; None: a row that is not there, or all columns."""
+    """Find a process's inputs in `whole` by value: (rows, columns). A row is None if it is not there; columns are None for all."""
     if columns is None and found.dim() > 1 and (size := found.shape[1]) < whole.shape[1]:
         if len(found) == len(whole) and None not in (columns := rows_of(found.transpose(0, 1), whole.transpose(0, 1))):
             return [*range(len(found))], columns
@@ -82,7 +82,7 @@ def match(found: Tensor, whole: Tensor, columns: list[int] | None) -> tuple[list
 
 
 def rows_of(found: Tensor, whole: Tensor, most: float = 0.1) -> list[Any]:
-    """For each row, which row of `whole` is nearest; None beyond `most` of its size. Of equal ones, that after the last, or a new one."""
+    """For each row, the nearest row of `whole`, or None beyond `most` of its size. Of equal rows, the one after the last, or a new one."""
     rows, whole = list[Any](), whole.reshape(len(whole), -1)
     for away in torch.cdist(found.reshape(len(found), -1), whole):
         least = away.min().item()
@@ -93,7 +93,7 @@ def rows_of(found: Tensor, whole: Tensor, most: float = 0.1) -> list[Any]:
 
 
 def nearest(found: Tensor, whole: Tensor, shares: Iterable[Iterable[int]], count: int) -> list[int]:
-    """Of lists of samples, of `count` in all, that whose outputs in `whole` a process's, or a plain shard of them, are nearest to."""
+    """The share (list of samples) whose outputs in `whole` are nearest to `found`, outputs or a plain shard. count: samples in `whole`."""
 
     def away(rows: Iterable[int]) -> float:
         pieces = [whole.unflatten(0, (count, -1))[list(rows)].flatten(0, 1)]
@@ -107,7 +107,7 @@ def nearest(found: Tensor, whole: Tensor, shares: Iterable[Iterable[int]], count
 
 
 def table(values: Tensor) -> Tensor:
-    """Values of samples, with a second dimension."""
+    """Values of samples with at least two dimensions."""
     return values if values.dim() > 1 else values[:, None]
 
 
@@ -116,17 +116,17 @@ def home(weight: str) -> str:
 
 
 def rms(tensor: Tensor) -> float:
-    """The root mean square of a tensor's elements, 0 without any."""
+    """The root mean square of a tensor's elements; 0 if it is empty."""
     return tensor.square().mean().sqrt().item() if tensor.numel() else 0.0
 
 
 def finite(number: float) -> float:
-    """A number for the card, which has no other."""
+    """`number`, or the largest float if it is not finite, since the card is JSON."""
     return number if math.isfinite(number) else sys.float_info.max
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in words: 0–3, 6."""
+    """Format numbers as ranges: 0–3, 6."""
     text, last = list[str](), None
     for number in sorted(numbers):
         text[-1:] = [f"{text[-1].partition('–')[0]}–{number}"] if number - 1 == last else [*text[-1:], str(number)]
@@ -137,13 +137,13 @@ def spans(numbers: Iterable[int]) -> str:
 def row(
     module: str, tensor: str, difference: float, tolerance: float, looks_like: str = "", ranks: Iterable[int] = ()
 ) -> Row:
-    """A tensor on the card."""
+    """Make the card's entry for a tensor."""
     found = {"module": module or WHOLE, "tensor": tensor, "difference": difference, "tolerance": tolerance}
     return found | {"ranks": sorted(ranks), "looks_like": looks_like}
 
 
 def as_text(card: dict[str, Any]) -> str:
-    """The card for people."""
+    """Format the card for people."""
     sides = [(name, card[name]) for name in ("single", "parallel")]
     lines = [
         f"{name}: {part['world']} × {part['layout']}, torch {part['torch']}, {part['precision']}"

@@ -1,14 +1,14 @@
-"""Errors that a user can act on. Their message says what is wrong, where, and what to do."""
+"""Errors that a user can fix. Their messages say what is wrong, where, and what to do."""
 
 from collections.abc import Iterable
 
 FAILED = 1
-# "Configuration error" of sysexits.h: the same start would fail in the same way until somebody changes something.
+# EX_CONFIG of sysexits.h: another start would fail in the same way until somebody changes something.
 PERMANENT_FAILURE = 78
 
 
 class ParascaleError(Exception):
-    """Base of every error raised on purpose; the command prints it without a traceback and exits with `exit_code`."""
+    """Base of all errors that we raise on purpose; the command prints them without a traceback and exits with `exit_code`."""
 
     exit_code = FAILED
 
@@ -26,11 +26,11 @@ class DataError(ParascaleError):
 
 
 class DamagedError(ParascaleError, ValueError):
-    """A file of JSON is empty, cut short or otherwise not what was written."""
+    """A JSON file is empty, truncated or otherwise damaged."""
 
 
 class DownloadError(DataError):
-    """A source could not be fetched; the folder of raw data is as it was before."""
+    """A source could not be downloaded; the folder of raw data is unchanged."""
 
     exit_code = FAILED
 
@@ -40,41 +40,41 @@ class RequirementError(ParascaleError):
 
 
 class NoAnswerError(ParascaleError):
-    """Slurm does not answer now; it may later."""
+    """Slurm does not answer now, but may later."""
 
 
 class FullDiskError(RequirementError):
-    """The disk, or the quota on it, has no room."""
+    """The disk or its quota is full."""
 
     exit_code = PERMANENT_FAILURE
 
 
 class InterpreterError(RequirementError):
-    """A user's own environment cannot start its script."""
+    """A script cannot start in its user's own environment."""
 
     exit_code = PERMANENT_FAILURE
 
 
 class CheckpointError(ParascaleError):
-    """A checkpoint is missing, incomplete, damaged or of another model."""
+    """A checkpoint is missing, incomplete, damaged or belongs to another model."""
 
 
 class TrainingError(ParascaleError):
-    """A training cannot go on: a rank that failed, another that writes its files."""
+    """A training cannot continue: a rank failed, or another process writes its files."""
 
 
 class DivergedError(TrainingError):
-    """A loss or gradient that is not finite: a retry would compute the same."""
+    """A loss or gradient is not finite; a retry would compute the same."""
 
     exit_code = PERMANENT_FAILURE
 
 
 class Interrupted(ParascaleError):
-    """A run was asked to stop; it saved its state and continues where it stopped when started again."""
+    """A run was asked to stop. It saved its state, and the next start continues from there."""
 
 
 def shorten_list(values: Iterable[object], most: int = 10, between: str = ", ") -> str:
-    """The first of some values for a message, and how many more there are. most: values that it shows."""
+    """Join values for a message: the first `most` of them, and how many more there are."""
     shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
     more = [f"… and {len(shown) - most:,} more"] if len(shown) > most else []
     return between.join(shown[:most] + more)

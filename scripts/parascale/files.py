@@ -1,6 +1,6 @@
-"""Files that appear whole or not at all, and the checksums that guard what is kept.
+"""Atomic file and folder writes, locks and checksums.
 
-A reader never meets half a file: everything is written beside its place, flushed to disk and renamed.
+A reader never sees half a file: everything is written under a temporary name next to its target, flushed to disk and renamed.
 """
 
 import csv
@@ -24,17 +24,17 @@ from typing import Any
 from parascale.errors import DamagedError, DataError, FullDiskError, RequirementError
 
 File = str | os.PathLike[str]
-FULL = {errno.ENOSPC, errno.EDQUOT}  # of a disk, or of the quota on it
+FULL = {errno.ENOSPC, errno.EDQUOT}  # the disk or its quota is full
 REMEDY = "make room or choose another place, such as with --root"
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
-FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
+FLUSH_BYTES = 128 << 20  # written before each flush; with fewer, many small flushes would be slow
 
 
 def open_flushed(path: File) -> io.BufferedWriter:
-    """A file to write into, whose bytes go to the disk while more are written.
+    """Open a file for writing that is flushed to disk in the background.
 
-    Otherwise the kernel holds back gigabytes, and the disk idles until the flush at the end. An error of the disk is
-    raised by a later write, or by close.
+    Otherwise the kernel caches gigabytes, and the disk idles until the flush at the end. A later write or close raises an error of the
+    disk.
     """
     return io.BufferedWriter(_FlushedBehind(path))
 
@@ -63,21 +63,20 @@ class _FlushedBehind(io.FileIO):
 
 
 def make_folder(path: File) -> None:
-    """A folder and those above it, if they are not there. RequirementError, which says what to do, if that cannot be."""
+    """Make a folder and its parents, if they do not exist. Raises RequirementError, which says what to do, if that fails."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        # Some filesystems say "no such file" of a folder that nobody can make, such as one in /proc.
+        # Some filesystems report "no such file" if nobody can make folders there, as in /proc.
         reason = "no folder can be made here" if error.errno == errno.ENOENT else error.strerror
         raise RequirementError(f"{error.filename}: {reason}; {REMEDY}") from error
 
 
 @contextmanager
 def atomic_path(target: File) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
+    """Yield a temporary path next to `target`. On success it is flushed and renamed to `target`, else removed.
 
-    Works for files and for folders: whatever the body creates at the yielded path is moved as a whole.
-    A folder that stands in the way is replaced.
+    The body may create a file or a folder at the path. An existing file or folder at `target` is replaced.
     """
     target = Path(target)
     make_folder(target.parent)
@@ -87,7 +86,7 @@ def atomic_path(target: File) -> Iterator[Path]:
         yield partial
         sync_tree(partial)
         if target.is_dir() and not target.is_symlink():
-            # A folder cannot be renamed over another: the old one steps aside first.
+            # A folder cannot be renamed over another, so move the old one away first.
             os.rename(target, holder / f"{target.name}.old")
         os.replace(partial, target)
         sync_path(target.parent)
@@ -102,7 +101,7 @@ def write_text(target: File, text: str) -> None:
 
 
 def write_json(target: File, value: Any) -> None:
-    """Write `value` as readable JSON to `target` atomically. DataError for a file's name in it that is not UTF-8."""
+    """Write `value` as indented JSON to `target` atomically. Raises DataError if it contains a file name that is not UTF-8."""
     try:
         write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     except UnicodeEncodeError as error:
@@ -112,7 +111,7 @@ def write_json(target: File, value: Any) -> None:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Mappings as CSV under the headings `columns`; None is an empty cell."""
+    """Format mappings as CSV with a header of `columns`; None becomes an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -121,12 +120,12 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_json(path: File) -> Any:
-    """The value in a JSON file; DamagedError where it holds none."""
+    """Read a JSON file. Raises DamagedError if it is not valid."""
     return _parsed(Path(path).read_bytes(), path)
 
 
 def read_json_lines(path: File, readable: bool = False) -> list[Any]:
-    """The values of a JSON Lines file, without a last line that a crash cut short; with `readable`, without lines that are not JSON."""
+    """Read a JSON Lines file, without a last line that a crash truncated; with `readable`, without any lines that are not JSON."""
     lines = Path(path).read_bytes().split(b"\n")
     values = []
     for number, line in enumerate(lines, 1):
@@ -141,12 +140,12 @@ def read_json_lines(path: File, readable: bool = False) -> list[Any]:
 def _parsed(content: bytes, place: object) -> Any:
     try:
         return json.loads(content.decode())
-    except ValueError as error:  # of JSON, or of a cut inside a character
+    except ValueError as error:  # not JSON, or cut inside a character
         raise DamagedError(f"{place} is damaged: not valid JSON ({error})") from None
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
+    """Append a line to a file and flush it to disk. It starts on a new line even if a crash truncated the last one."""
     make_folder(path.parent)
     with full_disk_is_an_error(path), open(path, "a+b") as handle:
         size = handle.seek(0, os.SEEK_END)
@@ -158,7 +157,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def link_or_copy(source: File, target: File) -> None:
-    """Another name for a file; a copy where the filesystem has no hard links, or not between these folders. `target` is new."""
+    """Hard-link a file, or copy it if the filesystem cannot link here. `target` must not exist."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -168,7 +167,7 @@ def link_or_copy(source: File, target: File) -> None:
 
 
 def sync_path(path: File) -> None:
-    """Flush one file or folder entry to disk."""
+    """Flush one file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -197,7 +196,7 @@ def tree_bytes(path: File) -> int:
 
 
 def require_space(folder: File, needed_bytes: float, purpose: str, remedy: str = SPACE_REMEDY) -> None:
-    """Raise FullDiskError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
+    """Raise FullDiskError, which says what to do, if the filesystem of `folder` has less than `needed_bytes` free."""
     folder = Path(folder)
     while not folder.exists():
         folder = folder.parent
@@ -208,9 +207,9 @@ def require_space(folder: File, needed_bytes: float, purpose: str, remedy: str =
 
 @contextmanager
 def atomic_folder(target: File) -> Iterator[Path]:
-    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError.
+    """Yield a new folder that becomes `target` on success (see `atomic_path`). Raises FullDiskError if the disk is full.
 
-    What killed attempts left beside `target` is removed: a living one holds a lock on its folder.
+    Removes leftovers of killed attempts next to `target`; living attempts hold a lock on their folder.
     """
     with full_disk_is_an_error(target):
         for left in Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial"):
@@ -224,10 +223,9 @@ def atomic_folder(target: File) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: File, seconds: float = 0.0) -> Iterator[bool | None]:
-    """Hold the lock of a file or folder. It ends with the block, with this process, or with the program that that becomes.
+    """Hold the lock of a file or folder until the end of the block or of this process; the lock survives exec.
 
-    Yields True; False where another process still has it after `seconds`; None where the filesystem has no locks, or there is
-    nothing at `path`.
+    Yields True; False if another process still holds it after `seconds`; None if the filesystem has no locks, or `path` does not exist.
     """
     handle = None
     try:
@@ -256,7 +254,7 @@ def _lock(handle: int, seconds: float) -> bool | None:
 
 @contextmanager
 def full_disk_is_an_error(target: File) -> Iterator[None]:
-    """Turn the system's errors of a full disk or quota, met while `target` is written, into a FullDiskError."""
+    """Raise FullDiskError, with the name of `target`, when an OSError says that the disk or its quota is full."""
     try:
         yield
     except OSError as error:
@@ -268,7 +266,7 @@ def full_disk_is_an_error(target: File) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it came from, says that the disk or the quota on it has no room."""
+    """True if an exception, or one in its chain of causes, says that the disk or its quota is full."""
     while error is not None:
         if isinstance(error, FullDiskError) or getattr(error, "errno", None) in FULL:
             return True
@@ -277,7 +275,7 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 
 def user_name(number: int) -> str:
-    """The name of a user, by number; the number where the system knows none, as in a container."""
+    """The name of a user id, or the id as text if it has no name, as in a container."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -1,8 +1,8 @@
-"""One writer a folder: the process that trains or converts into it holds a lease, and renews it.
+"""A lease on a folder: only its holder, a process that renews it, may train or convert into the folder.
 
-The job of a killed Snakemake may still be running; a second job must not write into the same folder. A holder that was cut off for
-so long that another took its place ends as soon as it sees the other's lease. A job that Slurm requeues after it lost the node may
-meet its own former start, still training there: the later start takes the lease, and begins once the former must have seen that.
+The job of a killed Snakemake may still be running; a second job must not write into the same folder. If a holder was suspended so long
+that another process took the lease, it exits when it sees the new lease. If Slurm requeues a job because it lost the node, the job's
+earlier start may still be training there: the later start takes the lease, and begins once the earlier one must have seen it.
 """
 
 import json
@@ -25,25 +25,25 @@ from parascale.files import locked, make_folder, read_json, user_name, write_jso
 from parascale.paths import LEASE
 
 RENEW_SECONDS = 5.0
-STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
+STALE_SECONDS = 20.0  # several renewals plus the delay until a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
 LOCK_SECONDS = 5.0
 Holder = dict[str, Any]
-KEYS = ("host", "pid", "job_id", "restarts")  # how two holders differ
+KEYS = ("host", "pid", "job_id", "restarts")  # identify a holder
 
 
 class Lease:
-    """The right to write into a folder (of a run under way, or of a conversion), from `acquire` to `release`."""
+    """The exclusive right to write into a folder of an unfinished run or conversion, from `acquire` to `release`."""
 
     def __init__(self, folder: Path, remedy: str = "Wait for it, or cancel that job, and start again.") -> None:
-        """remedy: what to do where somebody else holds it."""
+        """remedy: the end of the error if another process holds the lease."""
         self.path, self.remedy = folder / LEASE, remedy
         self.since = time.strftime("%F %T")
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 
     def acquire(self) -> float | None:
-        """Take the lease, or raise TrainingError that names the living holder. Returns what `wait_for_holder` does."""
+        """Take the lease. Raises TrainingError, which names the holder, if that is alive. Returns the same as `wait_for_holder`."""
         holder = self.holder()
         if _is_former_start(holder):
             last_sign: float | None = self._replace(holder)
@@ -57,7 +57,7 @@ class Lease:
         return last_sign
 
     def wait_for_holder(self) -> float | None:
-        """The last sign of a dead holder (seconds since the epoch); None without one. Raises TrainingError that names a living one."""
+        """Return when a dead holder last renewed (seconds since the epoch), or None without one. Raises TrainingError if it is alive."""
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not psutil.pid_exists(holder["pid"])):
             return holder["time"] if holder else None
@@ -69,7 +69,7 @@ class Lease:
         awake = SuspendAwareClock()
         while awake() < STALE_SECONDS:
             if holder["host"] != socket.gethostname() and time.time() - holder["time"] > 10 * STALE_SECONDS:
-                break  # clocks of nodes agree to far better than this, and this machine may have slept
+                break  # nodes' clocks agree far better than this, and this machine may have been suspended
             time.sleep(LOOK_SECONDS)
             now = self.holder()
             if now is None:
@@ -79,7 +79,7 @@ class Lease:
         return holder["time"]
 
     def wait(self) -> float | None:
-        """Wait until the lease is free, and say once who holds it."""
+        """Wait until the lease is free; print once who holds it."""
         said = False
         while True:
             try:
@@ -90,7 +90,7 @@ class Lease:
                 said = True
 
     def release(self) -> None:
-        """Give the lease back, if it is not given back already. Exit if another process holds it."""
+        """Remove our lease, unless we did already. Exits if another process holds it."""
         if not self._stop():
             return
         with suppress(FileNotFoundError), locked(self.path.parent, LOCK_SECONDS):
@@ -98,7 +98,7 @@ class Lease:
                 self.path.unlink()
 
     def give_up(self, target: Path | None = None) -> None:
-        """Give the lease back with its folder, which becomes `target`, or is removed, in one step."""
+        """Remove our lease, and in the same step rename its folder to `target`, or without a target delete it."""
         self._stop()
         if self._end_unless_own():
             return
@@ -111,7 +111,7 @@ class Lease:
             (gone / self.path.name).unlink(missing_ok=True)
 
     def _stop(self) -> bool:
-        """End the renewals; whether there were any."""
+        """Stop renewing. Returns False if we were not."""
         self.stopped.set()
         thread, self.thread = self.thread, None
         if thread:
@@ -119,7 +119,7 @@ class Lease:
         return thread is not None
 
     def _end_unless_own(self) -> bool:
-        """End this process where the lease is another's; whether it is."""
+        """Exit if another process holds the lease. (The return value is for tests, in which the process does not exit.)"""
         holder = self.holder()
         if holder and holder["pid"] and not _is_own(holder):
             _end_process(f"{self.path.parent} is now written by {_described(holder)}")
@@ -127,7 +127,7 @@ class Lease:
         return False
 
     def _claim(self, dead: float | None) -> bool:
-        """Write the lease where there is none, or one last renewed at `dead`; whether it is ours. Without locks, the next renewal tells."""
+        """Write our lease, if there is none but one last renewed at `dead`. True if it is ours; without locks, the next renewal checks."""
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()
@@ -139,13 +139,13 @@ class Lease:
                     json.dump(self._sign(), file)
             except FileExistsError:
                 return False
-            except OSError:  # a full disk: half a lease would keep others waiting
+            except OSError:  # a full disk; half a lease would make others wait
                 self.path.unlink()
                 raise
         return True
 
     def _replace(self, former: Holder) -> float:
-        """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
+        """Take the lease from an earlier start of this job; wait until that must have seen it and ended. Returns its last renewal."""
         print(f"{self.path.parent}: replaces this job's former start, {_described(former)}", flush=True)
         self._write()
         awake, held_since = SuspendAwareClock(), 0.0
@@ -153,22 +153,22 @@ class Lease:
             time.sleep(LOOK_SECONDS)
             now = self.holder()
             if now is None or not _is_own(now):
-                # The former was about to renew when we wrote. It looks before it writes, so the next time it sees us.
+                # The earlier start was just renewing when we wrote. It reads before it writes, so next time it sees our lease.
                 former, held_since = now or former, awake.seconds
                 self._write()
         return former["time"]
 
     def _renew(self) -> None:
         while not self.stopped.wait(RENEW_SECONDS):
-            # A disk that is full, or a file system that hangs, may be well again at the next turn.
+            # A full disk or an unavailable filesystem may recover before the next renewal.
             with suppress(OSError, TrainingError):
                 if self._end_unless_own():
                     return
                 self._write()
 
     def holder(self) -> Holder | None:
-        """What the lease says of its holder; None where there is none. Of a damaged lease, when it was written: a living holder soon
-        rewrites it. TrainingError names the owner of one that may not be read.
+        """The holder that the lease names; None without a lease. For a damaged lease only the time is known; a living holder soon rewrites
+        it. Raises TrainingError, which names the owner, if we may not read it.
         """
         try:
             written = self.path.stat().st_mtime
@@ -182,7 +182,7 @@ class Lease:
         except PermissionError:
             owner = user_name(self.path.stat().st_uid)
             remedy = "ask them, or choose another place, such as with --root"
-            raise TrainingError(f"{self.path}: of the user {owner}, and not readable here; {remedy}") from None
+            raise TrainingError(f"{self.path}: belongs to the user {owner} and is not readable; {remedy}") from None
 
     def _write(self) -> None:
         write_json(self.path, self._sign())
@@ -192,7 +192,7 @@ class Lease:
 
 
 def _own_start() -> Holder:
-    """KEYS of this process. job_id, restarts: of the Slurm job, and how often Slurm has requeued it; None where there is none."""
+    """KEYS of this process. job_id, restarts: id of its Slurm job and how often Slurm requeued it; None outside a job."""
     return dict(zip(KEYS, (socket.gethostname(), os.getpid(), slurm.job_id(), slurm.restarts()), strict=True))
 
 
@@ -201,7 +201,7 @@ def _is_own(holder: Holder) -> bool:
 
 
 def _is_former_start(holder: Holder | None) -> TypeGuard[Holder]:
-    """Whether a holder is an earlier start of the Slurm job that this process belongs to."""
+    """True if the holder is an earlier start of this process's Slurm job."""
     own = _own_start()
     if holder is None or holder["job_id"] is None or holder["job_id"] != own["job_id"]:
         return False
@@ -209,7 +209,7 @@ def _is_former_start(holder: Holder | None) -> TypeGuard[Holder]:
 
 
 def _end_process(reason: str) -> None:
-    """End at once: every byte that the training would still write goes into another's folder."""
+    """Exit at once, because the training would write into a folder that is now another's."""
     print(f"error: {reason}; this process ends", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -221,7 +221,7 @@ def _described(holder: Holder) -> str:
 
 
 class SuspendAwareClock:
-    """Called over and over, it returns the seconds that have passed since it was made. Of those between two calls it counts at most `most`."""
+    """A clock to call in a loop: seconds since it was made, with at most `most` seconds between two calls (a suspended machine)."""
 
     def __init__(self, most: float = 2.0) -> None:
         self.most, self.seconds, self.called = most, 0.0, time.monotonic()

@@ -1,4 +1,4 @@
-"""The loopback of this machine: the address at which its processes reach one another, and no other machine reaches them."""
+"""This machine's loopback address, through which its processes communicate, unreachable for other machines."""
 
 import functools
 import socket
@@ -13,7 +13,7 @@ ANSWER_SECONDS = 5.0
 
 @functools.cache
 def loopback() -> str:
-    """The first of ADDRESSES at which this machine answers itself. RequirementError where none does, as in a sandbox without network."""
+    """The first of ADDRESSES that works on this machine. Raises RequirementError if none does, as in a sandbox without network."""
     for address in ADDRESSES:
         with suppress(OSError), listen(address) as server:
             socket.create_connection(server.getsockname()[:2], ANSWER_SECONDS).close()
@@ -23,5 +23,5 @@ def loopback() -> str:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens at an address of this machine."""
+    """Return a socket that listens at an address of this machine."""
     return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -1,12 +1,12 @@
-"""What stands for the code of a training in its key: the declared numerics of its parts, not the code as it is edited.
+"""The declared numerics of the training code. A training's key contains these instead of the current code.
 
-A part is a kind of `provenance.CODE` (`training`, a task, `lightning`) or a family, `families/<name>`. `numerics.json` holds
+A part is a kind of `provenance.CODE` (`training`, a task, `lightning`) or a family, `families/<name>`. `numerics.json` has
 
     declared   part → version, and its modules with their digests when version 1 was declared
     proven     module → its digest when `make same-numbers` last showed that it trains the same bits
 
-An edit that changes no number leaves keys alone. An edit that changes one raises the version of a part: its results are recomputed.
-Until one of the two is done, plans, trainings and records name what was edited (`unproven`).
+An edit that changes no number keeps the keys. For an edit that changes numbers, raise the version of the part: its results are then
+recomputed. Until the edit is proven or the version raised, plans, trainings and records name the edited modules (`unproven`).
 """
 
 import functools
@@ -21,10 +21,10 @@ TABLE = "numerics.json"
 
 @functools.cache
 def training_modules(task: str, engine: str, families: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[str, str]:
-    """Module → digest, in the key of a training: as declared for our own, as they are now for `files` of the user's own.
+    """Module → digest for the key of a training: declared digests of our modules, current ones of the user's `files`.
 
-    A part that is not declared yet, as a family under development, counts as it is now. Once a process: thousands of runs share
-    few kinds.
+    A part that is not declared yet, such as a family under development, counts with its current code. Cached, since thousands of runs
+    share few kinds.
     """
     parts = ["training", task, *(["lightning"] if engine == "lightning" else []), *(FAMILY + name for name in families)]
     declared, found = read_json(provenance.PACKAGE / TABLE)["declared"], dict[str, str]()
@@ -37,14 +37,14 @@ def training_modules(task: str, engine: str, families: tuple[str, ...], files: t
 
 
 def modules_now(part: str) -> dict[str, str]:
-    """Module → digest of a part as its code is now."""
+    """Module → digest of a part's current code."""
     family = part.removeprefix(FAMILY)
     return provenance.modules_of(part) if family == part else provenance.modules_of(families=[family])
 
 
 @functools.cache
 def unproven(parts: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Modules of some parts (default: the declared ones) whose code is not the one that was last proven, once a process."""
+    """Modules of some parts (default: all declared ones) whose current code is not proven. Cached."""
     table = read_json(provenance.PACKAGE / TABLE)
     now, proven = dict[str, str](), table["proven"]
     for part in parts or table["declared"]:
@@ -53,10 +53,10 @@ def unproven(parts: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 def warning() -> str:
-    """What to know of edited training code that is not proven; empty where there is none."""
+    """A warning about edited training code that is not proven, or ""."""
     if not (names := unproven()):
         return ""
     return (
-        f"{shorten_list(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code count as its own until "
-        "`make same-numbers` has compared them, or raised the version"
+        f"{shorten_list(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code stay valid until "
+        "`make same-numbers` has compared the two, or raised the version"
     )

@@ -1,4 +1,4 @@
-"""What processes recorded by `parascale.prove`, and in which precision."""
+"""Read what processes recorded with `parascale.prove`, and its precision."""
 
 import json
 from collections import defaultdict
@@ -18,7 +18,7 @@ TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "float16":
 
 
 class StepRecording:
-    """What one process recorded in one step."""
+    """The recording of one process in one step."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -49,7 +49,7 @@ class StepRecording:
         return [key.partition("|")[2] for key in self.keys if key.startswith(f"{kind}|")]
 
     def get(self, key: str, each: int | None = None) -> tuple[torch.Tensor, dict[str, Any]] | None:
-        """(tensor, facts), or None. Micro-batches are joined where `each` of a sample's elements come first in them (default: if they do)."""
+        """(tensor, facts), or None. Joins micro-batches if dimension 0 has `each` elements per sample (default: any whole number)."""
         keys = self.micros.get(key, [])
         held = [self.file.get_tensor(name) for name in keys]
         facts = dict(self.about["facts"].get(keys[0], {})) if keys else {}
@@ -66,11 +66,11 @@ class StepRecording:
         return found and found[0]
 
     def stored(self, key: str) -> Any:
-        """A weight's or gradient's tensor in its own type, or None."""
+        """A weight or gradient in the type in which it was recorded, or None."""
         return self.file.get_tensor(self.micros[key][0]) if key in self.micros else None
 
     def piece(self, key: str) -> tuple[Any, Any] | None:
-        """Which piece of a weight or gradient this process holds whole, as (offset, shape), of a plain tensor without the offset; else None."""
+        """(offset, shape) of this process's piece of a weight or gradient; the offset of a plain tensor is None. None for partial sums."""
         if key not in self.micros:
             return None
         facts = self.about["facts"].get(self.micros[key][0])
@@ -78,37 +78,37 @@ class StepRecording:
         return (None, shape) if not facts else None if facts["partial"] else (tuple(facts["offset"]), shape)
 
     def is_stuck(self) -> bool:
-        """Whether no optimizer made a step and gradients are not finite: they overflowed, and the scaler of the loss skips the step."""
+        """True if no optimizer made a step and gradients are not finite: the loss scaler skips a step whose gradients overflow."""
         return not self.updates and not all(self.stored(key).isfinite().all() for key in self.gradients)
 
     def is_changed(self, name: str) -> bool:
-        """Whether the optimizer got another gradient than that which is compared first."""
+        """True if the optimizer got a different gradient than the one that is compared first."""
         return f"gradient|{name}" in self.micros and self.micros[f"used|{name}"] != self.micros[f"gradient|{name}"]
 
     def forget_unclipped(self) -> None:
-        """Take gradients for what the optimizer got, though what stood before a clip was found."""
+        """Use the gradients that the optimizer got, even if those before clipping were found."""
         for key in self.gradients if self.about["clip"] == "before" else ():
             self.micros[key] = self.micros[key.replace("gradient|", "used|", 1)]
 
     def rounding(self, *keys: str) -> float:
-        """The largest rounding error of the types of tensors."""
+        """The largest rounding error of the types of some tensors."""
         kinds = (self.types.get(name) for key in keys for name in self.micros.get(key, ()))
         return max((ROUNDOFF.get(str(kind), 0.0) for kind in kinds), default=0.0)
 
     def roundings(self) -> Iterator[tuple[str, float]]:
-        """Yield (module, the rounding error of one of its outputs, or of what is computed inside it)."""
+        """Yield (module, rounding error of one of its outputs or of a computation inside it)."""
         products = self.about["products"]
         least = 0.0 if products == "fp32" else ROUNDOFF[products]
         for key in self.micros:
             if key.startswith("output|"):
                 yield key.split("|")[1], max(least, self.rounding(key))
-        # A class of one's own may cast back what it has computed.
+        # A user's class may compute in a smaller type under autocast and cast its output back.
         yield from (
             (name, ROUNDOFF.get(self.autocast[name], 0.0)) for name, (_, own) in self.about["autocast"].items() if own
         )
 
     def precision(self) -> str:
-        """In words: the types of weights, of autocast and of other outputs, and what products are rounded to."""
+        """In words: the types of weights, autocast and other outputs, and the type that products are rounded to."""
         of = lambda kind: {self.types[key] for key in self.types if key.startswith(kind)}  # noqa: E731
         weights, cast, products = of("weight|"), {*self.autocast.values()}, self.about["products"]
         words = ["+".join(sorted(weights)) or "no weights", *(f"{kind} autocast" for kind in sorted(cast))]
@@ -116,10 +116,10 @@ class StepRecording:
         return ", ".join(words + [f"products in {products}"] * (products != "fp32"))
 
     def apart_from(self, single: Self) -> str | None:
-        """In what another precision is recorded here than in the single process, in words, or None."""
+        """How the precision differs from that of the single process, in words, or None."""
         if self.about["products"] != single.about["products"]:
             return f"products in {self.about['products']}, not {single.about['products']}"
-        whole = {*single.order} <= {*self.order}  # else its own output is that of a stage
+        whole = {*single.order} <= {*self.order}  # else this process's output is a stage's
         for key in self.micros:
             kind, name = key.split("|")[:2]
             if (
@@ -139,7 +139,7 @@ class StepRecording:
 
 
 def recording(folder: Path | str) -> list[list[StepRecording]]:
-    """The parts of each step in a folder, by rank."""
+    """Read a folder: for each step, the recordings of all ranks in order."""
     found = defaultdict(list)
     for path in sorted(Path(folder).glob("step-*-rank-*.safetensors")):
         found[path.name.split("-")[1]].append(StepRecording(path))
@@ -152,7 +152,7 @@ def recording(folder: Path | str) -> list[list[StepRecording]]:
 
 
 def precision(parts: list[StepRecording]) -> str:
-    """That of all processes, or of each rank where they differ."""
+    """The precision of all processes, or of each rank if they differ."""
     ranks = defaultdict(list)
     for part in parts:
         ranks[part.precision()].append(part.rank)
@@ -162,9 +162,9 @@ def precision(parts: list[StepRecording]) -> str:
 
 
 def unequal(single: StepRecording, parts: list[StepRecording], key: str) -> tuple[list[int], float, str] | None:
-    """(ranks, difference, words) where processes hold the same piece of a weight or gradient in different bits, or None.
+    """(ranks, difference, words) if processes hold the same piece of a weight or gradient with different bits, or None.
 
-    What they compute from the same samples may differ by rounding on GPUs; what only a reduction makes equal may not.
+    Values computed from the same samples may differ by rounding on GPUs; values that only a reduction makes equal may not.
     """
     pieces = defaultdict(list)
     for part in parts:
@@ -187,5 +187,5 @@ def unequal(single: StepRecording, parts: list[StepRecording], key: str) -> tupl
             )
             text = f"rank {first.rank} holds {one[tuple(at)].item():.9g} at {at}, rank {odd[0].rank} {two[tuple(at)].item():.9g}"
             off = rms(one.double() - two.double()) / (rms(one.double()) or 1.0)
-            return [part.rank for part in held], finite(off), f"{text}, though what both hold whole should be the same"
+            return [part.rank for part in held], finite(off), f"{text}, though both hold the same piece"
     return None

@@ -1,4 +1,4 @@
-"""Where everything lies below the root: the one home of the names of files and folders."""
+"""Names of all files and folders below the root."""
 
 import os
 import re
@@ -15,7 +15,7 @@ DEFAULTED = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
 def expanded(path: str, key: str) -> str:
-    """A path with `~`, `$VARIABLES` and `${NAME:-other}` filled in. ConfigError, naming `key`, where a variable is not set."""
+    """A path with `~`, `$VARIABLES` and `${NAME:-other}` expanded. Raises ConfigError, which names `key`, if a variable is not set."""
     with_defaults = DEFAULTED.sub(lambda match: os.environ.get(match[1]) or match[2], path)
     full = os.path.expanduser(os.path.expandvars(with_defaults))
     if "$" in full:
@@ -24,23 +24,23 @@ def expanded(path: str, key: str) -> str:
 
 
 def defaulted(path: str) -> list[str]:
-    """The `NAME`s of a path's `${NAME:-other}` that are not set, so that the other stands in for them."""
+    """The unset `NAME`s in a path's `${NAME:-other}`."""
     return [match[1] for match in DEFAULTED.finditer(path) if not os.environ.get(match[1])]
 
 
 class Paths:
-    """Paths of a project. Results are declared by rules; work is declared by none, so that it survives a failed job."""
+    """Paths of a project. Rules declare files in `results`, but none in `work`, so that Snakemake does not delete it after a failed job."""
 
     def __init__(self, root: Path, workloads: str = WORKLOADS) -> None:
         self.root, self.workloads = root, workloads
         self.results = root / "results"
         self.report = self.results / "report"
-        self.events = self.results / "plan/events.jsonl"  # the ledger of workflows: start and end of each job
+        self.events = self.results / "plan/events.jsonl"  # ledger of workflows: start and end of each job
         self.under_way = root / "work"  # unfinished runs and their logs
-        # Trainings that were charged, whatever `results` shows of them: no rule declares them, and no start empties it.
+        # All trainings that were paid for, even if `results` does not show them. No rule declares them, so Snakemake never deletes them.
         self.store = root / "store"
         self.trainings = self.store / "trainings"
-        self.site = self.store / "site.json"  # whose the root is; as old as the root
+        self.site = self.store / "site.json"  # the site that the root belongs to; as old as the root
 
     def raw(self, dataset: str) -> Path:
         return self.results / "data" / dataset / "raw"
@@ -49,26 +49,26 @@ class Paths:
         return self.results / "data" / dataset / format
 
     def data_of(self, run: Any) -> Path | None:
-        """The prepared data that a Run reads; None where it is a script, which finds its own."""
+        """The prepared data that a Run reads; None for a script, which finds its own data."""
         return None if run.workload.is_script else self.data(run.workload.data.dataset, run.workload.data.format)
 
     def start_of(self, run: Any) -> Path | None:
-        """The checkpoint that a Run begins from, of another run; None if it starts from scratch."""
+        """The checkpoint of another run that a Run starts from; None if it starts from scratch."""
         return RunFolder(self.run(run.init_from)).checkpoint if run.init_from else None
 
     def run(self, run: str) -> Path:
         return self.results / "runs" / run
 
     def checkpoint(self, run: str) -> Path:
-        """A run's checkpoint in other forms, and the proof that they are the same model."""
+        """A run's checkpoint in other formats, and the proof that they are the same model."""
         return self.results / "checkpoints" / run
 
     def summaries(self, run: str) -> Path:
-        """The texts of a run's summariser, and their scores."""
+        """The summaries that a run's model wrote, and their scores."""
         return self.results / "summaries" / f"{run}.json"
 
     def parity(self, run: str) -> Path:
-        """The parity run of a run, and its verdict."""
+        """A run's parity run and its verdict."""
         return self.results / "parity" / run
 
     def study(self, name: str) -> Path:
@@ -79,13 +79,12 @@ class Paths:
         return self.results / "probes" / probe
 
     def places(self, kind: str) -> tuple[Callable[[str], Path], Callable[[str], Path]]:
-        """Functions from a name to the folder of what is finished of it and of what is under way; kind: `run`, `parity` or
-        `probe`."""
+        """Two functions, from a name to its finished folder and to its unfinished folder. kind: `run`, `parity` or `probe`."""
         folder = {"run": "runs", "parity": "parity", "probe": "probes"}[kind]
         return (self.results / folder).joinpath, (self.under_way / folder).joinpath
 
     def calibration(self, site: str) -> Path:
-        """A site's prices from probes."""
+        """A site's prices, from probes."""
         return self.results / "calibration" / f"{site}.json"
 
     def machine(self, site: str) -> Path:
@@ -97,8 +96,8 @@ class Paths:
 
 
 class RunFolder:
-    """The files of a run, finished or under way; `train/state.py` says which is where. record: settings and facts. summary: figures,
-    written last. steps, attempts: a line each. lease: its writer's sign of life. checkpoints: what it continues from.
+    """The files of a run, finished or not; see `train/state.py`. record: settings and facts. summary: figures, written last. steps,
+    attempts: one line each. lease: its writer's lease. checkpoints: from which it continues.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -109,7 +108,7 @@ class RunFolder:
         self.devices = self.folder / "device.csv"
 
     def read_record(self) -> dict[str, Any]:
-        """The record; empty where there is none, or it is not whole."""
+        """The record; empty if it is missing or incomplete."""
         try:
             record = read_json(self.record)
         except (FileNotFoundError, ValueError):
@@ -117,7 +116,7 @@ class RunFolder:
         return record if isinstance(record, dict) else {}
 
     def read_results(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(record, summary) of a finished run. FileNotFoundError or DamagedError without both."""
+        """(record, summary) of a finished run. Raises FileNotFoundError or DamagedError unless both can be read."""
         return read_json(self.record), read_json(self.summary)
 
     def read_steps(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""A folder of a pretrained model in Hugging Face's form: which files it has, and how its vocabulary is renumbered here.
+"""A folder with a pretrained model in Hugging Face's format: its files, and the renumbering of its vocabulary.
 
-Reading JSON only: neither torch nor `transformers` nor `tokenizers` is loaded.
+This module reads only JSON; it does not load torch, `transformers` or `tokenizers`.
 """
 
 import functools
@@ -14,12 +14,12 @@ from parascale.errors import ConfigError, DataError, shorten_list
 from parascale.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"  # of older folders
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"  # in older folders
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 FLAGS = ("single_word", "lstrip", "rstrip", "special")
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes for which `tokenizer.json` decides all
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take everything from `tokenizer.json`
 SPACED = ("Blenderbot", "LayoutLMv3")  # classes whose `add_prefix_space` is true by default
-# Of other classes: step → what of it → the key that decides it, and its default.
+# For other classes: step of `tokenizer.json` → its setting → (the key that overrides it, default).
 DECIDED: dict[str, Any] = {
     "BertNormalizer": {
         "lowercase": ("do_lower_case", True),
@@ -29,17 +29,17 @@ DECIDED: dict[str, Any] = {
     "ByteLevel": {"add_prefix_space": ("add_prefix_space", False)},
 }
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-# Reading them may run code, and takes the memory of the whole model.
+# Reading these may run code, and needs memory for the whole model.
 OTHER_WEIGHTS = ("pytorch_model*.bin", "consolidated*.pth", "tf_model.h5", "flax_model.msgpack", "*.gguf")
 END_BYTES, SAMPLE_BYTES, SAMPLES_APART = 1 << 20, 4096, 4 << 20
-UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
+UNKNOWN = "<unk>"  # the unknown token of T5 and BART, whose folders need not name it
 
 
 class Pretrained:
-    """The folder at `location`, a path in which `~`, `$VARIABLES` and `${NAME:-other}` are filled in.
+    """The folder at `location`, a path in which `~`, `$VARIABLES` and `${NAME:-other}` are expanded.
 
-    Nothing is read before it is asked for. What is missing or damaged then raises DataError, which names the file and says
-    how to fetch it. renumbered: data has the numbers that `order` gives its entries.
+    Files are read when needed. A missing or damaged file raises DataError, which names the file and says how to download it.
+    renumbered: data uses the token ids that `order` gives.
     """
 
     def __init__(self, location: str, key: str = "data.text.pretrained", renumbered: bool = False) -> None:
@@ -52,25 +52,25 @@ class Pretrained:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The tokenizer in the form of the `tokenizers` library."""
+        """The tokenizer in the format of the `tokenizers` library."""
         return self._file(TOKENIZER)
 
     @property
     def weight_files(self) -> list[Path]:
-        """The safetensors that hold the weights: one file, or those that its index names."""
+        """The safetensors with the weights: one file, or those that the index names."""
         return [self._file(name) for name in self._parts()] if self._in_parts else [self._file(WEIGHTS)]
 
     @property
     def _in_parts(self) -> bool:
-        """Where both are there, `transformers` reads the one file."""
+        """True if the weights are in several files. If there is also a single file, `transformers` reads that."""
         return (self.folder / WEIGHTS_INDEX).is_file() and not (self.folder / WEIGHTS).is_file()
 
     @functools.cached_property
     def order(self) -> list[int]:
-        """The folder's number of each entry, by our number: a permutation in which ours are 0 for `<unk>` and 1 for the end.
+        """Our token id → the folder's token id: a permutation in which our 0 is `<unk>` and our 1 is the end.
 
-        Two swaps make it: what stood at 0 and 1 takes the places of those two, all else keeps its number. Entries for which the
-        model has no row (BART's `<mask>` after it was fine-tuned) are left out, and so are rows that no entry has.
+        It swaps these two with the entries at 0 and 1; all others keep their ids. It leaves out entries for which the model has no row
+        (BART's `<mask>` after fine-tuning), and rows without an entry.
         """
         numbers = self._numbers()
         order = list(range(len(numbers)))
@@ -82,12 +82,12 @@ class Pretrained:
         return order
 
     def check(self, tokenizer: bool = True, weights: bool = True) -> None:
-        """Raise DataError unless the tokenizer is there, or without it what describes the model, and with `weights` these as well."""
+        """Raise DataError if a required file is missing: the tokenizer, the weights, or `config.json` where one of these needs it."""
         described = weights or self.renumbered or not tokenizer
         _ = described and self.config, tokenizer and self.tokenizer_file, weights and self.weight_files
 
     def found_files(self, tokenizer: bool, weights: bool) -> list[Path]:
-        """The files that are there, of those that prepared data depends on for its `tokenizer`, or a training for its model."""
+        """The existing files that prepared data depends on (with `tokenizer`) or a training depends on (with `weights`)."""
         names = [CONFIG, *([TOKENIZER, TOKENIZER_CONFIG] if tokenizer else [])]
         path = self.folder / TOKENIZER_CONFIG
         if tokenizer and not (path.is_file() and b'"added_tokens_decoder"' in path.read_bytes()):
@@ -99,7 +99,7 @@ class Pretrained:
         return [self.folder / name for name in names if (self.folder / name).is_file()]
 
     def digests(self, weights: bool) -> dict[str, str]:
-        """File → sha256 of what a training knows of a model by: of large weights their ends, samples between, and their size."""
+        """File → sha256, to recognise a model. For large weights it covers both ends, samples in between, and the size."""
         found = {}
         for path in self.found_files(False, weights):
             state = path.stat()
@@ -107,17 +107,17 @@ class Pretrained:
         return found
 
     def _parts(self) -> list[str]:
-        """Names of the files that the index of the weights speaks of."""
+        """Names of the weight files in the index."""
         return sorted(set(self._json(WEIGHTS_INDEX).get("weight_map", {}).values()))
 
     @property
     def size(self) -> int | None:
-        """One more than the highest number of an entry; None where no tokenizer is there."""
+        """The highest token id plus one; None without a tokenizer."""
         path = self.folder / TOKENIZER
         return _size_of(str(self.folder), path.stat().st_mtime_ns) if path.is_file() else None
 
     def _numbers(self, rows: float | None = None) -> dict[str, int]:
-        """Entry → its number in the folder, without the special ones that the model has no row for. rows: default: as it says."""
+        """Entry → its token id in the folder, without special entries for which the model has no row. rows: default: `vocab_size`."""
         _ = self.tokenizer_file
         state, _ = tokenizer_state(self.folder)
         rows = rows or self.config.get("vocab_size")
@@ -127,10 +127,10 @@ class Pretrained:
         return {entry: n for entry, n in (_entries(state) | special).items() if n < rows or entry not in special}
 
     def _unknown_and_end(self, numbers: dict[str, int]) -> tuple[int, Any]:
-        """The folder's numbers of the entries for what is unknown and for the end."""
+        """The folder's token ids of the unknown token and of the end."""
         unknown = content_of(tokenizer_state(self.folder)[1].get("unk_token")) or UNKNOWN
         if unknown not in numbers:
-            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for what is unknown")
+            raise DataError(f"{self.folder / TOKENIZER}: no entry `{unknown}` for unknown text")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
             raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
@@ -150,7 +150,7 @@ class Pretrained:
         return path
 
     def refuse_other_forms(self) -> None:
-        """Raise ConfigError where weights are there, but none as safetensors."""
+        """Raise ConfigError if the folder has weights, but none as safetensors."""
         there = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.folder.glob(pattern))
         if there and not any(self.folder.glob("*.safetensors*")):
             raise ConfigError(
@@ -159,21 +159,21 @@ class Pretrained:
 
 
 def refuse_other_forms(location: str) -> None:
-    """Raise ConfigError for a folder whose weights are there in another form alone."""
+    """Raise ConfigError if the folder has weights, but none as safetensors."""
     try:
         folder = Pretrained(location)
-    except ConfigError:  # it may be on another machine, and its variables set there
+    except ConfigError:  # an unset variable, which may be set on another machine
         return
     folder.refuse_other_forms()
 
 
 def tokenizer_state(folder: Path) -> tuple[dict, dict]:
-    """(`tokenizer.json` with what files beside it add, what these say), as `transformers` reads a folder. DataError for contradictions."""
+    """(`tokenizer.json` plus entries of other files, their settings), as `transformers` reads a folder. DataError if they contradict."""
     state, said = _json_if_there(folder / TOKENIZER), _json_if_there(folder / TOKENIZER_CONFIG)
     try:
         there, entries = {token["content"]: token for token in state["added_tokens"]}, _entries(state)
         added = said.get("added_tokens_decoder")
-        if added is None:  # an older folder, in which `tokenizer.json` knows best
+        if added is None:  # an older folder, where `tokenizer.json` takes precedence
             said |= _json_if_there(folder / SPECIAL_TOKENS)
             special = [said.get(name) for name in NAMED] + list(said.get("additional_special_tokens") or ())
             special, older = list(map(content_of, special)), _json_if_there(folder / ADDED_TOKENS).items()
@@ -193,35 +193,35 @@ def tokenizer_state(folder: Path) -> tuple[dict, dict]:
 
 
 def _obey(said: dict, config: dict, state: dict) -> None:
-    """Change steps in `tokenizer.json` as the classes of `transformers` do that decide them, by what they are told."""
+    """Override steps in `tokenizer.json` as the tokenizer's class in `transformers` does, from its settings."""
     kind = said.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or GENERIC[0]
     parts: Any = [] if kind in GENERIC else filter(None, (state.get("normalizer"), state.get("pre_tokenizer")))
     for part in parts:
         for step in (part, *part.get("normalizers", ()), *part.get("pretokenizers", ())):
             if step["type"] == "ByteLevel" and kind.lower().startswith("llama"):
-                continue  # is read by a generic class all the same
+                continue  # `transformers` reads it with a generic class
             for name, (key, default) in DECIDED.get(step["type"], {}).items():
                 default = kind.startswith(SPACED) if name == "add_prefix_space" else default
                 step[name] = default if said.get(key) is None else said[key]
 
 
 def _entries(state: dict) -> dict[str, int]:
-    """Entry → number of the model's own vocabulary, without what was added to it."""
+    """Entry → token id in the original vocabulary, without added tokens."""
     entries = state["model"]["vocab"]
     return {piece: n for n, (piece, _) in enumerate(entries)} if isinstance(entries, list) else entries  # with scores
 
 
 def content_of(token: str | dict | None) -> str | None:
-    """The text of an entry, which files name alone or with how it is found."""
+    """The text of an entry, which files give as text or as a mapping with flags."""
     token = token[0] if isinstance(token, list) and len(token) == 1 else token
     token = token["content"] if isinstance(token, dict) else token
     if not isinstance(token, str | None):
-        raise DataError(f"an entry of a tokenizer is named by {token!r}; name one, as text")
+        raise DataError(f"a special token of a tokenizer is {token!r}; it must be text")
     return token
 
 
 def _json_if_there(path: Path) -> dict:
-    """The mapping in a file; empty where there is none."""
+    """The mapping in a JSON file; empty if there is no file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
@@ -232,7 +232,7 @@ def _json_if_there(path: Path) -> dict:
 
 
 def folders(data: Any, model: Any = None) -> list[tuple[Pretrained, bool, bool]]:
-    """(Pretrained, whether its tokenizer is read, whether its weights) of what data is made with, and of the `model` of a training."""
+    """(Pretrained, whether its tokenizer is read, whether its weights are read) for the data and for the `model` of a training."""
     begun, found = model.pretrained if model else None, []
     if data.pretrained:
         found.append((Pretrained(data.pretrained, renumbered=data.format == "pairs"), True, begun == data.pretrained))
@@ -243,13 +243,13 @@ def folders(data: Any, model: Any = None) -> list[tuple[Pretrained, bool, bool]]
 
 @functools.cache
 def _size_of(location: str, modified: int) -> int:
-    """`Pretrained.size`, once for each state of a file that may be large: plans ask often."""
+    """`Pretrained.size`, cached until the file changes: the file may be large, and plans ask often."""
     return 1 + max(Pretrained(location)._numbers(math.inf).values())
 
 
 @functools.cache
 def _digest_of(path: Path, size: int, modified: int) -> str:
-    """What `Pretrained.digests` says of a file, once for each state of it: plans ask often."""
+    """A file's digest in `Pretrained.digests`, cached until the file changes: plans ask often."""
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(END_BYTES))
         for place in range(SAMPLES_APART, size - END_BYTES, SAMPLES_APART):

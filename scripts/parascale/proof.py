@@ -1,23 +1,23 @@
-"""Does a parallel script compute what a single process does, by two recordings of `parascale.prove`; and if not, where does it part?
+"""Compare two recordings of `parascale.prove`: a parallel script's and a single process's. Where do they first differ, if at all?
 
-Compared in the order of the computation: weights at the start; then in each step samples, outputs of modules, loss, gradients (the last module's
-first), changes of weights. A process's part is compared with its place in the single process's tensor.
+The order is that of the computation: initial weights; then in each step samples, outputs of modules, loss, gradients (last module first),
+changes of weights. Each process's part is compared with the same part of the single process's tensor.
 
-Tolerances. u is the largest relative error of one rounding of the types of what a tensor was computed from, v of what is added (fp32 for
-halves), n the number of terms of a sum, m that of operations one after the other. A rounding is off by u/√6 in the mean. The error of a sum
-grows with √n, not n (Higham and Mary, SIAM J. Sci. Comput. 41, A2815, 2019). 2m such errors, of two processes, that do not depend on each other
-make √(2m/6) √(u² + v² n), as root mean square over that of the tensor. What weights differ by when a step begins, d, of all or of the module,
-moves all samples alike:
+Tolerances. u is the largest relative rounding error of the types that a tensor was computed from, v that of the type that sums use (fp32
+for fp16 and bf16), n the number of terms of a sum, m the number of successive operations. The mean error of a rounding is u/√6. The error
+of a sum grows with √n, not n (Higham and Mary, SIAM J. Sci. Comput. 41, A2815, 2019). 2m independent errors, from two processes, add up to
+√(2m/6) √(u² + v² n), an RMS relative to the tensor's. A difference d of weights (all, or the module's) before a step shifts all samples:
 
     tolerance = MARGIN √(2m/6) (√(u² + v² n) + 2 d)
 
-m: modules called so far; for gradients twice all. n: most columns of a weight; for gradients also samples × places. MARGIN: networks amplify
-errors. A gradient that is nothing but rounding (a bias of keys, which softmax cancels) is measured by NOISE roundings of a mean element's.
+m: modules called so far; for gradients twice their total. n: most columns of any weight; for gradients at least samples × positions.
+MARGIN: networks amplify errors. A gradient that is only rounding noise (the bias of keys, cancelled by softmax) is measured against
+NOISE roundings of a mean element.
 
-What starts with the same type has the same bits, and so have weights and gradients that ranks hold in common. A weight is judged given its own
-recorded gradient: by the single process's optimizer, done again (`replay`), within MARGIN roundings of its own type a step. Where that is not
-known, changes are compared if no half has rounded them, else not judged. Adam divides a gradient with error e by its size g, so changes are
-compared where g is JUDGED of its tensor's mean size, or 0: the mean of (e/g)² over normally distributed g beyond that is 0.8/JUDGED times e².
+Initial tensors of the same type must have the same bits, as must weights and gradients that several ranks hold. A weight is judged given
+its recorded gradient: we repeat the single process's optimizer step (`replay`) and allow MARGIN roundings of the weight's type per step. If
+that optimizer is unknown, changes are compared, or not judged if rounded to fp16 or bf16. Adam divides a gradient with error e by its size
+g, so changes are compared where g is 0 or at least JUDGED of its tensor's RMS: there the mean of (e/g)² is 0.8/JUDGED e² for normal g.
 """
 
 import itertools
@@ -51,15 +51,15 @@ from parascale.parts import ROUNDOFF, StepRecording, precision, recording, unequ
 from parascale.replay import Replays
 
 MARGIN, NOISE, JUDGED = 4, 64, 0.1
-ROUGH, ROUGH_NOISE = 3, 4  # in halves
+ROUGH, ROUGH_NOISE = 3, 4  # in fp16 and bf16
 FP32 = ROUNDOFF["fp32"]
 INPUT = "input|0|0"
 Folder = Path | str
-EXIT_CODES = {"same": 0, "different": 1, "not comparable": 3}  # 2 is of a wrong command
+EXIT_CODES = {"same": 0, "different": 1, "not comparable": 3}  # 2: wrong command line
 
 
 def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -> dict[str, Any]:
-    """The verdict on the recording in folder `parallel` against the single process's in `single`, as plain values: the card."""
+    """Compare the recording in folder `parallel` with the single process's in `single`. Returns the card: the verdict as plain values."""
     one, many = recording(single), recording(parallel)
     if len(one[0]) != 1:
         raise DataError(f"{single}: recorded by {len(one[0])} processes; name the single process's recording first")
@@ -93,13 +93,13 @@ def compare(single: Folder, parallel: Folder, across_precisions: bool = False) -
             if outside:
                 return card | {"verdict": "different", "first": counted | outside[0]}
         unjudged |= dict.fromkeys(step.unjudged)
-    # Outputs of the last step that fit nothing, or that no process has.
+    # `skipped`: outputs of the last step that no process has, or whose shape fits nothing.
     others = one[0][0].about["others"]
     return card | {"not_compared": sorted(step.skipped), "not_judged": list(unjudged), "others": others}
 
 
 class StepComparison:
-    """One step of the single process and of the others. before: the StepComparison before it, or None."""
+    """Compares one step. before: the StepComparison of the step before, or None."""
 
     def __init__(self, single: StepRecording, parts: list[StepRecording], before: Self | None) -> None:
         self.single, self.parts, self.before = single, parts, before
@@ -110,14 +110,14 @@ class StepComparison:
         self.replays: Replays = before.replays if before else Replays()
         clips = {part.about["clip"] for part in self.every}
         self.is_clipped = clips - {"before", "asked", "none"} or {"before", "none"} <= clips
-        if not clips <= {"before", "asked"}:  # gradients before a clip are compared where all processes have them
+        if not clips <= {"before", "asked"}:  # gradients before clipping are compared only if all processes have them
             for part in self.every:
                 part.forget_unclipped()
         found = [
             (self.place.get(name, len(self.place)), unit) for part in self.every for name, unit in part.roundings()
         ]
         units = [max((unit for at, unit in found if at == place), default=0.0) for place in range(len(self.place) + 1)]
-        self.units = [*itertools.accumulate(units, max)]  # of outputs up to each place
+        self.units = [*itertools.accumulate(units, max)]  # largest rounding error of outputs up to each place
         self.unit = max([self.units[-1], *(part.rounding(*part.gradients) for part in self.every)])
         shapes = [single.file.get_slice(f"weight|{name}").get_shape() for name in single.names("weight")]
         self.columns = max([math.prod(shape[1:]) for shape in shapes], default=1) * single.about.get("every", 1)
@@ -126,7 +126,7 @@ class StepComparison:
         self.skipped |= {name for part in parts for name in part.names("weight")} - {*single.names("weight")}
 
     def place_of(self, weight: str) -> int:
-        """The place of the innermost module around a weight that was called."""
+        """The place of the innermost called module that contains a weight."""
         around = (name for name in self.place if weight.startswith(f"{name}."))
         return self.place.get(max(around, key=len, default=None), len(self.place))
 
@@ -138,12 +138,12 @@ class StepComparison:
         return MARGIN * growth * (unit * math.sqrt(1 + terms) + drift)
 
     def conversion(self, key: str) -> float:
-        """The tolerance of a tensor that is copied: none, unless to another type."""
+        """The tolerance of a tensor that is only copied: 0, unless its type changes."""
         units = {part.rounding(key) for part in self.every if key in part.micros}
         return MARGIN * max(units) if len(units) > 1 else 0.0
 
     def passes(self) -> Iterator[tuple[str, list[Row | None]]]:
-        """Yield (pass, rows) in the order of the computation; a row says by how much a tensor differs, and where."""
+        """Yield (pass, rows) in the order of the computation; a row says how much a tensor differs, and where."""
         single, place, last = self.single, self.place, len(self.place) or 1
         if not self.before:
             starts = [f"start|{name}" for name in single.names("start")]
@@ -163,7 +163,7 @@ class StepComparison:
         level = (ROUGH_NOISE if self.unit > FP32 else NOISE) * (
             math.sqrt(2) * self.unit + 2 * self.drift.get(None, 0.0)
         )
-        noise = defaultdict[str, float](float)  # by module: a bias is the sum of what its weight's gradient is made of
+        noise = defaultdict[str, float](float)  # by module: a bias's gradient sums the same terms as its weight's
         for name, gradient in gradients.items():
             noise[home(name)] = max(noise[home(name)], level * max(mean, rms(gradient)))
         terms = max(self.columns, 1 if self.inputs is None else self.inputs.numel())
@@ -179,7 +179,7 @@ class StepComparison:
         yield "weights", [*found, *(self.change(name, tolerance, masks.get(name)) for name in single.names("weight"))]
 
     def change(self, name: str, tolerance: float, mask: Tensor | None) -> Row | None:
-        """The row of a weight's change: of its optimizer done again, or else of how all differ; None where neither tells."""
+        """The row of a weight's change, from its repeated optimizer step, else from comparing changes; None if neither is possible."""
         key, is_buffer = f"weight|{name}", name not in self.single.about["trained"] + self.single.about["others"]
         if not is_buffer and (found := self.replays.row(self, name, MARGIN)):
             return found if found["ranks"] else self.uncommon(key) or found
@@ -189,11 +189,11 @@ class StepComparison:
         return self.judge(key, tolerance, 8 * self.unit / tolerance * rms(self.single.value(key)), mask, True)
 
     def gradients_of(self, name: str) -> dict[int, Tensor]:
-        """What each process's optimizer got for its part of a weight, by its number among all; the single process is the first."""
+        """Number of a process → the gradient that its optimizer got for its part of a weight. The single process has number 0."""
         used, key = f"used|{name}", f"weight|{name}"
         held = {number: part.stored(used) for number, part in enumerate(self.every) if used in part.micros}
         if any(number in held and part.piece(used) != part.piece(key) for number, part in enumerate(self.every)):
-            whole = self.single.value(used)  # a sum's parts, or shards laid out otherwise
+            whole = self.single.value(used)  # partial sums, or shards laid out differently
             flat = torch.zeros(whole.numel(), dtype=torch.double)
             for _, found, own in self.with_locations(used, whole):
                 flat[own] = found
@@ -201,7 +201,7 @@ class StepComparison:
         return held
 
     def stuck(self) -> Row | None:
-        """The row of processes that make no step, as the scaler of a loss has them do where a gradient overflows; None if all do."""
+        """The row of processes whose loss scaler skipped the step because gradients overflowed; None if no process did."""
         if not any(part.is_stuck() for part in self.every):
             return None
         still = [not part.updates for part in self.every]
@@ -210,20 +210,20 @@ class StepComparison:
         return row("the optimizer", "step", float(bool(wrong)), 0.5, text, wrong)
 
     def uncommon(self, key: str) -> Row | None:
-        """The row of what several processes hold, if their bits differ; else None."""
+        """The row of a tensor that several processes hold, if their bits differ; else None."""
         if found := unequal(self.single, self.parts, key):
             ranks, difference, text = found
             return row(home(name := key.partition("|")[2]), name, difference, 0.0, text, ranks)
         return None
 
     def began(self, part: StepRecording, key: str) -> Tensor:
-        """A weight of a process as this step found it."""
+        """A process's weight at the start of this step."""
         if not self.before:
             return part.value(key.replace("weight|", "start|", 1))
         return (self.before.single if part is self.single else self.before.parts[part.about["rank"]]).value(key)
 
     def drift_after(self) -> dict[str | None, float]:
-        """By how much weights differ after this step, of their size: of each module, and under None of all."""
+        """Module → relative difference of its weights after this step; None → that of all weights."""
         apart, size = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
         for name in self.single.names("weight"):
             whole = self.single.value(f"weight|{name}")
@@ -234,12 +234,12 @@ class StepComparison:
         return {place: math.sqrt(apart[place] / size[place]) for place in size if size[place]}
 
     def loss(self, outputs: list[Row | None]) -> Row | None:
-        """The row of the loss: each process has the single one's, or their mean or sum is it. outputs: rows of what it follows from."""
+        """The row of the loss: either each process's, their mean or their sum must equal the single process's. outputs: rows of outputs."""
         losses = [sum(part.about["losses"]) for part in self.parts if part.about["losses"]]
         if not losses or not self.single.about["losses"]:
             return None
         one, tolerance = sum(self.single.about["losses"]), self.tolerance(len(self.place), self.columns, self.units[-1])
-        if self.units[-1] > FP32 and any(outputs[-2:]):  # it is computed in fp32 from outputs that differ by so much
+        if self.units[-1] > FP32 and any(outputs[-2:]):  # an fp32 loss of outputs that differ by `off`
             off = max(each["difference"] for each in outputs if each)
             tolerance = self.tolerance(len(self.place), self.columns, FP32) + off * (MARGIN if self.before else 1)
         ways = max(abs(each - one) for each in losses), abs(sum(losses) / len(losses) - one), abs(sum(losses) - one)
@@ -249,7 +249,7 @@ class StepComparison:
         return row("the loss", "loss", apart, tolerance, text)
 
     def find_samples(self) -> list[Row | None]:
-        """Find each process's rows of the batch and its places in the sequence, by its inputs; returns a row for what is missing."""
+        """Find each process's rows of the batch and positions in the sequence from its inputs. Returns a row for missing samples."""
         if self.inputs is None:
             return []
         held = torch.zeros(self.inputs.shape[:2], dtype=torch.bool)
@@ -261,17 +261,17 @@ class StepComparison:
                     return [row("the samples", "inputs", 1.0, 0.5, text, [part.about["rank"]])]
             if part.rows is not None:
                 places = slice(None) if part.columns is None else part.columns
-                _, kind = self.inputs[:, places].unique(dim=0, return_inverse=True)  # of equal ones, one stands for all
+                _, kind = self.inputs[:, places].unique(dim=0, return_inverse=True)  # one of equal samples is enough
                 held[torch.isin(kind, kind[part.rows]).nonzero(), places] = True
         lost = [number for number, seen in enumerate(held.flatten(1).all(1).tolist()) if not seen]
         own = [f"rank {part.about['rank']}: {spans(part.rows)}" for part in self.parts if part.rows is not None]
         text = f"samples {spans(lost)} are missing, in part or whole; {'; '.join(own)}"
         shares = {tuple(part.rows) for part in self.parts if part.rows is not None}
-        for part in self.parts:  # a later stage has no inputs: all samples are its, or those of a first stage
+        for part in self.parts:  # later stages have no inputs: they have all samples, or those of a first stage
             if part.rows is None and part.order:
                 part.rows = [*range(len(held))]
                 if shares and sum(part.about["samples"]) != len(held):
-                    # By its first output that holds samples, as a table of positions does not.
+                    # From its first output that has samples; a table of positions has none.
                     keys = (key for name in part.order for key in part.micros if key.startswith(f"output|{name}|"))
                     wholes = ((key, self.single.value(key)) for key in keys if key in self.single.micros)
                     for key, whole in (pair for pair in wholes if pair[1].dim() and len(pair[1]) % len(held) == 0):
@@ -280,14 +280,14 @@ class StepComparison:
         return [row("the samples", "inputs", float(bool(lost)), 0.5, text)]
 
     def with_locations(self, key: str, whole: Tensor, change: bool = False) -> Iterator[tuple[list[int], Any, Tensor]]:
-        """Yield (ranks, what they hold, numbers of its elements in `whole`) for each part of a tensor; Partial parts are summed."""
+        """Yield (ranks, values, their element numbers in `whole`) for each part of a tensor; Partial parts are summed."""
         sums = defaultdict[str, list[Any]](lambda: [[], 0.0])
         filled, output = defaultdict[str, int](int), key.startswith("output|")
         for part in self.parts:
             each = len(whole) // len(self.inputs) if output and self.inputs is not None else None
             found, facts = cast(tuple[Any, Any], part.get(key, each) or (None, None))
             if found is None or (key.startswith("output||") and not {*self.place} <= {*part.order}):
-                continue  # a stage's own output is none of the whole model
+                continue  # a stage's output is not the whole model's
             ranks, found = [part.about["rank"]], found - self.began(part, key) if change else found
             if facts and facts["partial"]:
                 total, parts = sums[facts["same"]], math.prod(facts["partial"])
@@ -299,10 +299,10 @@ class StepComparison:
             if output and part.rows is not None:
                 own = of_samples(own, shape, part, *self.inputs.shape[:2])
             for dim, size in enumerate(shape if own.dim() == len(shape) else ()):
-                if size < own.shape[dim]:  # a plain shard: they follow each other in the order of the ranks
+                if size < own.shape[dim]:  # a plain shard; shards are in rank order
                     if dim == own.dim() - 1 and key in part.uneven:
                         raise DataError(
-                            f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns: take less"
+                            f"{key.split('|')[1] or WHOLE}: `every` does not divide a process's columns: use less"
                         )
                     turn = str((part.rows, part.columns, dim))
                     own = own.narrow(dim, filled[turn], min(size, own.shape[dim] - filled[turn]))
@@ -317,7 +317,7 @@ class StepComparison:
     def judge(
         self, key: str, tolerance: float, floor: float = 0.0, mask: Tensor | None = None, change: bool = False
     ) -> Row | None:
-        """A tensor's row, or None for an output that no process has: the largest difference of a part, of the size of the whole and `floor`."""
+        """A tensor's row: the largest difference of a part, relative to the whole's RMS plus `floor`. None if no process has the output."""
         kind, name = key.split("|")[:2]
         module = name if kind == "output" else home(name)
         whole = self.single.value(key) - (self.began(self.single, key) if change else 0.0)
@@ -343,13 +343,13 @@ class StepComparison:
 
 
 def judged(gradient: Tensor, noise: float) -> Tensor:
-    """Elements of a weight whose changes are judged."""
+    """Mask of a weight's elements whose changes are judged."""
     size = rms(gradient)
     return (gradient.abs() >= max(JUDGED * size, noise)) | ((gradient == 0) & (size == 0 or size >= noise))
 
 
 def write_card(single: Folder, parallel: Folder, folder: Folder | None = None, across_precisions: bool = False) -> int:
-    """Print the card, and write it into a folder (default: that of the parallel recording); returns the exit code of its verdict."""
+    """Print the card and write it into a folder (default: that of the parallel recording). Returns the exit code of the verdict."""
     card, folder = compare(single, parallel, across_precisions), Path(folder or parallel)
     write_json(folder / "proof.json", card)
     write_text(folder / "proof.txt", text := as_text(card))

@@ -2,12 +2,12 @@
 
     with prove.recording(model, "proof/ddp") as record:  # around a step, in each process; also in the single process's script
         loss = loss_of(model(inputs), labels)
-        record.loss(loss)  # if you like: as `backward` gets it
+        record.loss(loss)  # optional: the loss that `backward` gets
         loss.backward()
         optimizer.step()
 
-It needs Python 3.9, torch 2.4 and safetensors or later, and nothing else of parascale; this file may be copied. For each step, each process
-writes a file with what it holds of each module's output, of the gradients as the first optimizer step finds them, of what that optimizer is set to, and of the weights after it.
+It needs Python 3.9, torch 2.4 and safetensors (or later), and no other file of parascale; you may copy it. Each step, each process writes
+a file with its part of each module's output, the gradients at the first optimizer step, that optimizer's settings and the weights after it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # of compile, checkpointing, FSDP1
-REHEARSALS = ("_forward_metadata_inference", "_shape_inference")  # by which a pipeline asks a stage for shapes
-FORMAT = 2  # of the header beside the tensors
-COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of its next step
+REHEARSALS = ("_forward_metadata_inference", "_shape_inference")  # with which a pipeline infers a stage's shapes
+FORMAT = 2  # version of the header
+COUNTER = "_steps_recorded"  # in a model's __dict__: folder → number of the next step
 
 
 @contextmanager
@@ -49,14 +49,14 @@ def recording(
     names: Callable[[str], str] = lambda name: name,
     every: int = 1,
 ) -> Iterator[Record]:
-    """Record one training step of this process into `folder`; yields a Record. A step that ends with an exception is not recorded.
+    """Record one training step of this process into `folder`; yields a Record. Writes nothing if the step raises an exception.
 
-    model: the module that the script calls, wrapped or not; a list of them for several stages of a pipeline. Do not compile it.
-    rows: numbers of this process's samples within the single process's batch; default: found by comparing the inputs.
-    positions: the same for places in the sequence (dimension 1), where processes share one.
+    model: the module that the script calls, wrapped or not; for several pipeline stages, a list of them. Do not compile it.
+    rows: the numbers of this process's samples in the single process's batch; by default, the inputs are compared to find them.
+    positions: likewise for positions in the sequence (dimension 1), if processes share sequences.
     names: a function from a module's or weight's name here to its name in the single process.
-    every: keep every so-many-th column (of the last dimension) of weights, gradients and outputs alone, the same in both scripts: a large
-        model's recording is that much smaller. Vectors, and outputs of one or two dimensions, are kept whole.
+    every: keep only each `every`-th column (last dimension) of weights, gradients and outputs, to make a large model's recording smaller;
+        use the same value in both scripts. Vectors, and outputs of one or two dimensions, are kept whole.
     """
     rows, positions = (None if each is None else [int(number) for number in each] for each in (rows, positions))
     models = list(model) if isinstance(model, (list, tuple, torch.nn.ModuleList)) else [model]
@@ -94,39 +94,39 @@ def recording(
 
 
 class Record:
-    """What one process held in one step. Keys are `<kind>|<name>`, of outputs and inputs also call, leaf and micro-batch."""
+    """Tensors of one process in one step. Keys: `<kind>|<name>`; for outputs and inputs also call, leaf and micro-batch."""
 
     def __init__(self, models: list[torch.nn.Module], names: Callable[[str], str], every: int, is_first: bool) -> None:
         self.models, self.names, self.every, self.is_first = models, names, every, is_first
         self.tensors, self.facts = dict[str, torch.Tensor](), dict[str, Any]()
         self.others: dict[str, torch.Tensor] = {}  # outside of the model
-        self.uneven: list[str] = []  # keys of plain tensors of a number of columns that `every` does not divide
-        # Module → its type; weight → the optimizer that updated it.
+        self.uneven: list[str] = []  # keys of plain tensors whose number of columns `every` does not divide
+        # Module → autocast type; weight → the optimizer that updated it.
         self.autocast, self.updates = dict[str, Any](), dict[str, Any]()
-        # What is known of the gradients: as "asked" for, or none was seen, or as "before" or "after" one.
+        # Recorded gradients: where the script "asked", with clipping "none" seen, or "before" or "after" clipping.
         self.clip = "none"
         self.samples, self.losses, self.done = list[int](), list[float](), False
         self.calls = [Counter[str]() for _ in models]
         self.micro, self.muted = [-1] * len(models), [False] * len(models)
 
     def loss(self, loss: torch.Tensor) -> None:
-        """Note this process's loss, as `backward` gets it; those of accumulated micro-batches, one by one, are added."""
+        """Record the loss that `backward` gets in this process. With accumulation, call it once per micro-batch; the losses are added."""
         self.losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).item())
 
     def gradients(self) -> None:
-        """Record the gradients here instead of at the first optimizer step: before they are clipped, for example."""
+        """Record the gradients now instead of at the first optimizer step, for example before clipping."""
         if not self.done:
             self.clip = "asked"
         self._gradients()
 
     def also(self, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor outside of the model too, as it is now and when the step ends: an average of weights, updated in place."""
+        """Also record a tensor outside the model, now and at the end of the step, for example an average of weights, updated in place."""
         if self.is_first and name not in self.others:
             self._keep(f"start|{name}", tensor)
         self.others[name] = tensor
 
     def finish(self) -> None:
-        """Record what a step ends with, and find the gradients before a clip, if one factor for each is all that changed them since."""
+        """Record the end of the step. Keep the gradients before clipping, if each has only been multiplied by a factor since then."""
         self._gradients()
         self.weights("weight")
         for name, tensor in self.others.items():
@@ -144,7 +144,7 @@ class Record:
                     self.facts |= {f"used|{name}": fact for fact in [self.facts.get(f"gradient|{name}")] if fact}
 
     def weights(self, kind: str) -> None:
-        """Record all weights and kept buffers as they are now."""
+        """Record all weights and persistent buffers as they are now."""
         for name, parameter in self._parameters():
             self._keep(f"{kind}|{name}", parameter)
         for place, module in (pair for model in self.models for pair in model.named_modules()):
@@ -153,11 +153,11 @@ class Record:
                     self._keep(f"{kind}|{self.names(clean(f'{place}.{name}'.strip('.')))}", module._buffers[name])
 
     def watch(self) -> Iterator[RemovableHandle]:
-        """Hook into every module, and into every optimizer's step; yields the hooks."""
+        """Hook into every module and every optimizer's step; yields the handles."""
         yield register_optimizer_step_pre_hook(self._before_step)
         for number, model in enumerate(self.models):
             yield model.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
-            inner = {clean(name): module for name, module in model.named_modules()}  # of wrappers, the innermost
+            inner = {clean(name): module for name, module in model.named_modules()}  # without wrappers
             yield from (m.register_forward_hook(partial(self._leave, number, self.names(n))) for n, m in inner.items())
 
     @property
@@ -166,7 +166,7 @@ class Record:
 
     @contextmanager
     def watch_clips(self) -> Iterator[None]:
-        """Note the gradients that torch's functions clip, before they do: what they all call first, in every version, tells."""
+        """Keep gradients before torch's functions clip them. Replaces a helper that they all call first, in every version."""
         place, name = torch.nn.utils.clip_grad, "_group_tensors_by_device_and_dtype"
         group: Any = getattr(place, name, None)
 
@@ -186,12 +186,12 @@ class Record:
                 setattr(place, name, group)
 
     def products(self) -> str:
-        """What products of fp32 numbers are rounded to before: fp32; tf32, also by convolutions on a GPU; bf16, on CPUs that know it."""
+        """The type that operands of fp32 products are rounded to: fp32; tf32, on GPUs also for convolutions; bf16, on CPUs that have it."""
         weights = [parameter for _, parameter in self._parameters() if parameter.dtype == torch.float32]
         on_gpu, convolves = any(each.is_cuda for each in weights), any(each.dim() > 2 for each in weights)
         try:
             chosen = torch.get_float32_matmul_precision()
-        except RuntimeError:  # the settings of torch 2.9 are in use, which name the backend
+        except RuntimeError:  # the script uses torch 2.9's settings, one per backend
             backend = torch.backends.cuda if on_gpu else torch.backends.mkldnn
             chosen = {"tf32": "high", "bf16": "medium"}.get(backend.matmul.fp32_precision, "highest")
         if chosen == "highest" or not weights:
@@ -199,11 +199,11 @@ class Record:
         return "bf16" if chosen == "medium" and not on_gpu else "tf32"
 
     def is_exact(self) -> bool:
-        """Whether the same operations on two processes give the same bits."""
+        """True if the same operations give the same bits in two processes."""
         return torch.are_deterministic_algorithms_enabled() or not any(each.is_cuda for _, each in self._parameters())
 
     def layout(self) -> str:
-        """How the weights are spread, in words."""
+        """How the weights are sharded, in words."""
         found = Counter[str]()
         for _, weight in self._parameters():
             placed = zip(getattr(weight, "placements", ()), getattr(weight, "device_mesh", weight).shape)
@@ -216,7 +216,7 @@ class Record:
         return ((self.names(clean(name)), parameter) for name, parameter in pairs)
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
-        """An optimizer that computes the gradients itself, by a closure, has them after that; what it is called with then."""
+        """Record the optimizer's input. If a closure computes the gradients, returns arguments with a closure that records after it."""
         closure = keywords.get("closure") or next(filter(callable, arguments[1:]), None)
         if closure is None:
             return self._note(optimizer)
@@ -235,8 +235,8 @@ class Record:
         self.done = True
 
     def _note(self, optimizer: Any) -> None:
-        """Record the gradients, and what this optimizer makes of them: its settings, its state before the first step, and what it gets."""
-        # Of a loss, by which a fused optimizer divides, or with which it skips a step.
+        """Record the gradients and this optimizer's settings, its state before the first step, and the gradients that it gets."""
+        # Set by a loss scaler: a fused optimizer divides by `grad_scale`, and skips the step if `found_inf`.
         scale = getattr(optimizer, "grad_scale", None)
         self._gradients(scale)
         if (skips := getattr(optimizer, "found_inf", None)) is not None and skips.item():
@@ -246,7 +246,7 @@ class Record:
         for name, parameter in self._parameters():
             if (group := held.get(id(parameter))) is None:
                 continue
-            # And not around another optimizer.
+            # One of torch's has updated it before. (A class outside torch.optim may be a wrapper that calls this optimizer.)
             again = self.updates.get(name, {}).get("class", "").startswith("torch.optim.")
             settings = {key: plain(value) for key, value in group.items() if key != "params"}
             self.updates[name] = {"class": "several steps" if again else kind, "settings": settings}
@@ -270,8 +270,8 @@ class Record:
 
     def _leave(self, number: int, name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         leaves = [leaf for leaf in tensors_in(output) if leaf.is_floating_point()]
-        if leaves and not self.muted[number] and not in_backward():  # which recomputes outputs
-            if torch.is_autocast_enabled(leaves[0].device.type):  # also what one's own class computes between casts
+        if leaves and not self.muted[number] and not in_backward():  # the backward pass may recompute outputs
+            if torch.is_autocast_enabled(leaves[0].device.type):  # a user's class may compute in this type inside
                 inside = str(torch.get_autocast_dtype(leaves[0].device.type)).removeprefix("torch.")
                 self.autocast[name] = [inside, not type(module).__module__.startswith("torch.nn.")]
             for index, leaf in enumerate(leaves):
@@ -287,7 +287,7 @@ class Record:
         self.tensors[key] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def _thinned(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Every so-many-th column of the whole that this tensor is a part of."""
+        """Each `every`-th column of the whole tensor, as far as this part has them."""
         every, facts = self.every, self.facts.get(key) or {}
         begin = facts["offset"][-1] if facts else 0
         self.uneven += [key] if not facts and tensor.shape[-1] % every else []
@@ -297,13 +297,13 @@ class Record:
 
 
 def clean(name: str) -> str:
-    """A module's or weight's name without those of wrappers."""
+    """A module's or weight's name without the names of wrappers."""
     parts = name.split(".")
     return ".".join(part for part in parts[parts[0] == "module" :] if part not in WRAPPERS)
 
 
 def plain(value: Any) -> Any:
-    """A setting of an optimizer as JSON has it, or None."""
+    """A setting of an optimizer as a JSON value, or None."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
@@ -311,7 +311,7 @@ def plain(value: Any) -> Any:
 
 
 def is_multiple(tensor: torch.Tensor | None, of: torch.Tensor) -> bool:
-    """Whether a tensor is another one times one factor, but for rounding."""
+    """True if `tensor` is `of` times a single factor, up to rounding."""
     if tensor is None or tensor.shape != of.shape:
         return False
     kind, tensor, of = torch.finfo(of.dtype), tensor.double(), of.double()
@@ -320,7 +320,7 @@ def is_multiple(tensor: torch.Tensor | None, of: torch.Tensor) -> bool:
 
 
 def facts_of(tensor: Any) -> dict[str, Any]:
-    """Where a DTensor's local part lies: the whole's shape, the part's offset, of how many parts it is the sum (or mean), and its others."""
+    """Describe a DTensor's local part: shape of the whole, offset of the part, sizes of partial sums (or means), a key common to these."""
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     except ImportError:  # torch 2.4

@@ -1,10 +1,10 @@
-"""Where a result comes from: a digest of the code that decided it, the commit, and the versions of what it used.
+"""The origin of a result: a digest of the code that computed it, the commit, and the versions of libraries.
 
-`CODE` lists, for each kind of result, the modules that decide it. Everything else a command imports changes no number: settings,
-which identities hold by value, files, records, progress, watching. A test holds both lists against what is really imported.
+`CODE` lists the modules that decide each kind of result. Other modules that a command imports change no number: settings (their values are
+in the keys), files, records, progress, monitoring. A test compares both lists with the actual imports.
 
-The digest is made from syntax trees, so that comments, docstrings, formatting, the explanations of settings and the texts of
-errors may change without making a finished run stale. It is the same under every Python that the project supports.
+The digest is computed from syntax trees, so that edits of comments, docstrings, formatting, help of settings and error messages do not make
+finished runs stale. It is the same under every supported version of Python.
 """
 
 import ast
@@ -38,14 +38,14 @@ DISTRIBUTIONS = (
     "nvidia-dali-cuda130",
     "snakemake",
 )
-# Fields that say nothing about what code does: a name is read or written where its place says so, and u"" is "".
+# Fields that do not change what code does: the position of a name implies `ctx`, and u"" is "".
 SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-# Which argument of parascale.settings.options explains a setting to readers.
+# Function of parascale.settings.options → position of its help text.
 EXPLANATIONS = {"option": 0, "required": 0, "section": 0}
 
-# Kind of result → patterns of the modules below this folder that decide it.
+# Kind of result → patterns of modules below this folder.
 CODE = {
-    # The steps of every training; its family, task and engine come on top.
+    # Every training; modules of its family, task and engine are added.
     "training": (
         "train/loop.py",
         "train/averaging.py",
@@ -81,7 +81,7 @@ CODE = {
     "classification": ("data/ahead.py", "data/classes.py", "data/crops.py", "data/dali.py", "data/jpeg.py"),
     "lightning": ("train/lightning.py",),
     "parity": ("train/parity.py", "train/graph.py"),
-    "summaries": ("evaluation/summaries.py",),  # the model, and how its data is read, count in the training before it
+    "summaries": ("evaluation/summaries.py",),  # model and data reading count in the key of the training
     "checkpoints": (
         "checkpoint/convert.py",
         "checkpoint/export.py",
@@ -107,26 +107,25 @@ CODE = {
     "communication": ("parallel/communication.py",),
     "calibration": ("plan/calibrate.py",),
     "report": ("report/**/*", "plan/*.py"),
-    "comparison": ("checkpoint/matrix.py",),  # besides `report`, what only the page of all runs shows
+    "comparison": ("checkpoint/matrix.py",),  # only for the page of all runs, added to `report`
 }
 
 
 def code_of(*results: str, families: Iterable[str] = (), files: Sequence[Any] = ()) -> str:
-    """The hex sha256 of what the code does that decides results of some kinds (see `modules_of`)."""
+    """The hex sha256 of the code that decides results of some kinds (see `modules_of`)."""
     return digest_of_modules(modules_of(*results, families=families, files=files))
 
 
 def digest_of_modules(modules: dict[str, str]) -> str:
-    """The hex sha256 of what `modules_of` gave."""
+    """The hex sha256 of a result of `modules_of`."""
     return hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in modules.items()).encode()).hexdigest()
 
 
 def modules_of(*results: str, families: Iterable[str] = (), files: Sequence[Any] = ()) -> dict[str, str]:
-    """Module → hex sha256 of what its code does, of those that decide results of some kinds, keys of `CODE`.
+    """Module → hex sha256 of its code, for the modules that decide results of some kinds (keys of `CODE`).
 
-    families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
-    from their own folders.
-    Raises ConfigError for a file that is missing or not Python.
+    families: families whose model modules to add. files: files to add, such as a user's class; they count with the modules that they
+    import from their own folders. Raises ConfigError for a file that is missing or not Python.
     """
     patterns = [pattern for result in results for pattern in CODE[result]]
     patterns += [f"families/{family}/*modules.py" for family in families]
@@ -142,7 +141,7 @@ def modules_of(*results: str, families: Iterable[str] = (), files: Sequence[Any]
 
 
 def imports_of(file: Any) -> set[str]:
-    """The top-level names that a file of Python imports; of one that is half written, none."""
+    """The top-level names that a Python file imports; empty if it has a syntax error."""
     try:
         return {name.partition("/")[0] for name in _imports(_parsed(file)[1])}
     except ConfigError:
@@ -150,7 +149,7 @@ def imports_of(file: Any) -> set[str]:
 
 
 def _with_neighbours(files: Iterable[Any]) -> list[str]:
-    """Files, and those that they import from their own folders or the first one's, directly or not; of a package there, all of it."""
+    """Files, and all that they import, directly or not, from their own folders or the first file's. Packages count whole."""
     found = [str(file) for file in files]
     for file in found:
         for name in _imports(_parsed(file)[1]):
@@ -160,7 +159,7 @@ def _with_neighbours(files: Iterable[Any]) -> list[str]:
 
 
 def _modules(folder: str, name: str) -> list[str]:
-    """Files of the module `name`, as `package/module`, below a folder: a folder without `__init__.py` counts as far as it is named."""
+    """Files of the module `name` (`package/module`) below a folder. A folder with `__init__.py` counts whole."""
     place = folder
     for part in name.split("/"):
         place = os.path.normpath(os.path.join(place, part))
@@ -173,7 +172,7 @@ def _modules(folder: str, name: str) -> list[str]:
 
 @functools.cache
 def _imports(content: bytes) -> tuple[str, ...]:
-    """What Python code imports, as `package/module`, from top to bottom; of `from a import b` it may be the module `a/b`."""
+    """The imports in Python code, as `package/module`, from top to bottom; `from a import b` counts as `a/b`."""
     found = (node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.Import | ast.ImportFrom))
     names: dict[str, None] = {}
     for node in sorted(found, key=operator.attrgetter("lineno")):
@@ -185,14 +184,14 @@ def _imports(content: bytes) -> tuple[str, ...]:
 
 
 def git_commit() -> str | None:
-    """The commit of this package's checkout, with `+dirty` where tracked files differ; None without git or a checkout."""
+    """The commit of this package's checkout, with `+dirty` if tracked files differ; None without git or a checkout."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")
 
 
 def versions() -> dict[str, str | None]:
-    """Name → version of Python and of the libraries that results depend on; None for what is not installed. It loads none of them."""
+    """Name → version of Python and the libraries that results depend on; None if not installed. Imports none of them."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -203,33 +202,33 @@ def versions() -> dict[str, str | None]:
 
 
 def licences() -> dict[str, str | None]:
-    """Name → licence, by their own metadata, of the libraries of `versions` that this process has loaded; None where it names none."""
+    """Name → licence of the libraries in `versions` that this process has loaded, from their metadata; None if that names none."""
     found: dict[str, str | None] = {}
     for name, version in versions().items():
         if version and name.partition("-cuda")[0].replace("-", ".") in sys.modules:
-            told = importlib.metadata.metadata(name).get_all
+            get_all = importlib.metadata.metadata(name).get_all
             words = [
-                *told("License-Expression", []),
-                *(each for each in told("Classifier", []) if "License ::" in each),
+                *get_all("License-Expression", []),
+                *(each for each in get_all("Classifier", []) if "License ::" in each),
             ]
-            lines = (each.rpartition(" :: ")[2].partition("\n")[0] for each in (*words, *told("License", [])))
+            lines = (each.rpartition(" :: ")[2].partition("\n")[0] for each in (*words, *get_all("License", [])))
             found[name] = next(filter(None, lines), None)
     return found
 
 
 def repository(folder: Path | None = None) -> str | None:
-    """The address from which a folder's checkout came, without a password; None without one, or of a folder of this machine."""
+    """The URL of a checkout's origin, without a password; None if there is none, or it is a local folder."""
     address = _git("config", "--get", "remote.origin.url", folder=folder) or ""
     return re.sub(r"(?<=://)[^/@]*@", "", address) if re.match(r"\w+(://|@)(?<!file://)", address) else None
 
 
 def _git(*arguments: str, folder: Path | None = None) -> str | None:
-    """What git answers in a folder, the package's by default, or None where it cannot."""
+    """The output of a git command in a folder (default: the package's), or None if it fails."""
     try:
         answer = subprocess.run(
             ["git", *arguments],
             cwd=folder or PACKAGE,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # looking must not disturb another git at work
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # do not disturb a git that is at work
             capture_output=True,
             text=True,
         )
@@ -239,12 +238,12 @@ def _git(*arguments: str, folder: Path | None = None) -> str | None:
 
 
 def _digest(file: Any) -> str:
-    """Digest of a file's syntax tree, or of the text of a file that is no Python by its name."""
+    """Digest of a Python file's syntax tree, or of another file's bytes."""
     return _parsed(file)[0]
 
 
 def _parsed(file: Any) -> tuple[str, bytes]:
-    """(`_digest` of a file, its content as far as it is Python)."""
+    """(digest of a file, its content if it is Python)."""
     try:
         state = os.stat(file)
         return _read(str(file), state.st_mtime_ns, state.st_size)
@@ -254,7 +253,7 @@ def _parsed(file: Any) -> tuple[str, bytes]:
 
 @functools.cache
 def _read(file: str, mtime: int, size: int) -> tuple[str, bytes]:
-    """`_parsed`, once in a process for each state of a file."""
+    """`_parsed`, cached until the file changes."""
     content, words = Path(file).read_bytes(), list[str]()
     if not file.endswith(".py"):
         return hashlib.sha256(content).hexdigest(), b""
@@ -263,7 +262,7 @@ def _read(file: str, mtime: int, size: int) -> tuple[str, bytes]:
 
 
 def _describe(node: ast.AST, say: Callable[[str], object]) -> None:
-    """Say what a node does, in words that neither formatting nor the version of Python changes."""
+    """Describe a node in words that do not depend on formatting or the version of Python."""
     kind = node.__class__.__name__
     if kind == "Raise":
         node = _without_message(node)
@@ -272,7 +271,7 @@ def _describe(node: ast.AST, say: Callable[[str], object]) -> None:
         value = getattr(node, field, None)
         if isinstance(value, list):
             value = _effective(kind, field, node, value)
-        # Fields come and go between versions of Python (`type_params`): an empty one is as good as none.
+        # Versions of Python add fields (`type_params`): treat an empty field as missing.
         if value is None or value == [] or field in SILENT_FIELDS:
             continue
         say(field)
@@ -290,7 +289,7 @@ def _describe(node: ast.AST, say: Callable[[str], object]) -> None:
 
 
 def _without_message(node: Any) -> ast.AST:
-    """A `raise` whose error's texts are left out: what an error says decides no number."""
+    """A `raise` without the error's texts, which change no number."""
     if not isinstance(node.exc, ast.Call):
         return node
     kept = [
@@ -300,7 +299,7 @@ def _without_message(node: Any) -> ast.AST:
 
 
 def _effective(kind: str, field: str, node: Any, items: list[Any]) -> list[Any]:
-    """The items of a list in a syntax tree, without what only speaks to readers."""
+    """The items of a list in a syntax tree, without text for readers."""
     if field == "body":
         return [item for item in items if not _is_remark(item)]
     if kind == "Call" and field == "keywords":
@@ -313,7 +312,7 @@ def _effective(kind: str, field: str, node: Any, items: list[Any]) -> list[Any]:
 
 
 def _is_remark(statement: ast.AST) -> bool:
-    """Whether a statement is a docstring, another text that stands alone, or the release's number."""
+    """True for a docstring, another string statement, or `__version__`."""
     match statement:
         case ast.Expr(value=ast.Constant(value=str())) | ast.Assign(targets=[ast.Name(id="__version__")]):
             return True

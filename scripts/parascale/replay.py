@@ -1,4 +1,4 @@
-"""What an optimizer of torch makes of recorded weights, gradients and state, done again: so a change of weights is judged in its own precision."""
+"""Repeat torch's optimizer steps on recorded weights, gradients and state, so that weight changes are judged in their own precision."""
 
 import inspect
 import math
@@ -10,10 +10,10 @@ from torch import Tensor
 from parascale.diagnosis import Row, finite, home, rms, row
 from parascale.parts import StepRecording
 
-# Those that treat each element for itself: a part of a weight is updated as the whole is.
+# Optimizers that update each element independently, so that a part of a weight is updated as the whole is.
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
-Update = dict[str, Any]  # of a weight: the class of its optimizer, and its settings
-WAYS = {"params", "foreach", "fused", "capturable", "differentiable"}  # they change rounding alone
+Update = dict[str, Any]  # class and settings of a weight's optimizer
+WAYS = {"params", "foreach", "fused", "capturable", "differentiable"}  # settings that change only rounding
 
 
 class Replays:
@@ -23,7 +23,7 @@ class Replays:
         self.states, self.unknown = dict[Any, Any](), set[str]()
 
     def row(self, step: Any, name: str, margin: float) -> Row | None:
-        """The row of a weight, or of an average of one, after a step; None where it is not known how the single process's came about."""
+        """The row of a weight, or of its average, after a step; None if the single process's update cannot be repeated."""
         update, gradients = step.single.updates.get(name), step.gradients_of(name)
         rows, share = [], None
         for number, part in enumerate(step.every):
@@ -56,7 +56,7 @@ class Replays:
         weight: Tensor,
         gradient: Tensor | None,
     ) -> Tensor | None:
-        """What an optimizer makes of a process's weight, or None where it or its state is not known. number: of the process; 0 the single one."""
+        """A process's weight after its optimizer step; None if the optimizer or its state is unknown. number: 0 is the single process."""
         state = self.states.setdefault((number, name), {key: part.stored(at) for key, at in part.states[name].items()})
         if update is None or gradient is None:
             return weight
@@ -76,14 +76,14 @@ class Replays:
 
 
 def is_updated_elsewhere(part: StepRecording, parts: list[StepRecording], name: str) -> bool:
-    """Whether another process's optimizer has this part of a weight, and this one's has not: it gets what that one computes."""
+    """True if another process's optimizer updates this part of a weight and sends the result to this process."""
     key = f"weight|{name}"
     others = (other for other in parts if name in other.updates and part.piece(key) == other.piece(key))
     return part in parts and name not in part.updates and next(others, None) is not None
 
 
 def average(part: StepRecording, name: str, began: Tensor, found: Tensor, share: float | None) -> tuple[Any, Any]:
-    """(what an average of a weight's values is expected to be, how far it went to the weight: in the single process, which has no `share` yet)."""
+    """(expected average of a weight, share by which it moves towards the weight). share: None for the single process, which measures it."""
     own = max((each for each in part.about["trained"] if name.endswith(each)), key=len, default=None)
     if own is None or (weight := part.stored(f"weight|{own}")).shape != began.shape:
         return None, share
@@ -94,7 +94,7 @@ def average(part: StepRecording, name: str, began: Tensor, found: Tensor, share:
 
 
 def away(found: Tensor, expected: Tensor, began: Tensor, is_average: bool = False) -> float:
-    """By how much a weight is off, of its size and its change's: in the mean of all elements, or a quarter of that of the worst one."""
+    """The error of a weight relative to its size and change: RMS over all elements, or a quarter of the worst if that is more."""
     least = torch.finfo(found.dtype if found.is_floating_point() else torch.float64).tiny
     found, expected, began = found.double(), expected.double(), began.double()
     change = (expected - began).abs()
@@ -103,11 +103,11 @@ def away(found: Tensor, expected: Tensor, began: Tensor, is_average: bool = Fals
 
 
 def unlike(update: Update | None, other: Update | None, began: Tensor, found: Tensor, expected: Tensor) -> str:
-    """How a process's update of a weight differs from the single process's, in words."""
+    """Describe how a process's update of a weight differs from the single process's."""
     if update and not other:
         return "no optimizer changes it"
     if other and not update:
-        return "an optimizer changes it here alone"
+        return "an optimizer changes it only here"
     if update and other and update["class"] != other["class"]:
         return f"changed by {other['class']}, not {update['class']}"
     ours, theirs = (each["settings"] if each else {} for each in (other, update))

@@ -1,4 +1,4 @@
-"""How a training script of the user's own is called: what its row of the run table says becomes its arguments."""
+"""The command line of a user's training script: its row of the run table becomes the script's arguments."""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.strict import nearest
 
-# Columns that say how the workflow starts and compares a run; a script need not be told.
+# Columns for the workflow alone: how it starts and compares a run. A script does not need them.
 OURS = ("run", "workload", "layout", "baseline", "repeat", "nodes", "gpus_per_node", "idle_gpus", *DEGREES)
 
 
 def check(run: Any) -> None:
-    """Raise ConfigError for a script that is missing, placeholders that mean nothing, and columns of which the script would not know."""
+    """Raise ConfigError for a missing script, unknown placeholders, and columns without effect because the script does not get them."""
     workload = run.workload
     for key, file in (("command", workload.command), *(("inputs", file) for file in workload.inputs)):
         if not os.path.isfile(file):
@@ -37,7 +37,7 @@ def check(run: Any) -> None:
                     raise ConfigError(f"arguments.{name} = `{text}`: `{{{field}}}` is not known{nearest(field, known)}")
                 text.format_map(known)
             except (LookupError, AttributeError, TypeError, ValueError) as error:
-                raise ConfigError(f"arguments.{name} = `{text}`: {error}; a brace itself is written twice") from None
+                raise ConfigError(f"arguments.{name} = `{text}`: {error}; write a literal brace twice") from None
     used = placeholders(workload)
     if "steps" in used and workload.steps is None:
         raise ConfigError("`{steps}` in the arguments needs `steps` in the workload")
@@ -48,13 +48,13 @@ def check(run: Any) -> None:
             value = getattr(group, name)
             if name not in OURS and name not in used and value != setting.field.get_default():
                 raise ConfigError(
-                    f"{name} = {value} would do nothing: the script of workload {workload.name} is not told. Hand it over, "
+                    f"{name} = {value} would do nothing: the script of workload {workload.name} does not get it. Pass it on, "
                     f'`arguments: {{{name}: "{{{name}}}"}}`, or leave the column out'
                 )
 
 
 def placeholders(workload: Any) -> set[str]:
-    """What braces in the arguments of a script name."""
+    """The names in braces in a script's arguments."""
     texts = [each for _, values in _given(workload.arguments) for each in values if isinstance(each, str)]
     return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
 
@@ -68,7 +68,7 @@ def words(run: Any, work: Path | str) -> tuple[str, ...]:
 
 
 def _known(run: Any, work: Path | str) -> dict[str, Any]:
-    """What braces in an argument may name: columns, and what follows from the row."""
+    """Placeholder → value: the columns, and values that follow from the row."""
     groups = run, run.layout
     columns = {name: getattr(each, name) for each in groups for name in declared(type(each)) if name not in OURS[1:3]}
     return columns | {
@@ -82,7 +82,7 @@ def _known(run: Any, work: Path | str) -> dict[str, Any]:
 
 
 def _given(arguments: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """(name, values) of each argument that is given. ConfigError for one that no command line can hold, as a date of YAML."""
+    """(name, values) of each argument that is set. Raises ConfigError for a value that is no text, number or flag, such as a YAML date."""
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [] if value is True else [value]
         if value is not None and value is not False:

@@ -1,4 +1,4 @@
-"""Which part of a model each pipeline rank holds: training cuts the model so, and a plan counts it so."""
+"""The part of a model that each pipeline rank holds, for training and for plans."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ V_SCHEDULES = ("ZBVZeroBubble",)
 
 
 def held_stages(layout: Any, rank: int) -> list[int]:
-    """The stages of a pipeline rank: r and r + pp in loops; r and n − 1 − r in V-shaped schedules, with the last stage on rank 0."""
+    """The stages of a pipeline rank: r and r + pp in looped schedules; r and n − 1 − r in V schedules, with the last stage on rank 0."""
     if layout.stages == layout.pp:
         return [rank]
     if layout.pipeline_schedule in V_SCHEDULES:
@@ -20,7 +20,7 @@ def stage_rank(layout: Any, stage: int) -> int:
 
 
 def stage_blocks(blocks: int, stages: int, stage: int) -> range:
-    """The block numbers of `stage`: as even as possible, the remainder to the first stages."""
+    """The block numbers of `stage`: as even as possible; the first stages get the remainder."""
     size, rest = divmod(blocks, stages)
     start = stage * size + min(stage, rest)
     return range(start, start + size + (stage < rest))

@@ -1,6 +1,6 @@
-"""Jobs submitted for a root: a line for each Slurm job, on disk as soon as the job has an id.
+"""The list of jobs submitted for a root: one line for each Slurm job, written as soon as the job has an id.
 
-So a job is charged even if it died before its record began, and a workflow that is started again finds its jobs in the queue.
+So we can charge a job that died before its record began, and a restarted workflow finds its jobs in the queue.
 """
 
 import json
@@ -29,8 +29,8 @@ def note(
     jobs: list[Any] | None = None,
     time: float | None = None,
 ) -> None:
-    """Write down a job that was submitted. store: folder below the root. kind, run: of a training. key: a training's, or a digest of what
-    decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it. time: seconds since 1970, if not now."""
+    """Add a submitted job. store: folder below the root. kind, run: of a training. key: the training's key, or for other jobs a digest of
+    their inputs. jobs: rule and wildcards of each Snakemake job in it. time: seconds since 1970, default now."""
     line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
     moment = datetime.now(UTC) if time is None else datetime.fromtimestamp(time, UTC)
     line |= {"time": moment.isoformat(timespec="seconds"), "user": user_name(os.getuid())}
@@ -38,7 +38,7 @@ def note(
 
 
 def noted(store: Path) -> list[dict[str, Any]]:
-    """Every line, in order; one that tells of no job, as a crash or a damaged disk leaves it, is left out."""
+    """All lines in order, without damaged ones."""
     with suppress(FileNotFoundError):
         lines = read_json_lines(store / FILE, readable=True)
         return [dict.fromkeys(FIELDS) | line for line in lines if isinstance(line, dict) and "job_id" in line]
@@ -46,7 +46,7 @@ def noted(store: Path) -> list[dict[str, Any]]:
 
 
 def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: bool = False) -> dict[str, list[str]]:
-    """Run → ids of its jobs of a kind (`run`, `parity`, `probe`). latest: only those with the settings and code that it had last."""
+    """Run → ids of its jobs of a kind (`run`, `parity`, `probe`). latest: only jobs with the run's latest settings and code."""
     lines = [line for line in lines if line["kind"] == kind]
     last = {line["run"]: line["key"] for line in lines}
     jobs: dict[str, list[str]] = {run: [] for run in last}
@@ -57,9 +57,9 @@ def jobs_of_runs(lines: Iterable[dict[str, Any]], kind: str = "run", latest: boo
 
 
 def outcome_of(work: Path, job_id: str | None) -> str | None:
-    """How the attempt of a job ended: None where it has not begun, `stopped` with its state saved after at least one step (of a script: where
-    it `saved` a file), else `failed`. work: folder of the run under way. job_id: None of a job that Slurm refused, which is not an attempt. What
-    cannot be read shows no progress."""
+    """How a job's attempt ended: None if it has not begun; `stopped` if it saved its state after at least one step (script: it `saved` a
+    file); else `failed`. work: work folder of the run. job_id: None if Slurm refused the job, which makes no attempt. Unreadable records
+    count as no progress."""
     outcome = None
     with suppress(OSError, IndexError, TypeError, KeyError):
         last = read_json_lines(RunFolder(work).attempts, readable=True)[-1]

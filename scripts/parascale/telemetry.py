@@ -1,13 +1,13 @@
-"""Samples of the devices beside a run: the columns of `device.csv`, and what reads them.
+"""Samples of devices during a run: the columns of `device.csv`, and functions to read it.
 
-One line is one device at one moment. `kind` says what it is, and with it what its line can hold:
+A line is one device at one moment. Its `kind` decides which columns it can have:
 
 gpu   utilisation (part of the last sampling period in which a kernel ran), memory, power, energy, temperature, clocks,
       throttling. `rank` is empty for a GPU that the job holds and no process uses.
-rank  one process of the training: busy cores, resident memory, bytes that it read and wrote, page cache included.
-host  the whole node: busy cores, memory, disks, network interfaces (RDMA passes them by), and what sampling itself costs.
+rank  one process of the training: busy cores, resident memory, bytes read and written, including the page cache.
+host  the whole node: busy cores, memory, disks, network interfaces (without RDMA), and the cost of sampling itself.
 
-Counters (energy_joules, *_bytes of disk and network, monitor_seconds) begin at 0 with each attempt. An empty cell is unknown.
+Counters (energy_joules, *_bytes of disk and network, monitor_seconds) start at 0 in each attempt. An empty cell is unknown.
 """
 
 import csv
@@ -27,7 +27,7 @@ COLUMNS = (
     *("power_watts", "energy_joules", "temperature_celsius", "clock_mhz", "memory_clock_mhz"),
     "throttled",  # reasons, joined by +
     *("read_bytes", "written_bytes", "received_bytes", "sent_bytes"),
-    "monitor_seconds",  # of processor time
+    "monitor_seconds",  # CPU seconds
 )
 KINDS = ("gpu", "rank", "host")
 VALUES = tuple(name for name in COLUMNS[6:] if name != "throttled")
@@ -36,7 +36,7 @@ UNKNOWN = math.nan
 
 @dataclass
 class Device:
-    """The samples of one device. values: column → array beside `times`, NaN where a value is unknown."""
+    """The samples of one device. values: column → array parallel to `times`, NaN if unknown."""
 
     kind: str
     node: int
@@ -48,7 +48,7 @@ class Device:
     throttled: Counter = field(default_factory=Counter)  # reason → samples
 
     def known(self, name: str) -> list[float]:
-        """The values of a column that are known."""
+        """The known values of a column."""
         return [value for value in self.values[name] if not math.isnan(value)]
 
     def mean(self, name: str) -> float | None:
@@ -57,14 +57,14 @@ class Device:
         return math.fsum(known) / len(known) if known else None
 
     def increase(self, name: str) -> float | None:
-        """How far a counter rose in all: it begins at 0 with each attempt. None where it is unknown."""
+        """Total increase of a counter, which starts at 0 in each attempt; None if unknown."""
         known = self.known(name)
         steps = zip([0.0, *known], known, strict=False)
         return math.fsum(after - before if after >= before else after for before, after in steps) if known else None
 
 
 def read_samples(paths: Iterable[Path]) -> list[Device]:
-    """The devices in files of samples: gpu, rank, host, each by node and number. A line that was cut short is passed over."""
+    """Read the devices in files of samples, ordered by kind (gpu, rank, host), node and number. Skips truncated lines."""
     devices: dict[Any, Device] = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:
@@ -86,27 +86,27 @@ def _add(devices: dict[Any, Device], line: dict[str, str]) -> None:
 
 
 def total(devices: Iterable[Device], kind: str, name: str) -> float | None:
-    """Sum of a counter's increase over the devices of a kind and all attempts; None where it is unknown for one, or there are none."""
+    """Total increase of a counter over all devices of a kind; None if it is unknown for one, or there are none."""
     return _sum(device.increase(name) for device in devices if device.kind == kind)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of values; None where one is unknown, or there are none."""
+    """The sum of values; None if one is unknown, or there are none."""
     values = list(values)
     known = [value for value in values if value is not None]
     return math.fsum(known) if known and len(known) == len(values) else None
 
 
 def figures(devices: list[Device]) -> dict[str, float | None]:
-    """Figures of a run's samples in its summary; None is unknown.
+    """Figures for a run's summary; None is unknown.
 
-    gpu_utilisation: mean over all GPUs of the job, idle ones included. cores_busy: mean cores that the run's processes kept busy;
-    other_cores_busy: that everything else on its nodes did. monitor_cpu_seconds: what sampling cost on all nodes.
+    gpu_utilisation: mean over all GPUs of the job, including idle ones. cores_busy: mean cores that the run's processes kept busy;
+    other_cores_busy: the same for all other processes on its nodes. monitor_cpu_seconds: CPU seconds of sampling on all nodes.
     """
     gpus = [device for device in devices if device.kind == "gpu"]
     used = _sum(device.mean("utilisation") for device in gpus)
     ranks = {device.rank: device.mean("cores_busy") for device in devices if device.kind == "rank"}
-    # A host counts once, even if it plays several nodes.
+    # Several nodes of a run may be on one host, which counts once.
     hosts = {device.host: device.mean("cores_busy") for device in devices if device.kind == "host"}
     ours, all_cores = _sum(ranks.values()), _sum(hosts.values())
     return {
@@ -119,6 +119,6 @@ def figures(devices: list[Device]) -> dict[str, float | None]:
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files of samples of a run: one a node while it is under way, one in all when it is finished."""
+    """A run's files of samples: one per node while it runs, a single one when it is finished."""
     whole = RunFolder(folder).devices
     return [whole] if whole.is_file() else sorted(folder.glob("device-*.csv"))

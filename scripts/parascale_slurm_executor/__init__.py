@@ -1,7 +1,7 @@
-"""Slurm jobs of a root: each is written down, one that an earlier start left is taken up, none is submitted twice.
+"""Slurm executor for one root: it records each job, continues to watch jobs of an earlier start, and submits none twice.
 
-A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. The Snakefile lays it on with
-`take_up_jobs`, so that profiles name the plugin itself and its options stay (`executor: slurm`, `slurm-…`).
+It extends snakemake-executor-plugin-slurm 2.8.0, which submits and watches. The Snakefile installs it with `take_up_jobs`, so that
+profiles name the original plugin and its options still work (`executor: slurm`, `slurm-…`).
 """
 
 from functools import partial
@@ -18,10 +18,10 @@ __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
 
 def take_up_jobs(planner, inside):
-    """Have the jobs that this process submits to Slurm be those of the root of a Planner's project.
+    """Replace the Slurm plugin's executor by a RootExecutor for the root of a Planner's project.
 
-    inside: whether this process is in such a job itself. SIGTERM there is for the training, which decides how the job ends: Snakemake
-    would call the job failed, and remove what the training publishes.
+    inside: true if this process itself is in such a job. There, Snakemake must ignore SIGTERM, which is for the training: Snakemake would
+    count the job as failed, and delete what the training publishes.
     """
     if inside:
         JobScheduler.exit_gracefully = lambda scheduler, *signal: None
@@ -33,7 +33,7 @@ def take_up_jobs(planner, inside):
 
 
 def refuse_shared_jobs(workflow):
-    """Raise ConfigError where an array or a group would hold trainings: nobody could tell them apart in the queue, and when one
+    """Raise ConfigError if an array or a group contains trainings: they could not be told apart in the queue, and when one
     stops, others would stop or start with it."""
     rules = {job.rule for job in workflow.dag.needrun_jobs() if trained_by(job.rule)}
     grouped = sorted(rule.name for rule in rules if rule.group)

@@ -1,4 +1,4 @@
-"""How a job ended that ended badly, in words for its user, and which nodes lacked what it needs."""
+"""Explain to users why a job failed, and find nodes that lack files it needs."""
 
 import os
 import re
@@ -10,25 +10,25 @@ from parascale.errors import ParascaleError
 from parascale.lease import RENEW_SECONDS, Lease
 from parascale_slurm_executor.jobs import training_of
 
-# What the plugin says of a failure where it does not ask `sacct`.
+# The plugin's text for a failure if it does not use `sacct`.
 NOTHING = "Detailed failure reason unavailable (status command is not 'sacct')."
-NO_LOG = "0:53"  # exit code of a job whose log Slurm could not open on the node
-# Lines of logs that say what is not there, on a node that they or the next line name.
+NO_LOG = "0:53"  # exit code of a job if Slurm could not open its log on the node
+# Log lines that name a missing path, and the node, in the same or the next line.
 MISSED = (
     re.compile(r"slurmstepd-(?P<node>\S+): error: (?:couldn't chdir to `|execve\(\): )(?P<path>/[^\s'`:]+)"),
     re.compile(r"error: (?P<path>/[^\s:]+): no such file.*\nsrun: error: (?P<node>\S+): task"),
     re.compile(r"(?P<node>)(?:No such file or directory: '|affected files:\s+)(?P<path>/[^\s']+)"),
 )
-# Before its time limit a job is asked to end (`--signal=TERM@120`), up to a minute early. One that has not begun just dies of that.
+# Slurm signals a job before its time limit (`--signal=TERM@120`), up to a minute early. A job that has not begun to train dies of that.
 WARNING_SECONDS = 180
-# Times the silence of a training that is allowed before it begins: data may be copied, or a result checked.
+# Factor on the allowed silence before a training begins, since it may copy data or check a result first.
 BEGINNING = 3
-DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
+DOUBT_SECONDS = 2 * RENEW_SECONDS  # between two looks that must agree before a job is cancelled
 
 
 def lacking(said, logs, known):
-    """{node: path} of what nodes of a job did not have that is there on this machine. said: Slurm's facts of the job. logs: its files; what
-    they say of nodes that are `known` to lack something is of an earlier attempt."""
+    """{node: path} of paths that exist on this machine but not on the job's nodes. said: the job's fields. logs: its log files; lines
+    about `known` nodes are ignored, as they are from an earlier attempt."""
     host, found = said.get("BatchHost"), {}
     if said.get("ExitCode") == NO_LOG and os.path.isdir(folder := os.path.dirname(said.get("StdOut", ""))):
         return {host: folder}
@@ -43,7 +43,7 @@ def lacking(said, logs, known):
 
 
 def ending(said, missed, rule, begun):
-    """A sentence on a job's end. missed: as from `lacking`. begun: whether its training had."""
+    """One sentence on how a job ended. missed: from `lacking`. begun: true if its training had begun."""
     if missed:
         return (
             "; ".join(f"node {node} has no {path}" for node, path in missed.items()) + ": later jobs are kept off it."
@@ -57,19 +57,19 @@ def ending(said, missed, rule, begun):
 
 
 class Signs:
-    """Signs of life of a RootExecutor's jobs."""
+    """Tracks signs of life of a RootExecutor's jobs."""
 
     def __init__(self, root):
         self._root = root
-        self._signs = {}  # job → (its training's last sign of life, when we first saw that, whether it was overdue at the last look)
+        self._signs = {}  # job → (its last sign of life, when we first saw that, true if it was overdue at the last look)
 
     def what_is_wrong(self, job_info):
-        """What is wrong with a job that Slurm calls running, in words: by our own clock, its work has ended, or its training shown no sign of
-        life, for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
+        """Describe what is wrong with a job that Slurm reports as running, or None: its work ended too long ago, or it has shown no sign of
+        life for too long, by our own clock. Signs of life are renewals of its lease; before it has one, new lines in its log."""
         job, identity, lease, restarts = job_info.job, job_info.external_jobid, None, None
         training = training_of(job)
         try:
-            os.stat(self._root.paths.store)  # a file system that is away says nothing of its jobs
+            os.stat(self._root.paths.store)  # while the filesystem is unavailable, silence means nothing
             lease = training and Lease(self._root.work_of(training)).holder()
         except (OSError, ParascaleError):
             return None
@@ -97,6 +97,6 @@ class Signs:
         if said.get("JobState") != "RUNNING" or not ran:
             self._signs[identity] = sign, now, False
             return None
-        if not doubted:  # a job that was suspended until now renews its lease in a moment
+        if not doubted:  # if the job was suspended until now, it is about to renew its lease
             self._signs[identity] = sign, now - patience + DOUBT_SECONDS, True
         return what if doubted else None

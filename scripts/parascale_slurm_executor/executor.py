@@ -1,4 +1,4 @@
-"""The executor of a root."""
+"""The Slurm executor for one root."""
 
 import hashlib
 import os
@@ -23,63 +23,63 @@ from parascale.train.job import show_kept
 from parascale_slurm_executor.endings import NOTHING, Signs, ending, lacking
 from parascale_slurm_executor.jobs import Pauses, Queued, comment_of, noted_as, training_of, why, why_later
 
-# Times as long as until the first look is the longest wait between two: the plugin waits 10 s longer after each.
+# The longest pause between two status checks, as a multiple of the first pause; the plugin waits 10 s longer after each check.
 OFTEN = 5
-LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
+LOOKS = 3  # status checks in a row that must agree before we give up a job that the plugin would wait for for ever
 WATCHED = "the jobs are watched on"
-# Slurm may yet put a job back into the queue that it has taken from its nodes.
+# In these states, Slurm may still requeue the job.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
-# What the plugin says of each job of an array that was refused; the reason stands in its log alone.
+# The plugin's error for each job of a refused array; only its log has the reason.
 ARRAY_REFUSED = "Part of failed array"
 
 
 class RootExecutor(Executor):
-    """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
+    """Submits the jobs of one root. They have the same name in the queue in every start and for every user."""
 
     paths: Any = None  # parascale.paths.Paths
-    job_of: Any = None  # function from what `training_of` gives to its parascale.train.job.Job
-    silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
+    job_of: Any = None  # function from a result of `training_of` to its parascale.train.job.Job
+    silence = None  # seconds without a sign of life after which a training counts as dead, even if Slurm reports it as running
 
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
         self.queued, self.signs, self.pauses = Queued(self), Signs(self), Pauses(self.logger)
-        self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
-        self.explained = set()  # (job, reason why it waits) that was printed
-        self.left = set()  # jobs whose training was published before this start, and of whose end Slurm has not heard
+        self.undecided = Counter()  # job → number of status checks in a row in which its state was in UNDECIDED
+        self.explained = set()  # printed (job, reason why it waits)
+        self.left = set()  # jobs that published their training before this start, but have not ended in Slurm
         self.most = (
             OFTEN * self.workflow.executor_settings.init_seconds_before_status_checks
-        )  # seconds between two looks
-        self.ended = []  # jobs that were reported as ended at the last look
-        # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
+        )  # seconds between two status checks
+        self.ended = []  # jobs that the last status check reported as ended
+        # The plugin would use a new name in each start, and asks only for jobs with that name.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
-        """Nothing: the plugin's own also deletes empty folders, and a job whose log has no folder cannot start."""
+        """Do nothing. The plugin's method also deletes empty folders, and a job cannot start without the folder of its log."""
 
     def get_partition_arg(self, job):
-        """What the plugin says of the partition, and whose the job is, which stands in the queue even if nobody can write it down."""
+        """The plugin's partition option, plus a comment that identifies the job in the queue, in case we cannot record it."""
         return f"{super().get_partition_arg(job)} --comment={shlex.quote(comment_of(job))}"
 
     def get_account_arg(self, job):
-        """The account, which `preflight` has checked: the plugin would ask the accounting for each job, and wait for its answer for ever."""
+        """The account option. `preflight` has checked the account; the plugin would ask the accounting for each job, without a timeout."""
         account = job.resources.get("slurm_account")
         yield f" -A {shlex.quote(str(account))}" if account else ""
 
     def run_job(self, job):
-        """Submit a job, unless one that an earlier start of the workflow left is at the same work."""
+        """Submit a job, unless a job of an earlier start is doing the same work."""
         if self._is_left_to_us(job):
             super().run_job(job)
 
     def run_array_jobs(self, jobs):
-        """The same for jobs that become one array."""
+        """Same as `run_job`, for jobs that become one array."""
         free = [job for job in jobs if self._is_left_to_us(job)]
         if free:
             super().run_array_jobs(free) if len(free) > 1 else super().run_job(free[0])
 
     def _is_left_to_us(self, job):
-        """Whether no job in the queue does a job's work; one that does is watched. Errors are failures of this job: Snakemake would not see
-        them."""
+        """True if no job in the queue does this job's work; else we watch the one that does. Errors count as failures of this job, because
+        Snakemake would not see them."""
         try:
             left = self.queued.left_by_others(job)
             if left:
@@ -94,8 +94,7 @@ class RootExecutor(Executor):
         return False
 
     def _report_job_error_threadsafe(self, job_info, msg):
-        """A failed submission spends a retry only if Slurm refused the job for good. Without an answer, it may be in the queue all the
-        same."""
+        """Use a retry for a failed submission only if Slurm refused the job for good; without an answer, it may be in the queue."""
         job = job_info.job
         if reason := why_later(msg):
             self._ask_later(job, reason)
@@ -105,19 +104,19 @@ class RootExecutor(Executor):
             super()._report_job_error_threadsafe(job_info, msg)
 
     def _ask_later(self, job, reason):
-        """Submit a job again after a pause, longer each time: a retry at once would be spent for nothing."""
-        seconds = self.pauses.longer(job, reason, f"{job.name} is submitted when Slurm takes it, and spends no retry")
+        """Submit a job again after a pause that grows each time. An immediate retry would be wasted."""
+        seconds = self.pauses.longer(job, reason, f"{job.name} is submitted when Slurm takes it, without using a retry")
         timer = threading.Timer(seconds, self._submit_again, [job])
         timer.daemon = True
         timer.start()
 
     def _end(self, error):
-        """End the workflow, as no job can be submitted or watched any more. The next start takes up what is in the queue."""
+        """End the workflow, because it can no longer submit or watch jobs. The next start continues to watch the jobs in the queue."""
         self.left.clear()
         self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
 
     def see_end(self, job, identity, key):
-        """Watch a job that has published its training, of which Snakemake thus needs no more: it would be charged until its limit."""
+        """Watch a job until it ends, though it has published its training and Snakemake does not need it: it could hang until its limit."""
         if key == noted_as(job)["key"] and self.is_finished(training_of(job)):
             self.logger.info(f"Slurm job {identity} of {job.name} has published its training: waiting for it to end.")
             self.left.add(identity)
@@ -135,7 +134,7 @@ class RootExecutor(Executor):
         return self.slurm_logdir / folder / get_job_wildcards(job) / f"{identity}.log"
 
     def _watch(self, job, identity, key):
-        """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
+        """Continue with a job in the queue as ours, or, if its settings differ, wait for its end before we submit ours."""
         wildcards, ours = get_job_wildcards(job), key == noted_as(job)["key"]
         line = f"Job {job.jobid}: Slurm job {identity} already works on {f'{job.name} {wildcards}'.strip()}"
         if ours:
@@ -154,9 +153,9 @@ class RootExecutor(Executor):
         super()._report_job_submission_threadsafe(job_info)
 
     async def check_active_jobs(self, active_jobs):
-        """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
-        until its time limit. While Slurm gives no answer, it is asked less and less often, by one question each time."""
-        if not active_jobs:  # as in the time before `__post_init__`
+        """Cancel silent jobs, then ask Slurm for the state of all. (If a job's daemon was killed or its processes hang, Slurm reports it as
+        running until its time limit.) While Slurm does not answer, we ask less and less often, with one query each time."""
+        if not active_jobs:  # also when called before `__post_init__`
             self.next_seconds_between_status_checks = self.workflow.executor_settings.init_seconds_before_status_checks
             return
         try:
@@ -177,7 +176,7 @@ class RootExecutor(Executor):
                 slurm.cancel(identity)
         self.ended = []
         watched = [job_info async for job_info in super().check_active_jobs(active_jobs)]
-        # Without any answer the plugin drops all jobs, and Snakemake would wait for them for ever.
+        # If it gets no answer, the plugin drops all jobs, and Snakemake would wait for them for ever.
         seen = {id(job_info) for job_info in (*watched, *self.ended)}
         watched += [job_info for job_info in active_jobs if id(job_info) not in seen]
         self.next_seconds_between_status_checks = min(self.next_seconds_between_status_checks, self.most)
@@ -185,14 +184,14 @@ class RootExecutor(Executor):
             yield job_info
 
     def _still_there(self, watched, states):
-        """Of the watched jobs those that may still end; others are reported. The plugin would wait forever for a job that Slurm has
-        forgotten (`MinJobAge`), or has taken from its nodes without requeueing it."""
+        """Report jobs that have ended unnoticed; return the others. The plugin would wait for ever for a job that Slurm has forgotten
+        (`MinJobAge`), or removed from its nodes without requeueing it."""
         there = []
         for number, job_info in enumerate(watched):
             identity = job_info.external_jobid
             state, reason = states.get(identity, (None, None))
             reason = reason if state == "PENDING" else None
-            if (identity, reason) not in self.explained and (said := why(identity, reason)):  # each reason is told once
+            if (identity, reason) not in self.explained and (said := why(identity, reason)):  # print each reason once
                 self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
             self.explained.add((identity, reason))
             self.undecided[identity] = self.undecided[identity] + 1 if state in UNDECIDED else 0
@@ -216,12 +215,12 @@ class RootExecutor(Executor):
         return there
 
     def cancel_jobs(self, active_jobs):
-        """Cancel the jobs of this workflow, not those whose end it only waits for."""
+        """Cancel this workflow's jobs, but not those that it only waits for."""
         self.left.clear()
         super().cancel_jobs([job_info for job_info in active_jobs if (job_info.aux or {}).get("ours", True)])
 
     def report_job_success(self, job_info):
-        """A job has ended well; if it was another's, ours is next."""
+        """Handle a job that succeeded. If it was not ours, ours is next."""
         self.ended.append(job_info)
         if job_info.aux.get("ours", True):
             super().report_job_success(job_info)
@@ -229,7 +228,8 @@ class RootExecutor(Executor):
             self._is_next(job_info)
 
     def _is_next(self, ended):
-        """Another's job has ended: ours is next, unless its results are there, which the other may have removed at its end."""
+        """A job that was not ours has ended. If it had published its training, show that again (its end may have hidden it); else submit
+        ours."""
         if ended.external_jobid in self.left:
             self._publish(training_of(ended.job))
             self.left.discard(ended.external_jobid)
@@ -237,8 +237,8 @@ class RootExecutor(Executor):
             self._submit_again(ended.job)
 
     def report_job_error(self, job_info, msg=None, **more):
-        """A job has ended badly; if it was another's, ours is next. What had published its training by then has done its work, what
-        stopped on its way goes on without using up a retry, and what would fail again is not tried again."""
+        """Handle a job that failed. If it was not ours, ours is next. A job that has published its training counts as done; one that was
+        stopped is submitted again without using a retry; one that would fail again is not retried."""
         self.ended.append(job_info)
         job, identity, training = job_info.job, job_info.external_jobid, training_of(job_info.job)
         if not (job_info.aux or {}).get("ours", True):
@@ -247,7 +247,7 @@ class RootExecutor(Executor):
         named = f"Slurm job {identity} of {job.name}"
         if identity and self._publish(training):
             self.logger.info(f"{named} had published its training when it ended: it is done.")
-            # Snakemake, which writes it at the end, was ended too.
+            # Snakemake writes it at the end of the job, but was killed too.
             if job.benchmark and not os.path.exists(job.benchmark):
                 make_folder(os.path.dirname(job.benchmark))
                 write_text(job.benchmark, "")
@@ -255,7 +255,7 @@ class RootExecutor(Executor):
             return
         said = slurm.described(identity)
         outcome = training and submissions.outcome_of(self.work_of(training), identity)
-        # A plain `scancel` says that it shall not go on. What Slurm took away for others goes on as where it requeues.
+        # After a plain `scancel`, the job should not continue. A preempted job continues, as if Slurm had requeued it.
         state = said.get("JobState")
         if training and state != "CANCELLED" and (state == "PREEMPTED" or outcome == "stopped"):
             self.logger.info(f"{named} was stopped, and has not failed: it is submitted again.")
@@ -263,7 +263,7 @@ class RootExecutor(Executor):
             return
         logs = [(job_info.aux or {}).get("slurm_logfile"), *([] if job.is_group() else job.log)]
         missed = lacking(said, logs, self._failed_nodes)
-        self._failed_nodes.update(missed)  # which the plugin keeps later jobs from
+        self._failed_nodes.update(missed)  # the plugin excludes these for later jobs
         if said:
             msg = (msg or "").replace(NOTHING, "") + ending(said, missed, job.name, not training or outcome)
         if not missed and slurm.fails_permanently(said):
@@ -272,10 +272,10 @@ class RootExecutor(Executor):
         super().report_job_error(job_info, msg, **more)
 
     def _publish(self, training):
-        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
+        """Publish our job's training, if it is finished; Snakemake inside a failing job removes it. Returns True if it is finished."""
         if not self.is_finished(training):
             return False
-        with suppress(OSError, ParascaleError):  # such as of a full disk
+        with suppress(OSError, ParascaleError):  # for example, a full disk
             job = self.job_of(training)
             files = RunFolder(job.output)
             shown = files.read_record().get("key") == job.key and files.summary.exists()
@@ -283,7 +283,7 @@ class RootExecutor(Executor):
         return False
 
     def is_finished(self, training):
-        """Whether the store has what a job of ours trains. Of data that is gone, or of a run that is, nothing is known."""
+        """True if the store has our job's training, finished. False also if its data or run no longer exists."""
         with suppress(OSError, ParascaleError):
             job = training and self.job_of(training)
             return bool(job and Store(job.store).finished(job.key))
@@ -293,5 +293,5 @@ class RootExecutor(Executor):
         return self.paths.places(training["kind"])[1](training["run"])
 
     def _submit_again(self, job):
-        with suppress(RuntimeError):  # the workflow has ended meanwhile
+        with suppress(RuntimeError):  # the workflow has ended
             self._job_submission_executor.submit(self.run_job, job)

@@ -1,7 +1,7 @@
-"""Costs of a workflow: a plan at the end of every dry run, core-hours used and left in real ones.
+"""Costs of a workflow: a plan at the end of every dry run, core-hours used and left in real runs.
 
-A logger plugin of Snakemake: `logger: parascale` in a profile. The Snakefile tells it what it plans for with
-`follow(workflow, PLANNER)`, and has `start(workflow, PLANNER)` in `onstart`, which refuses what the budget does not allow.
+A logger plugin for Snakemake: `logger: parascale` in a profile. The Snakefile calls `follow(workflow, PLANNER)`, and in `onstart`
+`start(workflow, PLANNER)`, which refuses what exceeds the budget.
 """
 
 from snakemake_logger_plugin_parascale.collect import look_into, trained_by

@@ -1,4 +1,4 @@
-"""The jobs that still have to run, as Snakemake knows them (9.27)."""
+"""Read from Snakemake (9.27) the jobs that still have to run."""
 
 import itertools
 import re
@@ -11,11 +11,11 @@ from snakemake.logging import logger
 from parascale.plan.hours import Job
 from parascale.store.folders import lacking
 
-INVENTORY = IOCache.mtime_inventory  # of what is there, which Snakemake makes once, before it decides what has to run
+INVENTORY = IOCache.mtime_inventory  # Snakemake calls it once to list existing files, before it decides what has to run
 
 
 def look_into(results):
-    """Have Snakemake count what lies below the folder `results` as missing unless all that it names is there."""
+    """Make Snakemake count a result below the folder `results` as missing if any file that it names is missing."""
 
     async def inventory(cache, jobs, **options):
         files = [Path(str(file)) for job in jobs for file in job.output]
@@ -30,9 +30,9 @@ def look_into(results):
 
 
 def requested(resources, threads):
-    """(nodes, cores on all nodes, GPUs on each node, hours at worst or None) that a job requests of the Slurm plugin.
+    """(nodes, cores on all nodes, GPUs per node, time limit in hours or None) that a job requests from the Slurm plugin.
 
-    A resource that is known only when its input is there (`<TBD>`) counts as not given.
+    A resource that needs an input that does not exist yet (`<TBD>`) counts as not set.
     """
 
     def number(*names, default):
@@ -48,10 +48,10 @@ def requested(resources, threads):
 
 
 def pending_jobs(workflow):
-    """A list of `parascale.plan.hours.Job`, in an order in which they can run.
+    """The pending `parascale.plan.hours.Job`s, in an order in which they can run.
 
-    Read from the graph itself: the events of a dry run leave out jobs under `--quiet`, do not say which rules are local,
-    and come too late in a real run to refuse it.
+    From the job graph, because the events of a dry run omit jobs under `--quiet` and do not say which rules are local, and those of
+    a real run come too late to refuse it.
     """
     dag = workflow.dag
     pending = set(dag.needrun_jobs(exclude_finished=False))
@@ -60,13 +60,13 @@ def pending_jobs(workflow):
 
 
 def submits(workflow):
-    """Whether jobs go to a queue. A dry run has an executor of its own; that the one it stands for is not local is then seen
-    from Snakemake's use of threads alone."""
+    """True if jobs go to a queue. A dry run has its own executor; then only Snakemake's use of threads shows that the real one is
+    not local."""
     return workflow.execution_settings.use_threads if workflow.dryrun else not workflow.local_exec
 
 
 def capacity(workflow):
-    """(what may run at once, whether that counts cores): `--jobs` of a cluster, or `--cores` of this machine."""
+    """(limit, whether it counts cores) of what may run at once: `--jobs` on a cluster, else `--cores`."""
     settings, is_cores = workflow.resource_settings, not submits(workflow)
     limit = settings.cores if is_cores else settings.nodes
     return (None if limit is None or limit == sys.maxsize else limit), is_cores
@@ -79,8 +79,8 @@ def _key(job):
 def _described(job, workflow, pending):
     dag, rule, group = workflow.dag, job.rule, workflow.dag.get_job_group(job)
     nodes, cores, gpus, hours = requested(job.resources, job.threads)
-    # It runs where the workflow runs, or has no command. Where nothing is submitted, Snakemake's own `is_local` says so of every rule; in a
-    # dry run, of none.
+    # Local rules and rules without a command are not charged. Snakemake's `is_local` does not help: without a queue it is true for every
+    # rule, in a dry run for none.
     if rule.norun or rule.name in workflow._localrules:
         nodes = cores = 0
     return Job(
@@ -102,20 +102,20 @@ def _described(job, workflow, pending):
 
 
 def members(dag, identity):
-    """Ids of the jobs of which Snakemake tells that they were started: of a job its number, of a group a name of its own."""
+    """Ids of the jobs in one of Snakemake's events, which gives a number for a job and a name for a group."""
     if isinstance(identity, int):
         return (identity,)
     return next((_ids(dag, group) for group in set(dag._group.values()) if group.jobid == identity), ())
 
 
 def _ids(dag, group):
-    """Ids of the jobs of a group, in an order in which they can run one after another."""
+    """Ids of a group's jobs, in an order in which they can run."""
     return tuple(dag.jobid(job) for level in group.toposorted for job in sorted(level, key=_key))
 
 
 def trained_by(rule):
-    """What the jobs of a rule train: `run`, `parity` or `probe`, as its parameter `kind` says; None where they train nothing.
+    """A rule's parameter `kind` (`run`, `parity` or `probe`); None if its jobs train nothing.
 
-    A rule's name does not tell: another workflow that imports ours gives it one of its own.
+    Rule names do not help, because a workflow that imports this one renames them.
     """
     return rule.params.get("kind") if "run" in rule.wildcard_names else None

@@ -1,4 +1,4 @@
-"""The log handler: prints the plan of a dry run, keeps count in a real one."""
+"""The log handler: prints the plan in a dry run, counts core-hours in a real run."""
 
 import atexit
 import sys
@@ -21,14 +21,14 @@ from snakemake_logger_plugin_parascale.collect import capacity, members, pending
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
-LOOK_SECONDS = 60  # between two looks at what trainings will cost
+LOOK_SECONDS = 60  # between two checks of what trainings will cost
 
 
 class LogHandler(LogHandlerBase):
-    """Named so because Snakemake looks for this name. It owns the stream (see `View`), except where Snakemake's own lines are asked for:
-    with `--verbose`, and in a dry run with `--printshellcmds`.
+    """The handler; Snakemake requires this name. It writes all output (see `View`), unless the user asks for Snakemake's lines with
+    `--verbose`, or in a dry run with `--printshellcmds`.
 
-    It speaks when jobs start and when they end; Snakemake does not call it in between, where it looks after costs in a thread of its own.
+    Snakemake calls it only when jobs start and end. In between, it checks costs in its own thread.
     """
 
     writes_to_file = needs_rulegraph = closed = False
@@ -46,11 +46,11 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self):
-        """Whether Snakemake leaves the stream to this handler."""
+        """True if Snakemake leaves the output to this handler."""
         return self.view is not None
 
     def emit(self, record):
-        """Take a record. Called in a thread of its own, which must not die of an error."""
+        """Handle a record. Snakemake calls this in a separate thread, which must not die of an error."""
         try:
             self.take(record, getattr(record, "event", None))
         except Exception:
@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
             self.view.take(record)
 
     def close(self):
-        """The end of a workflow. Snakemake calls it twice."""
+        """End of the workflow; Snakemake calls it twice."""
         if not self.closed:
             self.closed = True
             self.finish()
@@ -88,7 +88,7 @@ class LogHandler(LogHandlerBase):
         self.show()
 
     def show(self, last=False):
-        """Where the workflow stands, unless that was just said."""
+        """Print the progress of the workflow, unless it has not changed."""
         line = self.ledger.line(time.time())
         if self.view is not None:
             self.view.left(line, last)
@@ -97,34 +97,34 @@ class LogHandler(LogHandlerBase):
         self.shown = line
 
     def look_after(self):
-        """Once a minute: which trainings will cost far more than they were planned to, each reported once."""
+        """Once a minute, warn of trainings that will cost far more than planned; once for each."""
         while not self.closed:
             for line in self.ledger.dearer():
                 self.say(f"warning: {line}")
             time.sleep(LOOK_SECONDS)
 
     def say(self, text):
-        """Print, also when Snakemake's own handlers are gone."""
+        """Print a line, even after Snakemake has removed its own handlers."""
         logger.info(text) if self.view is None else self.view.say(text)
 
     def _called(self, number):
-        """(what a job is called, the folder of the training under way that it is, or None)."""
-        if (job := self.ledger.jobs.get(number)) is None:  # the target, which has no command
+        """(display name of a job, work folder if it is a training, else None)."""
+        if (job := self.ledger.jobs.get(number)) is None:  # the target rule, which has no command
             return "all", None
         name, project = job.wildcards.get("run"), self.planner.project
         folder = project.paths.places(job.kind)[1](name) if job.kind else None
         run = project.right.get(name)
         if run is None:
             return " ".join([job.rule, *map(str, job.wildcards.values())]), folder
-        # A training is called by its run alone, and that by its name where the layout does not say it already.
+        # Omit the rule for a run, and the run's name if it equals the strategy.
         words = [job.rule] if job.kind != "run" else []
         words += [name] if name != run.strategy else []
         words += [f"{run.strategy} {run.layout.world_size}", run.workload.name]
         return " · ".join([*words, *(str(value) for key, value in job.wildcards.items() if key != "run")]), folder
 
     def _verdict(self, number):
-        """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more. None of
-        a parity run, whose verdict follows."""
+        """The parity verdict on a job's run, in a word: for the job that found it, and for the training if it is final. Empty if there is
+        none; None for a parity run, whose verdict follows."""
         job = self.ledger.jobs.get(number)
         if job and job.kind == "parity":
             return None
@@ -136,7 +136,7 @@ class LogHandler(LogHandlerBase):
         path = self.planner.project.paths.parity(run.run) / "verdict.json"
         if not path.is_file():
             return ""
-        # The plan's parity runs, and the jobs that compare them: those that need one and train nothing.
+        # The plan's parity runs, and the jobs that compare them (they need one and train nothing).
         jobs = self.ledger.plan.jobs
         runs = {each.id for each in jobs if each.kind == "parity"}
         parities = [each for each in jobs if each.id in runs or (each.kind is None and not runs.isdisjoint(each.after))]
@@ -148,7 +148,7 @@ class LogHandler(LogHandlerBase):
         return read_json(path)["verdict"] if known else ""
 
     def finish(self):
-        """After a dry run the plan; else what was used, the verdict and where the page is, if this workflow made it."""
+        """After a dry run, show the plan; else core-hours used, and the verdict and the page if this workflow made them."""
         if self.workflow is None or self.workflow.dag is None:
             return
         if self.common_settings.dryrun and not self.failed:
@@ -167,8 +167,8 @@ class LogHandler(LogHandlerBase):
         try:
             write(plan, self.planner)
         except (OSError, ParascaleError) as error:
-            # Such as of a read-only checkout, while nobody has said where results go.
-            self.say(f"the plan is shown but not kept: {error}")
+            # For example, a read-only checkout without a `root`.
+            self.say(f"the plan is not saved: {error}")
         self.say("\n" + tables.text(plan))
         for line in missing_data(self.planner.project.datasets):
             self.say(f"warning: {line}")
@@ -177,24 +177,24 @@ class LogHandler(LogHandlerBase):
 
 
 def follow(workflow, planner):
-    """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
+    """Give the plugin, if it is loaded, the workflow and the Planner. Called by the Snakefile."""
     for handler in _handlers(workflow):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:
             handler.view.workflow = workflow
-            # Snakemake then describes no job, which takes longer than to plan them all; another logger may wait for that.
+            # Then Snakemake does not describe jobs, which takes longer than planning. Not if another logger may need that.
             if workflow.output_settings.dryrun and len(workflow.logger_manager.get_log_handlers()) == 1:
                 workflow.output_settings.quiet = {Quietness.RULES, Quietness.PROGRESS}
     settings = workflow.output_settings
     if settings.dryrun and Quietness.ALL not in (settings.quiet or ()) and not _handlers(workflow):
         known = ", ".join(sorted(path.parent.name for path in Path("profiles").glob("*/config.yaml")))
-        where = f"take a profile, `--profile profiles/NAME` ({known}), or" if known else "take"
-        # Last, because Snakemake lists jobs for pages.
+        where = f"use a profile, `--profile profiles/NAME` ({known}), or" if known else "use"
+        # At the very end, after Snakemake's long list of jobs.
         atexit.register(print, f"No costs are shown: {where} `--logger parascale`", file=sys.stderr, flush=True)
 
 
 def start(workflow, planner):
-    """Before the first job of a real run: refuse what the budget or the machine does not allow, then keep count.
+    """Before the first job of a real run: refuse a plan that exceeds the budget or the machine's limits, then start counting.
 
     Works without the plugin too. Raises WorkflowError, on which Snakemake ends before it submits anything.
     """
@@ -204,7 +204,7 @@ def start(workflow, planner):
     write(plan, planner)
     if said := budget.refusals(plan):
         raise WorkflowError("\n".join([tables.text(plan), *said]))
-    # Under `--quiet progress` Snakemake tells nobody that jobs end. It prints as little as before: that is up to its own filter.
+    # Else, under `--quiet progress`, Snakemake emits no events when jobs end. Its own filter still hides the lines.
     workflow.scheduler.print_progress = True
     for handler in _handlers(workflow):
         handler.ledger = Ledger(plan, planner)
@@ -234,12 +234,12 @@ def plan_of(workflow, planner):
 
 
 def write(plan, planner):
-    """`plan.json`, and `plan.html`, which stays when nothing has to run. No rule reads them, so that planning makes nothing stale."""
+    """Write `plan.json`, and if there are jobs, `plan.html`. No rule reads them, so that planning makes nothing stale."""
     folder = planner.project.paths.results / "plan"
     page = folder / "plan.html"
     write_json(folder / "plan.json", plan.as_dict())
     if plan.jobs or not page.is_file():
-        from parascale.commands.report import planned_page  # loads slowly
+        from parascale.commands.report import planned_page  # slow to import
 
         write_text(page, planned_page(plan, planner))
 

@@ -1,4 +1,4 @@
-"""Core-hours used, core-hours left and the time of the end, while a workflow runs."""
+"""Count core-hours used and left while a workflow runs, and estimate when it ends."""
 
 import json
 import os
@@ -12,45 +12,44 @@ from parascale.plan.tables import duration
 from parascale.report.live import Live
 from parascale.report.numbers import plural
 
-DEARER = 1.5  # times what a training was planned to cost, beyond which a user is warned
+DEARER = 1.5  # times the planned cost of a training, above which the user is warned
 
 
 class Ledger:
-    """Follows the jobs of a plan; every change is a line of `events.jsonl`.
+    """Tracks the jobs of a plan; writes every change as a line of `events.jsonl`.
 
-    The record of a training, parity run or probe, and Snakemake's benchmark of another job, say how long it ran. Without either, and
-    while a job runs, it counts from its submission, its wait in a queue included. Jobs that share one of the scheduler count equal
-    parts of it.
+    How long a job ran is taken from its record (training, parity run, probe) or from Snakemake's benchmark. Without these, and while a job
+    runs, time counts from submission, including the wait in a queue. Jobs in one group count equal parts of its time.
     """
 
     def __init__(self, plan, planner):
         self.plan, self.events, self.planner = plan, planner.project.paths.events, planner
         self.jobs = {job.id: job for job in plan.jobs}
         self.waiting = dict(self.jobs)
-        self.running = {}  # id → (job, when it was started, with how many, itself among them, it shares a job of the scheduler)
-        self.failures = Counter()  # of each job
-        self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
+        self.running = {}  # id → (job, start time, number of jobs in its scheduler job, including itself)
+        self.failures = Counter()  # job → failed attempts
+        self.lost = 0  # jobs that failed in all attempts, or depend on one that did
         self.used = 0.0
         self.done = 0
         self.announced = set()  # jobs announced as costing more than planned
 
     def started(self, ids, now):
-        """Jobs were started or submitted."""
+        """Note that jobs were started or submitted."""
         started = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
         shared = Counter(job.together for job in started if job.together)
         for job in started:
             self.running[job.id] = job, now, shared.get(job.together, 1)
-            # Needed by `plan.ledger` if this workflow is killed before its end.
+            # `plan.ledger` needs these fields if the workflow is killed.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
             self._write("started", job, now, cores=job.charged, kind=job.kind, benchmark=benchmark)
 
     def finished(self, identity, now):
-        """A job ended well."""
+        """Note that a job succeeded."""
         self.done += 1
         self._end(identity, now, "finished")
 
     def failed(self, identity, now):
-        """A job ended badly. While it has attempts left it waits as before."""
+        """Note that a job failed. It waits again while it has attempts left."""
         job = self._end(identity, now, "failed")
         if job is None:
             return
@@ -58,15 +57,15 @@ class Ledger:
         if self.failures[identity] < job.attempts:
             self.waiting[identity] = job
             return
-        lost = {identity}  # it is not tried again, and nothing that needs it will run
-        for other in self.plan.jobs:  # each stands behind those that it needs
+        lost = {identity}  # this job and all that depend on it
+        for other in self.plan.jobs:  # in order of dependencies
             if other.id in self.waiting and not lost.isdisjoint(other.after):
                 lost.add(other.id)
                 del self.waiting[other.id]
         self.lost += len(lost)
 
     def line(self, now):
-        """Jobs done, core-hours used, and what is to go."""
+        """The line on progress: jobs done, core-hours used and left, time of the end."""
         used, left = self.used, [*self.waiting.values()]
         for job, began, shared in self.running.values():
             ran = (now - began) / shared / 3600
@@ -86,14 +85,14 @@ class Ledger:
         return f"{line}, about {to_go} {ends} left, {duration(hours)}: done around {end}, plus queues"
 
     def dearer(self):
-        """A sentence on each training under way that will cost more than DEARER of what it was planned to, once."""
+        """Yield a sentence on each running training that will cost more than DEARER times the plan; once for each."""
         for job, began, _ in [*self.running.values()]:
             if not job.kind or job.id in self.announced:
                 continue
             training = Live(job.run, self.planner.project.paths.places(job.kind)[1](job.run))
             training.update()
             if not training.attempts or training.attempts[-1]["started"] < began:
-                continue  # it waits in a queue, and what is there is an older training's
+                continue  # still in the queue; the files are from an older training
             if (times := training.times_planned() or 0.0) > DEARER:
                 self.announced.add(job.id)
                 hours = times * training.described["prediction"]["core_hours"]

@@ -1,7 +1,7 @@
-"""Output of a workflow: a line for each finished training and each verdict; in a terminal also what runs now and a bar, elsewhere
-once a minute what is left; errors in our words.
+"""The output of a workflow: a line for each finished training and verdict; in a terminal also the running jobs and a progress bar,
+elsewhere once a minute the work left; errors in our words.
 
-A dry run shows its plan alone. Snakemake's own lines are there with `--verbose`.
+A dry run shows only its plan. `--verbose` shows Snakemake's own lines.
 """
 
 import math
@@ -25,31 +25,31 @@ from parascale.report.live import Live as Training
 from parascale.settings.strict import nearest
 from parascale.settings.yaml_files import read_yaml
 
-# Snakemake's lines about these say what the view, or the plan, says shorter, or nothing to a user.
+# Events whose lines are omitted: the view or the plan says the same in fewer words, or they do not help a user.
 LEFT_OUT = {
     *(LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.SHELLCMD, LogEvent.PROGRESS),
     *(LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED, LogEvent.GROUP_INFO),
 }
-MOST = 4  # lines of jobs that run
-LEFT_SECONDS = 60  # between two lines of what is left
+MOST = 4  # lines of running jobs
+LEFT_SECONDS = 60  # between two lines about the work left
 NOISE = re.compile(
     r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended|Singularity containers: ignored"
     r"|Warning: the following output files of rule"  # they count as missing (see `collect.look_into`)
 )
 INTERNALS = re.compile(r'\s+File ".*", line \d+, in ')
 HEAD = re.compile(r'\w+ in (?:rule \w+ in )?file ".*", line \d+:|\w*(?:Error|Exception):')
-TAIL = ("", "Wildcards:", "Traceback:")  # of an error in a function that a rule asks for its input
+TAIL = ("", "Wildcards:", "Traceback:")  # last lines of an error in an input function
 UNPARSABLE = re.compile(r"Invalid config definition: .*\(Unparsable value: '(.*)'\)")
 SYSTEM = re.compile(r"\w+Error: \[Errno \d+\] (.*): '(.*)'")
 
 
 class View:
-    """The stream of a workflow. settings: Snakemake's output settings."""
+    """A workflow's output stream. settings: Snakemake's output settings."""
 
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
         self.bar = self.workflow = None
-        self.left_line, self.left_at = None, -math.inf  # what is left
+        self.left_line, self.left_at = None, -math.inf  # last line about the work left, and when it was printed
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
         own = DefaultFilter(settings.quiet, settings.debug_dag, False, settings.dryrun, settings.printshellcmds)
@@ -64,11 +64,11 @@ class View:
             self.snakemake.handle(record) if self.bar is None else self.say(self.snakemake.format(record))
 
     def say(self, text):
-        """A line, or some, above the bar."""
+        """Print lines above the bar."""
         self.console.print(Text(text))
 
     def begin(self, total):
-        """Jobs will run. total: how many."""
+        """Start the bar. total: number of jobs."""
         if self.live:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
             self.bar = bar = Progress(*columns, console=self.console)
@@ -79,28 +79,28 @@ class View:
             self.screen.start()
 
     def now(self):
-        """Running jobs, with the step and loss of trainings, from their files."""
+        """The running jobs, with step and loss of trainings from their files."""
         lines = [_progress(name, training) for name, _, training in [*self.running.values()][:MOST]]
         more = len(self.running) - MOST
         return Text("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]))
 
     def started(self, jobs):
-        """jobs: number → (what it is called, the folder of the training that it is, or None), of jobs that were started."""
+        """Note started jobs: number → (display name, work folder if it is a training, else None)."""
         for number, (name, folder) in jobs.items():
             self.running[number] = name, time.time(), folder and Training(name, folder)
 
     def left(self, text, last=False):
-        """Work left, in words: beside the bar, or a line of its own from time to time and at the end."""
+        """Show the work left: next to the bar, or without a bar as a line from time to time and at the end."""
         if self.bar:
-            # Without what a line of a log says of queues: there is room for one line.
+            # Shortened, because there is room for only one line.
             self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", plus queues")[0])
         elif text != self.left_line and (last or time.time() - self.left_at >= LEFT_SECONDS):
             self.left_line, self.left_at = text, time.time()
             self.say(text)
 
     def finished(self, number, verdict=""):
-        """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not. verdict:
-        None of what is not a line."""
+        """Note that a job succeeded, and print a line if it is a training or has a verdict. verdict: parity in a word, empty without one;
+        None: print no line."""
         name, began, training = self.running.pop(number, (None, None, None))
         if verdict is not None and (training or verdict not in ("", "baseline")):
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
@@ -114,7 +114,7 @@ class View:
 
 
 def _progress(name, training):
-    """A line of a job that runs."""
+    """The line of a running job."""
     if training is None:
         return name
     training.update()
@@ -127,7 +127,7 @@ def _progress(name, training):
 
 
 def user_message(text, workflow):
-    """An error of Snakemake's for users: no lines of internals, and a way out where we know one."""
+    """Rewrite one of Snakemake's errors for users: without internals, and with a remedy if we know one."""
     if "Traceback (most recent call last)" in text:
         if found := UNPARSABLE.search(text):
             return f"error: --config {found[1]}: not of the form KEY=VALUE"
@@ -148,7 +148,7 @@ def user_message(text, workflow):
         return f"error: no target or file is called `{found[1]}`{nearest(found[1], rules)}"
     if "Config file is not valid" in text:
         text = _damaged() or text
-    text = text.replace(REMEDY, REMEDY.replace("--root", "--config root=DIR"))  # a verb's option, and Snakemake's
+    text = text.replace(REMEDY, REMEDY.replace("--root", "--config root=DIR"))  # Snakemake has no --root
     lines = [line for line in text.splitlines() if not INTERNALS.match(line)]
     while len(lines) > 1 and lines[-1].strip() in TAIL:
         lines.pop()
@@ -158,7 +158,7 @@ def user_message(text, workflow):
 
 
 def _damaged():
-    """The error of the first configuration file that cannot be read; Snakemake does not name it."""
+    """The error of the first configuration file that cannot be read, because Snakemake does not name it."""
     named = [word for word in sys.argv if word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()]
     for file in [*named, "config/config.yaml"]:
         try:

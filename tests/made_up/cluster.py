@@ -1,9 +1,9 @@
-"""The made-up cluster: what `scontrol` prints elsewhere (SHARED, AMD, SMALL, RECORDED, PARTITIONS), and an executor that submits nothing
-(`executor_in`), with jobs for it (`job_of`, `data_job`). Programs that answer in place of Slurm's: `program` of tests/command.py.
+"""The made-up cluster: output of `scontrol` (SHARED, AMD, SMALL, RECORDED, PARTITIONS), and an executor that submits nothing
+(`executor_in`), with jobs for it (`job_of`, `data_job`). To replace Slurm's programs, use `program` of tests/command.py.
 
-SHARED, AMD and SMALL are composed: (nodes, partitions, configuration), whose lines have the fields of Slurm 22.05 to 24.05 in their order,
-with long ones left out, and made-up names. RECORDED has what real clusters printed: where it is published → (nodes, partitions), a line
-each, empty where only nodes are; some fields that a survey does not read are left out. PARTITIONS: partitions alone, of two more clusters.
+SHARED, AMD and SMALL are composed: (nodes, partitions, configuration). Their lines have the fields of Slurm 22.05 to 24.05 in order,
+without long ones, and made-up names. RECORDED is the output of real clusters: source → (nodes, partitions), one line each, empty if
+only nodes were published; fields that `site init` does not read are left out. PARTITIONS: only partitions, of two more clusters.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ PARTITIONS = {name: BLOCKS[f"partitions of {name}"] for name in ("seawulf", "ari
 
 
 class Names(SimpleNamespace):
-    """Names with values, as Snakemake has them."""
+    """Named values, like Snakemake's wildcards and params."""
 
     def get(self, name):
         return vars(self).get(name)
@@ -50,7 +50,7 @@ class Names(SimpleNamespace):
 
 
 class Thing(SimpleNamespace):
-    """A rule or a job, which Snakemake has in sets."""
+    """A rule or job; hashable, because Snakemake keeps them in sets."""
 
     __hash__ = object.__hash__
 
@@ -70,7 +70,7 @@ def data_job(dataset="text", prepared="tokens", tokens=9, output=()):
 
 
 def executor_in(root, monkeypatch):
-    """A RootExecutor that notes what it would do, and the queue that it sees."""
+    """A RootExecutor that only records its actions (`did`), with a made-up queue (`queue`)."""
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root), "silence": 300}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
     made.undecided, made.queued, made.signs = Counter(), Queued(made), Signs(made)

@@ -1,4 +1,4 @@
-"""Made-up samples of devices, as the sampler would have written them."""
+"""Made-up samples of devices, in the sampler's format."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ START = 1_767_323_045.0  # 2026-01-02T03:04:05Z, when the made-up attempts start
 def gpu_lines(
     gpus=4, ranks=None, use=0.9, seconds=600.0, interval=10.0, start=START, nodes=1, memory=20 * GIB, throttled=None
 ):
-    """Lines of a job's GPUs and nodes. use: mean use of a GPU, or a list of one for each. ranks: GPUs a node that are used."""
+    """Lines for a job's GPUs and nodes. use: mean use of all GPUs, or a list with one value each. ranks: used GPUs per node."""
     ranks = gpus if ranks is None else ranks
     uses = use if isinstance(use, list) else [use if index < ranks else 0.004 for index in range(gpus)]
     noise, lines = random.Random(1), []
@@ -40,7 +40,7 @@ def gpu_lines(
 
 
 def write_devices(folder, lines, name="device.csv"):
-    """A file of samples in a run's folder."""
+    """Write a file of samples into a run's folder."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()

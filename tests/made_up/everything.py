@@ -1,4 +1,4 @@
-"""Made-up results of every kind at once, so that every section of the report has something to show."""
+"""Made-up results of every kind, so that no section of the report is empty."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ OPERATORS = (
     {"name": "aten::copy_", "calls": 1200, "cpu_seconds": 1.5, "device_seconds": 0.0},
 )
 
-# What the benchmark of readers, the measurement of communication, and summarisers leave.
+# Results of the benchmark of readers, the measurement of communication, and summarisers.
 LOADERS = {
     "schema_version": 1,
     "dataset": "shapes",
@@ -32,7 +32,7 @@ LOADERS |= {"machine": {"cpu": "AMD EPYC 7742", "cores": 128}}
 
 
 def reading(name, access, rate, io="pread", cache="warm", decoder=None, workers=0):
-    """A row of the benchmark of readers; what is left out is an empty cell."""
+    """A row of the benchmark of readers; None is an empty cell."""
     return {
         "dataset": "shapes", "format": name, "access": access, "cache": cache, "io": io, "workers": workers, "decoder": decoder,
         "place": "disk", "samples_per_second": rate, "spread": 0.2, "sample_bytes": 1000.0, "inodes": 3, "bytes": 5 << 20,
@@ -65,25 +65,25 @@ FORM = {"bytes": 3_000_000, "seconds": 0.5, "peak_memory_bytes": 12 << 20, "iden
 
 
 def proof(run, **forms):
-    """What verifying converted checkpoints leaves. forms: name → what differs from FORM."""
+    """The result of verifying converted checkpoints. forms: name → differences from FORM."""
     found = {name: {**FORM, "test_loss": 4.25, "tensors": 9, **changed} for name, changed in forms.items()}
     return {"schema_version": 1, "run": run, "strategy": run, "dtype": None, "forms": found}
 
 
 def write_transfers(results, name, rows=TRANSFERS):
-    """A file as the measurement of communication writes it."""
+    """Write a file in the format of the measurement of communication."""
     lines = [TRANSFERS_HEADER, *(",".join(map(str, row)) for row in rows)]
     write_text(results / f"communication/{name}.csv", "\r\n".join(lines))
 
 
 def write_prepared(results, dataset):
-    """The manifest of prepared text, which plans and advice read."""
+    """Write the manifest of prepared text, which plans and advice read."""
     splits = {name: {"tokens": 50_000} for name in ("train", "validation", "test")}
     write_json(results / f"data/{dataset}/flat/manifest.json", {"vocabulary": 4000, "splits": splits})
 
 
 def finished():
-    """Runs of all strategies and tasks, weak, different and repeated with another seed, on processors and on GPUs."""
+    """Runs of all strategies and tasks, on CPUs and GPUs; some weak, with different results, or repeated with another seed."""
     sums = {"train": SUMMARISER, "baseline": "summary-single"}
     published = {"train": COURSE, "baseline": "wikitext", "site": CLUSTER}
     return [
@@ -101,7 +101,7 @@ def finished():
 
 
 def unfinished():
-    """A run that failed and one that is under way."""
+    """A failed run and a running one."""
     return [
         fake("broken", dp=4, gpus_per_node=4, status="failed", steps=12, train=TEXT),
         fake("under-way", tp=4, gpus_per_node=4, status="running", steps=30, train=TEXT),
@@ -109,7 +109,7 @@ def unfinished():
 
 
 def write_everything(root, fakes):
-    """Write runs, and beside them what summarisers, converters, the preparation of data and benchmarks leave.
+    """Write runs, and results of summarisers, converters, preparation of data and benchmarks.
 
     Returns the folders `results` and `work`.
     """
@@ -138,7 +138,7 @@ def write_everything(root, fakes):
 
 
 def build_report(root, *options):
-    """The folder of the report that its command builds of the results in `root`."""
+    """Build the report of the results in `root` with its command. Returns the report's folder."""
     if not (root / "Snakefile").exists():
         link_project(root)
     with contextlib.chdir(root):

@@ -1,5 +1,5 @@
-"""The made-up project: settings as objects (`project`, its runs on JURECA, `changed`) and as files (`write`, `write_files`, `link_project`),
-sites of every size, and the jobs that its plan knows (`jobs`)."""
+"""The made-up project: settings as objects (`project`, `changed`) and as files (`write`, `write_files`, `link_project`), sites of every
+size, and the jobs of its plan (`jobs`)."""
 
 import dataclasses
 from pathlib import Path
@@ -39,7 +39,7 @@ FACTS = DataFacts(vocabulary=5000)
 
 
 def changed(settings, **values):
-    """A copy of settings with other values. A mapping changes what it names of a group: `changed(run, workload={"optim": {"lr": 0.1}})`."""
+    """A copy of settings with other values. A mapping changes keys of a group: `changed(run, workload={"optim": {"lr": 0.1}})`."""
     for name, value in values.items():
         if dataclasses.is_dataclass(group := getattr(settings, name)) and isinstance(value, dict):
             values[name] = changed(group, **value)
@@ -47,7 +47,7 @@ def changed(settings, **values):
 
 
 def project(root, **limits):
-    """A project of JURECA with the runs `single` and `ddp-8`, its results below a fresh folder. limits: its budget."""
+    """A project on JURECA with the runs `single` and `ddp-8` and its results below `root`. limits: its budget."""
     workload = changed(WORKLOAD, data={"expected": {"vocabulary": 5000}})
     runs = {
         "single": Run("single", workload, baseline="single"),
@@ -57,7 +57,7 @@ def project(root, **limits):
 
 
 def jobs():
-    """The jobs of its plan: a download (1), a preparation (2) and trainings on one node (3) and on two (4)."""
+    """The jobs of the project's plan: a download (1), a preparation (2) and trainings on one node (3) and on two (4)."""
     training = {"limit_hours": 0.5, "attempts": 4, "after": (2,), "kind": "run"}
     return [
         Job(1, "download", {"dataset": "d"}, nodes=0),
@@ -68,7 +68,7 @@ def jobs():
 
 
 def shipped_site(name):
-    """A site as its shipped file has it."""
+    """A shipped site."""
     return load_site(Config(sites=str(REPOSITORY / "config/sites")), name)
 
 
@@ -82,7 +82,7 @@ training: {{steps: {steps}}}
 
 
 def table(*rows):
-    """The text of a run table, whose cells spaces separate here; the first row is the header."""
+    """The text of a run table from rows with cells separated by spaces; the first row is the header."""
     return "".join("\t".join(row.split()) + "\n" for row in rows)
 
 
@@ -90,7 +90,7 @@ RUNS = table("run workload nodes gpus_per_node dp", "single w 1 1 1", "wide w 8 
 
 
 def write_files(folder, files):
-    """Write files (name → text or bytes) into a folder, with the folders that they lie in."""
+    """Write files (name → text or bytes) into a folder; makes subfolders."""
     for name, content in files.items():
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,32 +98,32 @@ def write_files(folder, files):
 
 
 def write(folder, dim=128, steps=1000, config="", tokens=""):
-    """Write a project on nodes of four GPUs, with these settings."""
+    """Write a project with these settings, on nodes with four GPUs."""
     files = {"Snakefile": "", "config/config.yaml": f"site: here\n{config}", "config/runs.tsv": RUNS}
     files["config/workloads/w.yaml"] = SMALL.format(dim=dim, steps=steps, tokens=tokens)
     write_files(folder, files | {"config/sites/here.yaml": NODE})
 
 
 def write_one(folder, workload, text, **cells):
-    """Write a workload and a run table of its one run, `single`; gives the options by which verbs work there. cells: of more columns."""
+    """Write a workload and a run table with one run, `single`. Returns the options for verbs to use them. cells: more columns."""
     rows = table(" ".join(("run", "workload", *cells)), " ".join(("single", workload, *cells.values())))
     write_files(folder, {f"{workload}.yaml": text, "runs.tsv": rows})
     return ["--root", folder, "--config", f"workloads={folder}", "--config", f"runs={folder}/runs.tsv"]
 
 
 def write_script(folder, settings="", rows=("run workload", "own own"), **files):
-    """Write a project that trains a script `train.py`, called `own`. settings: more lines of its workload; files: others beside the script."""
+    """Write a project with a workload `own` for a script `train.py`. settings: more lines of the workload. files: more files."""
     texts = {"config.yaml": "site: local\nruns: runs.tsv\n", "runs.tsv": table(*rows), "workloads/train.py": ""}
     texts["workloads/own.yaml"] = f"task: script\ncommand: train.py\n{settings}"
     write_files(folder, texts | files)
 
 
 def load_here(folder, file="config.yaml"):
-    """The project of a configuration in a folder, at a shipped site."""
+    """Load the project of a configuration in a folder, with a shipped site."""
     return load_project_file(Path(folder, file), bases=[Path(folder), REPOSITORY / "config"])
 
 
 def link_project(folder):
-    """The shipped project by links in `folder`, where nothing is done yet."""
+    """Link the shipped project into `folder`, without results."""
     for name in PROJECT:
         (folder / name).symlink_to(REPOSITORY / name)

@@ -1,5 +1,5 @@
-"""The made-up results, in the true schema: records of runs (`fake`, `ddp`, `matrix`, `write_results`, `report_of`), whose summaries the
-trainings' own code computes, what a finished training leaves (`fill`), and what plans learn from one (`observed`)."""
+"""Made-up results in the real schema: records of runs (`fake`, `ddp`, `matrix`, `write_results`, `report_of`), with summaries computed by
+the trainings' own code, files of a finished training (`fill`), and a plan's observation of one (`observed`)."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ SIZES = {"language_model": {"window": 64}, "summarisation": {"window": 64}, "cla
 
 
 def workload(name="lm-small", task="language_model", data=None, model=None, **training):
-    """A small workload of a task; data and model as mappings or as settings already."""
+    """A small workload of a task; data and model are mappings or settings."""
     settings = {"global_batch": 32, "steps": 60, "evaluate_every": 20, **SIZES[task], **training}
     model = model or ({"layers": 4} if task == "language_model" else {})
     return make(Workload, name=name, title="A small model", task=task, data=data or {}, model=model, training=settings)
@@ -38,7 +38,7 @@ def workload(name="lm-small", task="language_model", data=None, model=None, **tr
 
 @dataclass(frozen=True)
 class Fake:
-    """A run and how it went. step_seconds: training time of a step; loss_shift: added to the parity run's losses."""
+    """A run and its outcome. step_seconds: training time of a step; loss_shift: added to the parity run's losses."""
 
     run: Run
     step_seconds: float = 0.1
@@ -55,7 +55,7 @@ def fake(name, baseline="single", seed=1, scaling="strong", train=None, **option
     """A Fake of a run called `name`; options are settings of Fake, of Layout, or of Run."""
     fakes = {field.name for field in dataclasses.fields(Fake)}
     layouts = {field.name for field in dataclasses.fields(Layout)}
-    # As a table that was loaded has it: on these CPUs nothing is compiled unless a run says so.
+    # As in a loaded table: on these CPUs nothing is compiled unless a run says so.
     layout = Layout(**{"compile": False} | {key: value for key, value in options.items() if key in layouts})
     others = {key: value for key, value in options.items() if key not in fakes | layouts}
     layout.check()
@@ -135,7 +135,7 @@ def write_run(root, entry):
 
 
 def steps_of(entry):
-    """Lines of `steps.jsonl`. The loss depends on the seed alone, as it does in truth."""
+    """Lines of `steps.jsonl`. The loss depends only on the seed, as in real runs."""
     training = entry.run.workload.training
     loss_noise, time_noise = random.Random(entry.run.seed), random.Random(entry.run.run)
     count = entry.steps or training.steps
@@ -172,7 +172,7 @@ def _run_json(entry, lines):
 
 
 def _machine(site):
-    """What the nodes of a site told of themselves: what its file says."""
+    """The machine of a run's record, as in the site's file."""
     machine = {"cpu": "AMD EPYC 7742", "cores": site.cores_per_node, "hardware_threads": 2 * site.cores_per_node}
     machine |= {"memory_bytes": 512 << 30, "system": "6.1.0", "hosts": ["node1"]}
     gpu = {"gpu": f"NVIDIA {site.gpu}-SXM4-40GB", "gpu_memory_bytes": 42_400_000_000, "driver": "580.95.05"}
@@ -180,7 +180,7 @@ def _machine(site):
 
 
 def _memory(entry):
-    """Parts of the memory, of which FSDP shares all but the activations and the process."""
+    """Memory by part; FSDP shards all except activations and process."""
     own = 40 << 20 if entry.run.layout.fsdp == 1 else 20 << 20
     held = {"weights": own, "gradients": own, "optimizer": 2 * own, "process": 60 << 20}
     return held | {"activations": max(0, entry.memory - sum(held.values()))}
@@ -198,7 +198,7 @@ def _attempt(entry, lines):
 
 
 def _facts(entry, lines):
-    """What a training knows at its end and its lines do not say."""
+    """Facts at the end of a training that are not in its lines."""
     evaluated = [(line["validation_loss"], line["step"]) for line in lines if "validation_loss" in line]
     seconds = {name: math.fsum(line["seconds"].get(name, 0) for line in lines) for name in ("bubble", "total")}
     sampled = entry.site.device == "cuda"
@@ -212,7 +212,7 @@ def _facts(entry, lines):
 
 
 def _write_parity(folder, entry):
-    """A parity run whose losses lie `loss_shift` beside the baseline's at the tenth step."""
+    """Write a parity run whose loss at the tenth step differs by `loss_shift` from the baseline's."""
     lines = [{"step": step, "loss": 9 - 0.1 * step, "grad_norm": 1.0} for step in range(1, 21)]
     lines[9]["loss"] += entry.loss_shift
     judged = entry.verdict in ("same", "different")
@@ -235,7 +235,7 @@ KEY = "a" * 64
 
 
 def fill(folder, run, key=KEY):
-    """What a finished training leaves."""
+    """Write the files of a finished training."""
     for tree in ("checkpoint", "best"):
         (folder / tree).mkdir(parents=True)
         (folder / tree / "weights").write_bytes(os.urandom(100))
@@ -247,5 +247,5 @@ def fill(folder, run, key=KEY):
 
 
 def observed(run, step_seconds=0.5, vocabulary=5000, phases=None, source="run", **known):
-    """The Observation of a run, or of a probe, whose steps took so long."""
+    """The Observation of a run or probe with this time per step."""
     return Observation(source, run.run, dataclasses.asdict(run), vocabulary, step_seconds, phases or {}, **known)

@@ -1,11 +1,11 @@
 """A cluster in a box: a real Slurm with JURECA-DC's nodes, on this computer.
 
     python tests/slurm/box.py up            start it (about 5 s); it runs until you stop it
-    python tests/slurm/box.py shell         a shell on its login node: sinfo, sbatch, snakemake ...
-    python tests/slurm/box.py status        what runs where
-    python tests/slurm/box.py kill jrc0002  a power cut on one node
+    python tests/slurm/box.py shell         open a shell on its login node: sinfo, sbatch, snakemake ...
+    python tests/slurm/box.py status        show nodes and jobs
+    python tests/slurm/box.py kill jrc0002  simulate a power cut on one node
     python tests/slurm/box.py restart jrc0002
-    python tests/slurm/box.py down          stop it, jobs too; nothing stays behind but its logs
+    python tests/slurm/box.py down          stop it and its jobs; only its logs remain
 
 Needs root and Debian's packages; tests/slurm/README.md has the details.
 """
@@ -28,7 +28,7 @@ DIRECTORY = Path(tempfile.gettempdir()) / "slurm-box"
 def up(arguments: argparse.Namespace) -> int:
     cluster = Cluster(arguments.directory, Shape(nodes=arguments.nodes, gpus=arguments.gpus))
     if cluster.running:
-        print(f"The cluster in {cluster.directory} runs already.")
+        print(f"The cluster in {cluster.directory} is already running.")
         return 0
     cluster.start()
     partitions = ", ".join(f"{each.name} ({each.time_limit})" for each in cluster.shape.partitions)
@@ -73,7 +73,7 @@ def restart(arguments: argparse.Namespace) -> int:
     cluster = running(arguments.directory)
     check_node(cluster, arguments.node)
     cluster.restart_node(arguments.node)
-    print(f"{arguments.node} takes jobs again.")
+    print(f"{arguments.node} accepts jobs again.")
     return 0
 
 
@@ -93,12 +93,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="box.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where all its files lie (%(default)s)")
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="folder of the cluster's files (%(default)s)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("up", help="start the cluster")
-    command.add_argument("--nodes", type=int, default=Shape.nodes, help="how many nodes (%(default)s)")
-    command.add_argument("--gpus", type=int, default=Shape.gpus, help="GPUs a node claims to have (%(default)s)")
+    command.add_argument("--nodes", type=int, default=Shape.nodes, help="number of nodes (%(default)s)")
+    command.add_argument("--gpus", type=int, default=Shape.gpus, help="claimed GPUs per node (%(default)s)")
     command.set_defaults(action=up)
 
     command = commands.add_parser("down", help="stop the cluster and everything that runs on it")
@@ -107,14 +107,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     command = commands.add_parser("status", help="show nodes and jobs")
     command.set_defaults(action=status)
 
-    command = commands.add_parser("shell", help="a shell, or one command, on the login node")
-    command.add_argument("--node", help="on this node instead, past Slurm")
+    command = commands.add_parser("shell", help="open a shell, or run one command, on the login node")
+    command.add_argument("--node", help="on this node instead, bypassing Slurm")
     command.add_argument("command", nargs="*", metavar="-- COMMAND", help="run this instead of a shell")
     command.set_defaults(action=shell)
 
-    command = commands.add_parser("kill", help="a power cut on one node")
+    command = commands.add_parser("kill", help="simulate a power cut on one node")
     command.add_argument("node")
-    command.add_argument("--daemon-only", action="store_true", help="kill its slurmd, let its tasks go on")
+    command.add_argument("--daemon-only", action="store_true", help="kill only its slurmd; its tasks continue")
     command.set_defaults(action=kill)
 
     command = commands.add_parser("restart", help="repair what was killed on one node")

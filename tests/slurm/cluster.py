@@ -1,18 +1,18 @@
-"""A real Slurm on one computer: controller, accounting with its database, and nodes across a network.
+"""A real Slurm on one computer: controller, accounting with its database, and nodes connected by a network.
 
     with Cluster("/tmp/box") as cluster:
         job = cluster.submit("--nodes=2", "--wrap=srun hostname")
         cluster.wait(job)
         print(cluster.sacct(job)["NodeList"])
 
-The machines are made of namespaces, one inside the other:
+The machines are nested namespaces:
 
-    this computer      its network is also the login node's, which therefore has the internet
+    this computer      the login node shares its network, and so has internet
       login            slurmctld, slurmdbd, MariaDB, munged; the cluster's /etc/slurm and /etc/hosts
-        switch         an Ethernet bridge in a network of its own, where no firewall of the computer filters
-        jrc0001 …      slurmd; its own address, host name, processes and /dev/shm; no way out but the switch
+        switch         an Ethernet bridge in its own network, unaffected by the computer's firewall
+        jrc0001 …      slurmd; its own address, host name, processes and /dev/shm; connected only to the switch
 
-All share the file system, as the nodes of a cluster do. Killing `login` ends everything.
+All share the file system, like the nodes of a cluster. Killing `login` ends everything.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ LONGEST_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes, the last one is ze
 
 
 class ClusterError(BoxError):
-    """The cluster cannot do what was asked; the message says why and what to do."""
+    """The cluster cannot do what was requested; the message says why and what to do."""
 
 
 class Cluster:
-    """A cluster; all its files lie below `directory`, which must be new, empty, or an earlier cluster's."""
+    """A cluster. All its files are below `directory`, which must be new, empty, or from an earlier cluster."""
 
     def __init__(self, directory: str | Path, shape: Shape | None = None) -> None:
         self.directory = Path(directory).resolve()
@@ -62,7 +62,7 @@ class Cluster:
 
     @classmethod
     def find(cls, directory: str | Path) -> Cluster:
-        """The cluster that some process started in `directory`."""
+        """The cluster that another process started in `directory`."""
         record = Path(directory) / "cluster.json"
         if not record.exists():
             raise ClusterError(f"no cluster in {directory}: start one there first")
@@ -86,7 +86,7 @@ class Cluster:
         return Addresses(ipaddress.ip_network(json.loads(self._record.read_text())["subnet"]))
 
     def start(self) -> None:
-        """Bring the cluster up and wait until every node is idle. Does nothing where it runs already."""
+        """Start the cluster and wait until every node is idle. Does nothing if it is already running."""
         if self.running:
             return
         reason = daemons.why_not()
@@ -101,7 +101,7 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """Kill every process of the cluster, jobs too, and take its network away. The logs stay."""
+        """Kill all processes of the cluster, including jobs, and remove its network. The logs remain."""
         if self.running and "subnet" in json.loads(self._record.read_text()):
             network.remove(self.addresses.subnet)
         for machine in [self.login, self._switch, *self.nodes.values()]:
@@ -172,32 +172,32 @@ class Cluster:
     def run(self, command: list[str], cwd: str | Path | None = None, **options: object) -> subprocess.CompletedProcess:
         """Run a command on the login node.
 
-        Options are those of subprocess.run; by default a failure raises, and both streams come back as text.
+        Options are those of subprocess.run; by default it raises on failure and returns both streams as text.
         """
         options = {"check": True, "capture_output": True, "text": True, **options}
         return subprocess.run(self.on_login(command, cwd), **options)
 
     def on_login(self, command: list[str], cwd: str | Path | None = None) -> list[str]:
-        """The command line that runs `command` on the login node; for Popen, whose pid is the command's."""
+        """The command line that runs `command` on the login node. With Popen, the pid is that of the command."""
         return self.login.enter(command, cwd, own_processes=False)
 
     def on_node(self, name: str, command: list[str], cwd: str | Path | None = None) -> list[str]:
-        """The command line that runs `command` on a node, past Slurm, as an administrator could."""
+        """The command line that runs `command` on a node, bypassing Slurm, as an administrator could."""
         return self.nodes[name].enter(command, cwd)
 
     def submit(self, *arguments: str, cwd: str | Path | None = None) -> str:
-        """Submit with sbatch and return the job's id. The account is the cluster's unless one is given."""
+        """Submit with sbatch and return the job's id. The default account is the cluster's."""
         account = f"--account={self.shape.account}"
         return self.run(["sbatch", "--parsable", account, *arguments], cwd).stdout.strip()
 
     def state(self, job: str) -> str:
-        """What squeue says of a job: PENDING, RUNNING, COMPLETED, … ("" of one that ended more than MinJobAge ago, and of all
-        while the controller does not answer)"""
+        """A job's state in squeue: PENDING, RUNNING, COMPLETED, …; "" if it ended more than MinJobAge ago or the controller does not
+        answer."""
         listing = self.run(["squeue", "--noheader", "--states=all", "--format=%i %T"], check=False).stdout
         return dict(line.split() for line in listing.splitlines()).get(job, "")
 
     def wait(self, job: str, *states: str, timeout: float = 60) -> str:
-        """Wait until a job is in one of these states (by default: has ended), and return the state."""
+        """Wait until a job is in one of these states (default: ended), and return the state."""
         wanted = set(states) or FINAL_STATES
         deadline = time.monotonic() + timeout
         while (state := self.state(job)) not in wanted:
@@ -208,9 +208,9 @@ class Cluster:
         return state
 
     def sacct(self, job: str, step: str = "", timeout: float = 60) -> dict[str, str]:
-        """What the accounting says of a job, or of one of its steps ("batch", "0", …): a field, its text.
+        """Field → text from the accounting, of a job or of one of its steps ("batch", "0", …).
 
-        The accounting learns of a short job's name and nodes up to 5 s after its end: this waits for them.
+        Waits until a short job's name and nodes appear, up to 5 s after its end.
         """
         state, deadline = self.state(job), time.monotonic() + timeout
         while True:
@@ -227,23 +227,23 @@ class Cluster:
         return rows[wanted]
 
     def starts(self, which: str, timeout: float = 60) -> dict[str, list[tuple[int, float]]]:
-        """Job → (cores of its nodes, seconds until its end) of each time that it was started, once all have ended.
+        """Wait until jobs have ended. Returns job → [(cores of its nodes, seconds), one pair for each start].
 
-        which: option of sacct that names jobs, `--jobs=7` or `--name=parascale_0`.
+        which: option of sacct that chooses jobs, `--jobs=7` or `--name=parascale_0`.
         """
         command = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--starttime=now-1days"]
         deadline = time.monotonic() + timeout
         while True:
             answer = self.run([*command, which, "--format=JobIDRaw,NNodes,Start,End"]).stdout
             rows = [line.split("|") for line in answer.splitlines()]
-            # A job that was put back into the queue may leave a row that never starts: it has neither.
+            # A requeued job may leave a row without start and end.
             if all(end != "Unknown" or start == "Unknown" for *_, start, end in rows):
                 break
             if time.monotonic() > deadline:
                 raise ClusterError(f"jobs that have not ended: {rows}")
             time.sleep(0.5)
         found: dict[str, list] = {job: [] for job, *_ in rows}
-        cores = self.shape.sockets * self.shape.cores_per_socket  # of a node; Slurm's CPUs are their threads
+        cores = self.shape.sockets * self.shape.cores_per_socket  # of a node; Slurm's CPUs are threads
         for job, nodes, start, end in rows:
             if start not in ("None", "Unknown"):
                 lasted = datetime.fromisoformat(end) - datetime.fromisoformat(start)
@@ -256,12 +256,12 @@ class Cluster:
         return {row[0]: dict(zip(SACCT_FIELDS, row, strict=True)) for row in rows}
 
     def sinfo(self) -> dict[str, str]:
-        """The state of every node: idle, allocated, down*, … ({} while the controller does not answer)."""
+        """Node → state: idle, allocated, down*, …; {} while the controller does not answer."""
         result = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"], check=False)
         return dict(line.split() for line in result.stdout.splitlines())
 
     def job_processes(self, job: str) -> dict[int, str]:
-        """Every process of a job, on any node: its number and command line. After the job's end: orphans."""
+        """Process id → command line of all processes of a job, on all nodes. After the job's end, these are orphans."""
         found = {}
         for node in self.nodes.values():
             found |= node.processes(f"SLURM_JOB_ID={job}")
@@ -270,19 +270,19 @@ class Cluster:
     # ---- faults --------------------------------------------------------------------------------------------
 
     def kill_slurmd(self, name: str) -> None:
-        """Kill a node's slurmd. Slurm notices after SlurmdTimeout and requeues; tasks that run there go on.
+        """Kill a node's slurmd. Slurm notices after SlurmdTimeout and requeues the jobs; tasks on the node continue.
 
-        A slurmd that comes back within 10 s of the job's end leaves them alone: kill_node is the sure way.
+        A slurmd that is restarted within 10 s of the job's end does not kill them; kill_node does.
         """
         subprocess.run(self.on_node(name, ["pkill", "-KILL", "-x", "slurmd"], cwd="/"), check=True)
 
     def kill_node(self, name: str) -> None:
-        """A power cut: every process of the node is gone at once, its /dev/shm and its network too."""
+        """Simulate a power cut: kill all processes of the node at once and remove its /dev/shm and network."""
         self.nodes[name].switch_off()
         network.disconnect(self.nodes[name], self._switch)
 
     def restart_node(self, name: str, timeout: float = 120) -> None:
-        """Repair what was killed, reboot nothing that runs, and wait until the node takes jobs again."""
+        """Restart only what was killed on the node, and wait until it accepts jobs again."""
         if self.nodes[name].pid is None:
             self._switch_on(name)
         search = self.on_node(name, ["pgrep", "-x", "slurmd"], cwd="/")

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the cluster, a small disk of its nodes, and trainings that nothing disturbed."""
+"""Fixtures of this folder: the cluster, a small disk that its nodes share, and undisturbed trainings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL_DISK_MIB = 64
 
 @pytest.fixture(scope="session")
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A disk that is soon full. Mounted before the cluster starts, so that all its machines see the same one."""
+    """A small disk, mounted before the cluster starts, so that all its machines see it."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, small_disk: Path) -> Itera
 
 @pytest.fixture(scope="session")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A function that returns a run of the schedule of faults as it is on this computer, without Slurm and without a fault."""
+    """A function that returns a run of the schedule of faults, trained on this computer without Slurm and without faults."""
     with Workflow(cluster, tmp_path_factory.mktemp("undisturbed") / "project", rows(LAYOUTS)) as workflow:
 
         def run(name):

@@ -1,4 +1,4 @@
-"""Starting what a Slurm cluster consists of, in the order in which one needs the other."""
+"""Start the daemons of a Slurm cluster, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shape import Shape, database_socket, munge_socket
 
 
 class DaemonError(BoxError):
-    """A daemon did not come up; the message has the end of its log."""
+    """A daemon did not start; the message has the end of its log."""
 
 
-# What the computer must have, and the Debian package that has it.
+# Required program → Debian package.
 PROGRAMS = {name: name for name in ("slurmctld", "slurmd", "slurmdbd", "hostname")}
 PROGRAMS |= {"sbatch": "slurm-client", "munged": "munge", "ip": "iproute2", "unshare": "util-linux", "pkill": "procps"}
 PROGRAMS |= dict.fromkeys(("mariadbd", "mariadb-install-db"), "mariadb-server")
 
 
 def why_not() -> str | None:
-    """What keeps this computer from carrying a cluster; None where nothing does."""
+    """Why this computer cannot run a cluster, or None."""
     if os.geteuid() != 0:
         return "a cluster in a box needs root: it makes network interfaces and mounts"
     packages = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
@@ -39,12 +39,12 @@ def why_not() -> str | None:
 
 
 def start(machine: Machine, directory: Path, command: list[str], env: dict[str, str] | None = None) -> subprocess.Popen:
-    """Start a daemon on a machine; its streams go to a log of their own."""
+    """Start a daemon on a machine, with its output in its own log."""
     return machine.popen(command, directory / f"log/{machine.name}-{command[0]}.out", env)
 
 
 def start_munge(login: Machine, directory: Path) -> subprocess.Popen:
-    """Who is who. The secret is the cluster's own: it neither needs nor touches the computer's."""
+    """Start munge, which authenticates, with the cluster's own key; the computer's is neither needed nor changed."""
     state, log = directory / "state", directory / "log/munged.log"
     key = state / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -59,7 +59,7 @@ def start_munge(login: Machine, directory: Path) -> subprocess.Popen:
 
 def start_database(login: Machine, directory: Path) -> subprocess.Popen:
     data, log = directory / "state/mariadb", directory / "log/mariadb.log"
-    # A server that starts removes every temporary table that it finds where it keeps its own: those of a neighbour's, in /tmp.
+    # At its start the server removes all temporary tables in its folder: in /tmp, those of other servers.
     temporary = directory / "state/mariadb-tmp"
     temporary.mkdir(exist_ok=True)
     common = ["--no-defaults", "--user=root", f"--datadir={data}", f"--tmpdir={temporary}"]
@@ -70,7 +70,7 @@ def start_database(login: Machine, directory: Path) -> subprocess.Popen:
             raise DaemonError(f"the database was not made:\n{log.read_text()}")
     command = ["mariadbd", *common, "--skip-networking", f"--socket={database_socket(directory)}"]
     command += [f"--pid-file={directory}/state/mariadb.pid", f"--log-error={log}", "--innodb-lock-wait-timeout=900"]
-    # Nothing here has to survive a power cut, so no write waits for the disk.
+    # The data need not survive a power cut, so writes do not wait for the disk.
     command += ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0"]
     mariadb = start(login, directory, command)
     until("MariaDB answers", database_socket(directory).exists, [log], mariadb)
@@ -78,8 +78,8 @@ def start_database(login: Machine, directory: Path) -> subprocess.Popen:
 
 
 def start_accounting(login: Machine, directory: Path, shape: Shape, address: str) -> subprocess.Popen:
-    """slurmdbd, with the account in it: slurmctld refuses to start for a cluster without one."""
-    # The variable is how MariaDB's client library learns of the socket; slurmdbd has no setting for it.
+    """Start slurmdbd and create the account, without which slurmctld refuses to start."""
+    # slurmdbd has no setting for the socket; MariaDB's client library reads this variable.
     environment = {**os.environ, "MYSQL_UNIX_PORT": str(database_socket(directory))}
     slurmdbd = start(login, directory, ["slurmdbd", "-D"], environment)
     logs = [directory / "log/slurmdbd.log"]
@@ -105,7 +105,7 @@ def until(
     daemon: subprocess.Popen | None = None,
     timeout: float = 60,
 ) -> None:
-    """Wait until `condition` holds; a daemon that dies meanwhile, or too long a wait, is an error."""
+    """Wait until `condition()` is true. Raises DaemonError if the daemon dies or the time is up."""
     deadline = time.monotonic() + timeout
     while not condition():
         died = daemon is not None and daemon.poll() is not None

@@ -1,8 +1,8 @@
-"""A computer made of Linux namespaces: its own processes, host name, mounts and, if wanted, its own network.
+"""A computer made of Linux namespaces: its own processes, host name, mounts and optionally its own network.
 
-The first process of a machine (process 1 in its own numbering) does nothing but wait and collect orphans.
-The kernel kills every process of a machine together with its first one, those of machines inside it too. So
-switching off is one signal, and nothing can be left behind.
+The first process of a machine (pid 1 in its namespace) only waits and reaps orphans. If it ends, the kernel
+kills all processes of the machine and of machines inside it. So one signal switches a machine off, and nothing
+is left behind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-# The identity is read before anything is mounted over /proc: there the process still has its number outside.
+# Reads its identity before anything is mounted over /proc, where the process still has its outer pid.
 FIRST_PROCESS = """
 set -e
 read -r identity </proc/self/stat
@@ -27,15 +27,15 @@ while :; do sleep 3600 & wait; done
 
 
 class BoxError(RuntimeError):
-    """Something a user of the cluster should know; the message says what is wrong and what to do."""
+    """An error for users of the cluster; the message says what is wrong and what to do."""
 
 
 class MachineError(BoxError):
-    """A machine could not be switched on, or is needed and switched off."""
+    """A machine could not be switched on, or is off but needed."""
 
 
 class Machine:
-    """One machine. What is known about it lies in two files, so that another process can find it again."""
+    """One machine. Its state is in two files, so that other processes can find it."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -44,20 +44,20 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """The number of the machine's first process, seen from outside; None where the machine is off."""
+        """The outer pid of the machine's first process; None if the machine is off."""
         try:
             pid, start = _pid_and_start(self._identity.read_text())
             state = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return None  # never started, or ended
-        # The start time tells our process from a later one that was given the same number.
+        # The start time distinguishes our process from a later one with the same pid.
         is_ours = _pid_and_start(state) == (pid, start) and _fields(state)[0] not in ("Z", "X")
         return pid if is_ours else None
 
     def switch_on(
         self, setup: str = "", network: bool = True, inside: Machine | None = None, timeout: float = 60
     ) -> subprocess.Popen:
-        """Start the first process, which runs the shell lines `setup` before the machine counts as on."""
+        """Start the first process and wait until it has run the shell lines `setup`."""
         self._identity.unlink(missing_ok=True)
         script = FIRST_PROCESS.format(
             name=shlex.quote(self.name), setup=setup, identity=shlex.quote(str(self._identity))
@@ -74,7 +74,7 @@ class Machine:
         return process
 
     def switch_off(self, timeout: float = 60) -> None:
-        """Kill everything on the machine at once, as a power cut does. Does nothing where it is off."""
+        """Kill everything on the machine at once, like a power cut. Does nothing if it is off."""
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -88,8 +88,8 @@ class Machine:
     def enter(self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True) -> list[str]:
         """The command line that runs `command` on this machine.
 
-        Without `own_processes` the command stays in the process numbering of the caller, where it can be
-        signalled by the number that Popen knows, and outlives the machine.
+        Without `own_processes` the command stays in the caller's pid namespace: it can be signalled by
+        Popen's pid, and outlives the machine.
         """
         if self.pid is None:
             raise MachineError(f"machine {self.name} is off")
@@ -97,15 +97,15 @@ class Machine:
         return ["nsenter", f"--target={self.pid}", *namespaces, f"--wdns={cwd or Path.cwd()}", "--", *command]
 
     def popen(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> subprocess.Popen:
-        """Start a daemon on this machine: in a session of its own, both streams appended to `log`."""
+        """Start a daemon on this machine in a new session, with both streams appended to `log`."""
         with log.open("ab") as stream:
             streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
             return subprocess.Popen(self.enter(command, cwd="/"), **streams, env=env, start_new_session=True)
 
     def processes(self, environment: str = "") -> dict[int, str]:
-        """Number, seen from outside, and command line of every process on this machine but the first.
+        """Outer pid → command line of all processes on this machine except the first.
 
-        With `environment` ("NAME=value") only those that were started with this in their environment.
+        With `environment` ("NAME=value"), only those that have this in their environment.
         """
         pid = self.pid
         if pid is None:
@@ -123,12 +123,12 @@ class Machine:
                     continue
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended while we were looking, or root may not look: then it is none of ours
+                continue  # it has just ended; or root may not read it, so it is not ours
         return found
 
 
 class _Outside(Machine):
-    """The computer everything runs on."""
+    """The real computer."""
 
     def enter(self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True) -> list[str]:
         return command
@@ -145,7 +145,7 @@ def tail(log: Path, lines: int = 8) -> str:
 
 
 def _fields(stat: str) -> list[str]:
-    # proc(5): "pid (comm) state ppid ...", where comm may hold blanks and brackets.
+    # proc(5): "pid (comm) state ppid ..."; comm may contain blanks and brackets.
     return stat.rpartition(")")[2].split()
 
 

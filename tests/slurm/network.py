@@ -1,4 +1,4 @@
-"""The network of a cluster: a switch in a network namespace of its own, and a cable to every machine."""
+"""The network of a cluster: a switch in its own network namespace, and a cable to every machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from machine import OUTSIDE, BoxError, Machine
 
 
 class NetworkError(BoxError):
-    """An interface could not be made; the message has what `ip` said."""
+    """An interface could not be made; the message has the error of `ip`."""
 
 
 def free_subnet(network: str, switch: Machine) -> ipaddress.IPv4Network:
-    """Lead a cable from the switch to this computer, in the first /24 of `network` that nothing else uses."""
+    """Connect the switch to this computer, in the first unused /24 of `network`. Returns that subnet."""
     ip(switch, "link add bridge type bridge", "link set bridge up")
     taken = _routed_networks()
     for subnet in ipaddress.ip_network(network).subnets(new_prefix=24):
         if any(subnet.overlaps(other) for other in taken):
             continue
         cable = f"link add {uplink(subnet)} type veth peer name login netns {switch.pid}"
-        # The interface's name is the lock: of two clusters that start at once, one gets it.
+        # The interface's name is a lock, in case two clusters start at once.
         if subprocess.run(["ip", *cable.split()], capture_output=True).returncode == 0:
             ip(OUTSIDE, f"address add {subnet[1]}/24 dev {uplink(subnet)}", f"link set {uplink(subnet)} up")
             ip(switch, "link set login master bridge up")
@@ -30,25 +30,25 @@ def free_subnet(network: str, switch: Machine) -> ipaddress.IPv4Network:
 
 
 def connect(node: Machine, interface: str, address: str, switch: Machine) -> None:
-    """Lead a cable from the switch to a node, which has no other way out and no route to elsewhere."""
+    """Connect the switch to a node, which has no other connection and no route to elsewhere."""
     ip(OUTSIDE, f"link add {node.name} netns {switch.pid} type veth peer name {interface} netns {node.pid}")
     ip(switch, f"link set {node.name} master bridge up")
     ip(node, "link set lo up", f"address add {address}/24 dev {interface}", f"link set {interface} up")
 
 
 def disconnect(node: Machine, switch: Machine) -> None:
-    """Pull the cable. The kernel does so too when a node dies, but only after a while."""
+    """Pull the cable. When a node dies, the kernel does so too, but later."""
     command = switch.enter(["ip", "link", "delete", node.name], cwd="/")
-    subprocess.run(command, capture_output=True)  # that it is gone already is no error
+    subprocess.run(command, capture_output=True)  # it may already be gone
 
 
 def remove(subnet: ipaddress.IPv4Network) -> None:
-    """Take the cluster's interface from this computer."""
+    """Remove the cluster's interface from this computer."""
     subprocess.run(["ip", "link", "delete", uplink(subnet)], capture_output=True)
 
 
 def uplink(subnet: ipaddress.IPv4Network) -> str:
-    """Name of the interface by which this computer, and so the login node, is on the cluster's network."""
+    """Name of this computer's (and so the login node's) interface on the cluster's network."""
     return f"box{int(subnet.network_address):08x}"
 
 

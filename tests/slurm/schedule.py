@@ -1,13 +1,13 @@
-"""A schedule of faults on a real Slurm, drawn from one number: trainings in several layouts are struck, again and again.
+"""A random schedule of faults on a real Slurm: trainings in several layouts are struck again and again.
 
-    python tests/slurm/schedule.py --seed 7    one schedule; the same number strikes the same runs in the same way
-    python tests/slurm/schedule.py --seed 1-8  several, one after the other; the files of one that fails are kept
+    python tests/slurm/schedule.py --seed 7    one schedule; the same seed strikes the same runs in the same way
+    python tests/slurm/schedule.py --seed 1-8  several schedules in turn; keeps the files of those that fail
 
-Each schedule starts the workflow with one run per layout and strikes every run once its job has begun and a checkpoint is
-there. Passes only if, in the end, every run has the numbers and weights of one that nothing disturbed, bit for bit; if every
-workflow that ended early named a cause; if nodes run nothing but their daemon; and if the jobs written down are those that
-Slurm charged, each for as many seconds. Time limits follow the load of the computer.
-Needs what tests/slurm/README.md names.
+Each schedule starts the workflow with one run per layout and strikes every run once its job has begun and a checkpoint
+exists. It passes only if in the end every run has the same numbers and weights as an undisturbed one, bit for bit; if every
+workflow that ended early named a cause; if only daemons run on the nodes; and if the recorded jobs are those that Slurm
+charged, for the same number of seconds. Time limits adapt to the load of the computer.
+For requirements see tests/slurm/README.md.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LAYOUTS = {
     "nodes": {"nodes": 2, "dp": 2},
 }
 PASSED = "weights bit-equal"
-IDLE = ("slurmd -D", "sleep 3600")  # what a node runs that has no job
-PAUSE = 5.0  # seconds that a step takes until every fault has struck
-LATEST = 300 + 2 * TIMEOUT  # seconds for a struck run to begin again: Slurm takes up to 200 to see some losses
+IDLE = ("slurmd -D", "sleep 3600")  # processes of a node without a job
+PAUSE = 5.0  # seconds per step until every fault has struck
+LATEST = 300 + 2 * TIMEOUT  # seconds for a struck run to begin again; Slurm needs up to 200 to notice some faults
 REMEDY = re.compile(r"^.*(?:error: |Error|failed|No space left|signal|CANCELLED|TERM).*$", re.MULTILINE)
 
 
@@ -57,10 +57,8 @@ def rows(names):
 
 @dataclass
 class Injection:
-    """One fault: what strikes which run, after how many begun attempts of it, and in how many seconds that had begun again.
-
-    cause: what the workflow named, where it ended before that.
-    """
+    """One fault. begun: attempts of the run before it. seconds: until the run began again. cause: the workflow's error, if it ended before
+    that."""
 
     seed: int
     fault: str
@@ -72,18 +70,18 @@ class Injection:
 
 
 class Schedule:
-    """The injections of one seed, and the workflow that they strike."""
+    """The injections of one seed and the workflow that they strike."""
 
     def __init__(self, seed, cluster, workflow, disk, names=tuple(LAYOUTS), count=14, faults=None):
         self.cluster, self.workflow, self.disk, self.names = cluster, workflow, disk, names
         pairs = list(product(faults or FAULTS, names))
         random.Random(seed).shuffle(pairs)
         self.injections = [Injection(seed, *pair) for pair in pairs[:count]]
-        self.draw = None  # of the fault that strikes: what it draws hangs on no other's time
+        self.draw = None  # random numbers of the current fault, independent of the timing of others
         self.later, self.struck_at, self.patience, self.causes = [], {}, {}, []
 
     def run(self, latest=1200):
-        """Strike, wait for the end, and check it. Returns the injections."""
+        """Strike, wait for the end, and check the results. Returns the injections."""
         deadline = Patience(latest)
         self.start()
         while any(self._open(name) for name in self.names):
@@ -108,13 +106,13 @@ class Schedule:
     # ---- watching
 
     def start(self):
-        """Start the workflow, or go on with it."""
+        """Start or restart the workflow."""
         targets = [self.workflow.run(name).target for name in self.names]
         options = ("--retries", 20)
         self.workflow.start(*targets, options=options, settings=(f"timeout_seconds={TIMEOUT}",))
 
     def _tick(self, deadline):
-        """Repair what is due, start the workflow again where it ended, and see who has recovered."""
+        """Run actions that are due, restart the workflow if it has ended, and note runs that have recovered."""
         time.sleep(0.3)
         assert deadline.lasts(), f"not at its end: {self.injections}\n{self.workflow.story()[-6000:]}"
         for due in [each for each in self.later if each[0] < time.monotonic()]:
@@ -140,14 +138,14 @@ class Schedule:
         return [each for each in self.injections if each.begun is not None and each.seconds is None]
 
     def _open(self, name):
-        """The injection that a run waits for, or has not recovered from yet; None where there is none."""
+        """A run's next injection, or the one that it has not recovered from; None if there is none."""
         if self._is_done(name):
             return None
         mine = [each for each in self.injections if each.layout == name]
         return next((each for each in mine if each.seconds is None), None)
 
     def _is_ready(self, name, injection):
-        needed = 2 if injection.fault == DAMAGED else 1  # one to damage, and the one before it
+        needed = 2 if injection.fault == DAMAGED else 1  # one to damage and one before it
         if injection.begun is not None or len(self.workflow.run(name).checkpoints()) < needed:
             return False
         job, layout = self.job(name), LAYOUTS[name]
@@ -158,30 +156,30 @@ class Schedule:
         return self.workflow.run(name).target.exists()
 
     def _begun(self, name):
-        """How many attempts of a run have begun; none while its files are being moved."""
+        """Number of a run's attempts; 0 while its files are being moved."""
         run = self.workflow.run(name)
         with suppress(OSError, ParascaleError):
             return len(run.attempts()) if self._is_done(name) else run.begun()
         return 0
 
     def job(self, name):
-        """Id of the last job that was submitted for a run."""
+        """Id of the last job submitted for a run."""
         noted = [line["job_id"] for line in submissions.noted(Paths(self.workflow.root).store) if line["run"] == name]
         return noted[-1] if noted else None
 
     def ranks(self, name):
-        """(node, process number on this computer) of every training process of a run's job."""
+        """(node, outer pid) of every training process of a run's job."""
         return self.processes(name, lambda line: "-m parascale train" in line and line.startswith("/"))
 
     def processes(self, name, wanted):
-        """(node, process number on this computer) of every process of a run's job whose command line is `wanted`."""
+        """(node, outer pid) of every process of a run's job for whose command line `wanted` is true."""
         found = [
             (node, self.cluster.nodes[node].processes(f"SLURM_JOB_ID={self.job(name)}")) for node in self.cluster.nodes
         ]
         return [(node, number) for node, lines in found for number, line in lines.items() if wanted(line)]
 
     def after(self, seconds, action):
-        """Do something later."""
+        """Run an action after some seconds."""
         self.later.append((time.monotonic() + seconds, action))
 
     # ---- the end
@@ -199,7 +197,7 @@ class Schedule:
         self.workflow.assert_all_is_charged()
 
     def _left(self):
-        """What nodes still run; but for Snakemake's own processes, which nobody ends whose `slurmstepd` was killed."""
+        """Processes left on nodes, except Snakemake's, which survive if their `slurmstepd` was killed."""
         lines = [line for node in self.cluster.nodes.values() for line in node.processes().values()]
         return [line for line in lines if line and not line.startswith(IDLE) and "-m snakemake" not in line]
 
@@ -209,14 +207,14 @@ def say(text):
 
 
 def undisturbed_runs(cluster, folder, names):
-    """The workflow of the same runs on this computer, without Slurm and without a fault, at its end."""
+    """Run the same runs on this computer, without Slurm and without faults. Returns the finished workflow."""
     workflow = Workflow(cluster, folder, rows(names))
     workflow.start(*(workflow.run(name).target for name in names), profile="local").wait(timeout=1200)
     return workflow
 
 
 def struck(seed, cluster, folder, disk, undisturbed, **choices):
-    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError, and keeps its files in `folder`."""
+    """Run the schedule of a seed. Returns its injections; raises AssertionError and keeps the files in `folder` if it does not pass."""
     names = choices.setdefault("names", tuple(LAYOUTS))
     data, root = undisturbed.root / "results/data", disk / f"seed-{seed}"
     with Workflow(cluster, folder / f"seed-{seed}", rows(names), PAUSE, data, root) as workflow:
@@ -231,10 +229,10 @@ def struck(seed, cluster, folder, disk, undisturbed, **choices):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", help="a number, or the first and the last: 1-8")
-    parser.add_argument("--count", type=int, default=14, help="injections of a schedule (%(default)s)")
-    parser.add_argument("--fault", action="append", choices=FAULTS, help="draw from these only (several times)")
-    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="strike these only (several times)")
+    parser.add_argument("--seed", help="a number, or a range: 1-8")
+    parser.add_argument("--count", type=int, default=14, help="injections per schedule (%(default)s)")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="use only this fault (may be repeated)")
+    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="strike only this layout (may be repeated)")
     given = parser.parse_args()
     first, _, last = (given.seed or "1").partition("-")
     names = tuple(given.layout or LAYOUTS)
@@ -246,11 +244,11 @@ def main():
     try:
         with Cluster(folder / "cluster", Shape(nodes=9)) as cluster:
             undisturbed = undisturbed_runs(cluster, folder / "undisturbed", names)
-            say("the runs that nothing disturbs have ended")
+            say("the undisturbed runs have ended")
             for seed in range(int(first), int(last or first) + 1):
                 try:
                     injections = struck(seed, cluster, folder, disk, undisturbed, **choices)
-                except Exception as error:  # whatever one schedule ends with, the next one begins
+                except Exception as error:  # go on with the next schedule
                     failed += 1
                     say(f"seed {seed} FAILED: {type(error).__name__}: {error}; its files: {folder}")
                     continue

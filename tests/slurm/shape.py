@@ -1,4 +1,4 @@
-"""What the cluster in a box looks like, and the files that tell Slurm so."""
+"""The shape of the cluster in a box, and Slurm's configuration files for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 class Partition:
     name: str
     time_limit: str
-    # JSC hands out whole nodes, whatever part of them a job asks for.
+    # JSC allocates whole nodes, even if a job requests only a part.
     whole_nodes: bool = True
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Claims, not facts: Slurm believes in cores, memory and GPUs that the computer underneath does not have.
+    """The cores, memory and GPUs that Slurm is told, which the real computer does not have.
 
     The defaults are those of JURECA-DC. `settings` adds lines to slurm.conf or replaces them.
     """
@@ -39,18 +39,18 @@ class Shape:
         Partition("dc-cpu", "24:00:00"),
     )
     account: str = "training"
-    # Beside `normal`, which every cluster has: one job at a time, and short ones, as for a course.
+    # In addition to `normal`, which every cluster has: one short job at a time, as for a course.
     qos: str = "course"
     qos_limits: tuple[str, ...] = ("MaxJobsPerUser=1", "MaxWall=00:30:00", "Flags=DenyOnLimit")
     # On JURECA and JUWELS a node's name with this suffix is its InfiniBand address, on this interface.
     fabric_suffix: str = "i"
     fabric_interface: str = "ib0"
-    # Each cluster takes one /24 of this network; all its daemons listen there and nowhere else.
+    # Each cluster uses one /24 of this network; its daemons listen only there.
     network: str = "10.117.0.0/16"
     controller_port: int = 6817
     node_port: int = 6818
     accounting_port: int = 6819
-    # Each node has a /dev/shm of its own, as memory is not shared between computers.
+    # Each node has its own /dev/shm, because computers do not share memory.
     own_shared_memory: bool = True
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -75,27 +75,24 @@ class Addresses:
         return str(self.subnet[1])
 
     def node(self, number: int) -> str:
-        """Address of the node with this number, counted from 0."""
+        """Address of a node; numbers start at 0."""
         return str(self.subnet[11 + number])
-
-    def with_prefix(self, address: str) -> str:
-        return f"{address}/{self.subnet.prefixlen}"
 
 
 def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
-    """slurm.conf: what a JSC site says in it, with short waits where waiting teaches nothing."""
+    """slurm.conf, as at JSC but with shorter waits."""
     settings = {
         "ClusterName": shape.cluster,
         "SlurmctldHost": f"{shape.login}({addresses.login})",
         "SlurmctldPort": shape.controller_port,
         "SlurmdPort": shape.node_port,
-        # Listen on the cluster's own address: so two clusters may use the same ports, and a laptop's network
-        # never sees them.
+        # Listen only on the cluster's own address, so that two clusters can use the same ports, and the
+        # computer's network does not see them.
         "CommunicationParameters": "NoCtldInAddrAny",
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
-        # The lifetime of credentials is also how long a requeued job waits before it may start again.
+        # A requeued job must wait for the lifetime of credentials before it can start again.
         "AuthInfo": f"socket={munge_socket(directory)},cred_expire=20",
         "StateSaveLocation": directory / "state",
         "SlurmdSpoolDir": directory / "spool/%n",
@@ -113,19 +110,19 @@ def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
         "GresTypes": "gpu",
         "SchedulerParameters": "bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "EnforcePartLimits": "ALL",
-        # Partitions are of one priority until a test says otherwise: nobody is preempted.
+        # All partitions have the same priority, so nothing is preempted, unless a test changes that.
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": addresses.login,
         "AccountingStoragePort": shape.accounting_port,
-        # Not a password but again the socket: slurmdbd's clients look for it here, not in AuthInfo.
+        # Not a password but the socket: slurmdbd's clients look for it here instead of in AuthInfo.
         "AccountingStoragePass": munge_socket(directory),
         "AccountingStorageEnforce": "associations,limits,qos",
         "AccountingStorageTRES": "gres/gpu",
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 5,
-        # Snakemake trusts squeue only where finished jobs stay visible for 3 times its first delay (40 s).
+        # Snakemake trusts squeue only if finished jobs stay visible for 3 times its first delay (40 s).
         "MinJobAge": 300,
         "KillWait": 10,
         "SlurmdTimeout": 15,
@@ -159,7 +156,7 @@ def slurmdbd_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
         "LogFile": directory / "log/slurmdbd.log",
         "PidFile": directory / "state/slurmdbd.pid",
         "StorageType": "accounting_storage/mysql",
-        "StorageHost": "localhost",  # through the socket: the database listens on no network at all
+        "StorageHost": "localhost",  # through the socket, because the database does not listen on a network
         "StorageUser": "root",
         "StorageLoc": "slurm_acct_db",
     }
@@ -171,7 +168,7 @@ def gres_conf(shape: Shape, directory: Path) -> str:
 
 
 def hosts(shape: Shape, addresses: Addresses) -> str:
-    """The lines that name the cluster's machines in /etc/hosts."""
+    """The lines for /etc/hosts with the cluster's machines."""
     lines = [f"{addresses.login} {shape.login}"]
     for number, name in enumerate(shape.node_names):
         lines.append(f"{addresses.node(number)} {name} {name}{shape.fabric_suffix}")
@@ -183,7 +180,7 @@ def munge_socket(directory: Path) -> Path:
 
 
 def step_socket(directory: Path, node: str) -> Path:
-    """The longest name of the sockets that slurmd makes for a step: that of a batch script, here of a job with six digits."""
+    """The longest socket name that slurmd uses: for the batch step of a job with a six-digit id."""
     return directory / "spool" / node / f"{node}_999999.4294967291"
 
 
@@ -192,11 +189,11 @@ def database_socket(directory: Path) -> Path:
 
 
 def write_configuration(shape: Shape, addresses: Addresses, directory: Path, own_hosts: str) -> None:
-    """Write all that the daemons read; `own_hosts` is what the computer's own /etc/hosts says."""
+    """Write all files that the daemons read. own_hosts: the text of the computer's own /etc/hosts."""
     for name in ("etc", "log", "state", "devices"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     for number in range(shape.gpus):
-        # Slurm takes only a device for a GPU, or jobs see no CUDA_VISIBLE_DEVICES. These are all /dev/null.
+        # Slurm sets CUDA_VISIBLE_DEVICES only if GPUs are devices. These are all /dev/null.
         os.mknod(directory / f"devices/gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     for name in shape.node_names:
         (directory / "spool" / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What strikes a training in a schedule of faults: each takes the Schedule and the name of a run."""
+"""The faults of a schedule: functions of the Schedule and the name of a run."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from parascale.paths import Paths
 
 LONG = "disk full until jobs have ended"
 DAMAGED = "newest checkpoint damaged"
-TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
+TIMEOUT = 45  # `timeout_seconds` of the workflow
 
 
 def kill_rank(schedule, name):
@@ -25,30 +25,30 @@ def kill_rank(schedule, name):
 
 
 def kill_launcher(schedule, name):
-    """One process needs no launcher: there it is the process itself."""
+    """Kill a launcher; a run of one process has none, so kill the process."""
     launchers = schedule.processes(name, lambda line: "-m parascale launch" in line and line.startswith("/"))
     signal_all(launchers[:1] or schedule.ranks(name), signal.SIGKILL)
 
 
 def kill_slurmd(schedule, name):
-    """Slurm gives the job other nodes, while the ranks on the old one train on; then the node is repaired."""
+    """Slurm requeues the job, while the ranks on the old node continue to train; then the node is repaired."""
     node = schedule.draw.choice(schedule.ranks(name))[0]
     schedule.cluster.kill_slurmd(node)
     schedule.after(60, lambda: _repair(schedule, node))
 
 
 def kill_slurmstepd(schedule, name):
-    """Nobody is left who would tell Slurm of the job's end."""
+    """Kill the daemon that would report the job's end to Slurm."""
     kill_daemons(schedule.cluster, schedule.draw.choice(schedule.ranks(name))[0], schedule.job(name))
 
 
 def kill_step(schedule, name):
-    """The training goes on to its end, of which Slurm never hears: it calls the job running."""
+    """The training continues to its end, but Slurm does not notice and reports the job as running."""
     kill_daemons(schedule.cluster, schedule.draw.choice(schedule.ranks(name))[0], f"{schedule.job(name)}.0")
 
 
 def hang_at_exit(schedule, name):
-    """A process of the run does not end once the training is published."""
+    """A process of the run hangs after the training is published."""
     schedule.workflow.lingers(name, schedule.draw.randrange(len(schedule.ranks(name)))).touch()
 
 
@@ -67,7 +67,7 @@ def terminate(schedule, name):
 
 
 def stop_rank(schedule, name):
-    """A rank hangs until others have given it up; a process that is alone goes on after a while."""
+    """Stop a rank until the others give up; a single process is continued after a while."""
     victims = [schedule.draw.choice(schedule.ranks(name))]
     signal_all(victims, signal.SIGSTOP)
     if len(schedule.ranks(name)) == 1:
@@ -75,9 +75,9 @@ def stop_rank(schedule, name):
 
 
 def damage_newest(schedule, name):
-    """One bit of one file of the newest checkpoint, its manifest included; then the job dies."""
+    """Flip one bit in a file of the newest checkpoint (possibly the manifest), then kill the job."""
     processes = schedule.ranks(name)
-    signal_all(processes, signal.SIGSTOP)  # what is newest now stays so
+    signal_all(processes, signal.SIGSTOP)  # so that no newer checkpoint appears
     path = schedule.draw.choice(sorted(schedule.workflow.run(name).checkpoints()[-1].iterdir()))
     content = bytearray(path.read_bytes())
     content[schedule.draw.randrange(len(content))] ^= 1 << schedule.draw.randrange(8)
@@ -91,7 +91,7 @@ def kill_snakemake(schedule, name):
 
 
 def kill_before_the_note(schedule, name):
-    """As if Snakemake had died when Slurm had taken the job, and before it wrote that down."""
+    """Simulate that Snakemake died after Slurm accepted the job and before it recorded the job."""
     schedule.workflow.kill()
     notes = Paths(schedule.workflow.root).store / submissions.FILE
     kept = [line for line in submissions.noted(notes.parent) if line["job_id"] != schedule.job(name)]
@@ -100,7 +100,7 @@ def kill_before_the_note(schedule, name):
 
 
 def limit_submissions(schedule, name):
-    """The job dies, and for a while Slurm takes no other."""
+    """Kill the job, and for a while make Slurm refuse others."""
 
     def limit(jobs):
         schedule.cluster.run(["sacctmgr", "-i", "modify", "user", "where", "name=root", "set", f"MaxSubmitJobs={jobs}"])
@@ -114,7 +114,7 @@ def fill_disk(schedule, name, seconds=12):
     filler = schedule.disk / "filler"
 
     def fill():
-        # Whoever writes meanwhile may have taken the last of it.
+        # Another process may use the last space at the same time.
         with open(filler, "ab", buffering=0) as handle, suppress(OSError):
             if free := shutil.disk_usage(schedule.disk).free:
                 os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
@@ -138,9 +138,9 @@ def _repair(schedule, node):
     schedule.cluster.restart_node(node, timeout=120)
 
 
-# Faults that a run may survive without beginning again, and the seconds after which it has.
+# Fault that a run may survive without beginning again → seconds after which it has.
 PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "no note": 30, "disk full": 30, LONG: 66, "slurmctld away": 40}
-PASSING |= {"step 0's slurmstepd -9": 30, "hangs at exit": 0}  # these show at the end of a training
+PASSING |= {"step 0's slurmstepd -9": 30, "hangs at exit": 0}  # these have an effect only at the end of a training
 FAULTS = {
     "rank -9": kill_rank,
     "launcher -9": kill_launcher,
@@ -163,13 +163,13 @@ FAULTS = {
 
 
 def kill_daemons(cluster, node, steps):
-    """Kill the `slurmstepd` of a node: of all steps of the job `steps`, or of one, `job.step`."""
+    """Kill a node's `slurmstepd` of all steps of a job (`job`) or of one step (`job.step`)."""
     daemons = rf"^slurmstepd: \[{re.escape(steps)}[].]"
     subprocess.run(cluster.on_node(node, ["pkill", "-KILL", "-f", daemons], cwd="/"), check=False)
 
 
 def signal_all(processes, number):
-    """Send a signal to (machine, process number) pairs; those that have ended are passed over."""
+    """Send a signal to (machine, pid) pairs; ended processes are skipped."""
     for _, process in processes:
         try:
             os.kill(process, number)

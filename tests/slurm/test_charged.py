@@ -1,4 +1,4 @@
-"""No job is charged unseen: what Slurm calls running although its training has ended, or lies still, is found; what was published stays."""
+"""No job is charged unnoticed: the workflow finds jobs that still run after their training has ended, and keeps published results."""
 
 import pytest
 from strikes import kill_daemons
@@ -21,7 +21,7 @@ def workflow(cluster, tmp_path, undisturbed):
 
 @pytest.fixture
 def published(workflow):
-    """A function that starts the training and returns (its run, its job) when it is published, and its process at its end hangs."""
+    """A function that starts the training, and returns (run, job) when it is published and its process hangs at exit."""
 
     def start(**choices):
         run = workflow.run("single")
@@ -35,7 +35,7 @@ def published(workflow):
 
 
 def trained_by(workflow):
-    """Ids of the jobs that were submitted for the run."""
+    """Ids of the jobs submitted for the run."""
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store) if line["run"] == "single"]
 
 
@@ -46,7 +46,7 @@ def assert_paid_for_once(workflow, run, job, undisturbed):
 
 
 def test_a_warning_after_publishing_fails_nothing(cluster, workflow, published, undisturbed):
-    """SIGTERM also reaches Snakemake's own process in the job, which would call it failed and remove the result."""
+    """SIGTERM also reaches Snakemake's own process in the job, which would count the job as failed and delete the result."""
     run, job = published()
     shown = run.target.stat().st_ino
     cluster.run(["scancel", "--signal=TERM", job])
@@ -68,7 +68,7 @@ def test_a_job_that_is_cancelled_after_publishing_has_done_its_work(cluster, wor
 def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
     hangs, cluster, workflow, published, undisturbed
 ):
-    """The training's process hangs at its exit, alone, or nobody is left who would tell Slurm of the end: the `slurmstepd` of its step was killed."""
+    """Either only the training's process hangs at exit, or Slurm does not learn of the end, because the step's `slurmstepd` was killed."""
     run, job = published(options=["--retries", "0"], settings=["timeout_seconds=20"])
     node = cluster.sacct(job)["NodeList"]
     if hangs:
@@ -86,7 +86,7 @@ def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
 def test_a_job_that_runs_on_after_publishing_is_ended_by_a_start_that_needs_another(
     cluster, workflow, published, undisturbed
 ):
-    """Snakemake was killed too: its next start finds the results, and would end while Slurm calls the job running."""
+    """Snakemake was killed, too. Its next start finds the results, and would end while Slurm reports the job as running."""
     run, job = published()
     kill_daemons(cluster, cluster.sacct(job)["NodeList"], f"{job}.0")
     workflow.lingers("single").unlink()

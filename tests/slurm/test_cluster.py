@@ -1,4 +1,4 @@
-"""The cluster in a box is what it claims to be: a Slurm of JURECA-DC's shape, its nodes across a network."""
+"""The cluster in a box works as described: a Slurm with the shape of JURECA-DC, and nodes connected by a network."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_refuses_what_a_site_refuses(cluster: Cluster, arguments: list[str], rea
 def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("second")  # short: sockets lie below it
+    folder = tmp_path_factory.mktemp("second")  # a short path, for sockets
     second = Cluster(folder, Shape(nodes=2, gpus=1, settings={"KillWait": "3"}))
     with second:
-        second.start()  # once more does no harm
+        second.start()  # does nothing the second time
         assert second.sinfo() == {"jrc0001": "idle", "jrc0002": "idle"}
         assert second.addresses != cluster.addresses
         assert "KillWait = 3 sec" in " ".join(output(second, "scontrol", "show", "config").split())
@@ -82,5 +82,5 @@ def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     assert not Path("/sys/class/net", interface).exists()
     assert not second.running
-    second.stop()  # nor does this
+    second.stop()  # likewise
     assert set(cluster.sinfo().values()) == {"idle"}

@@ -1,6 +1,6 @@
-"""Jobs that die lose nothing: every fault strikes a real training in a real Slurm job after a verified checkpoint.
+"""Jobs that die lose nothing: each fault strikes a real training in a real Slurm job after a verified checkpoint.
 
-Each run ends in the same weights as one that nothing disturbed, bit for bit (fp32, deterministic, same layout).
+Each run ends with the same weights as an undisturbed one, bit for bit (fp32, deterministic, same layout).
 """
 
 import os
@@ -18,12 +18,12 @@ from workloads import STEPS
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 RUNS = ("single", "nodes", "fsdp")
-PAUSE = 2.0  # seconds a step until the fault has struck, so that it does before the end
+PAUSE = 2.0  # seconds per step until the fault has struck, so that it strikes before the end
 
 
 @pytest.fixture
 def disturbed(cluster, tmp_path, undisturbed):
-    """A function that starts one of the runs as a slow one, and returns workflow and run once it can continue."""
+    """A function that starts a run with a pause in each step, and returns workflow and run once it has checkpoints."""
     with ExitStack() as started:
 
         def start(name, pause=PAUSE, checkpoints=1, root=None, **choices):
@@ -38,7 +38,7 @@ def disturbed(cluster, tmp_path, undisturbed):
 
 
 def ranks(cluster, job):
-    """(node, process number on this computer) of every training process of a job."""
+    """(node, outer pid) of every training process of a job."""
     return [
         (name, number)
         for name, node in cluster.nodes.items()
@@ -48,7 +48,7 @@ def ranks(cluster, job):
 
 
 def test_sigterm_saves_and_the_next_job_continues(cluster, disturbed, undisturbed):
-    """What Slurm sends before a time limit, at a preemption, and for `scancel --signal=TERM`. It uses up no retry."""
+    """Slurm sends SIGTERM before a time limit, at a preemption, and for `scancel --signal=TERM`. It does not use a retry."""
     workflow, run = disturbed("nodes", options=["--retries", "0"])
     cluster.run(["scancel", "--signal=TERM", workflow.jobs()[0]])
     saved = run.checkpoints()[-1]
@@ -71,8 +71,8 @@ def test_kill_9_of_a_rank(cluster, disturbed, undisturbed):
 
 
 def test_the_time_limit_is_hit(cluster, disturbed, undisturbed):
-    """Slurm's own warning, two minutes before the end as the profile asks for it, reaches a training under way."""
-    # Slurm looks once a minute, so the warning may come up to a minute early: between 60 and 120 s after the start.
+    """Slurm's signal, which the profile requests two minutes before the time limit, reaches a running training."""
+    # Slurm checks once a minute, so the signal may come up to a minute early: 60 to 120 s after the start.
     options = ["--set-resources", "train_single:runtime=4"]
     workflow, run = disturbed("single", pause=180 / STEPS, options=options)
     workflow.when(lambda: len(workflow.jobs()) == 2, "the retry", timeout=600)
@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
     workflow, run = disturbed("fsdp", checkpoints=2)
     processes = [number for _, number in ranks(cluster, workflow.jobs()[0])]
     for number in processes:
-        os.kill(number, signal.SIGSTOP)  # what is newest now stays so
+        os.kill(number, signal.SIGSTOP)  # so that no newer checkpoint appears
     before, newest = run.checkpoints()[-2:]
     shard = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
     os.truncate(shard, shard.stat().st_size // 2)
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
 
 
 def test_a_suspended_job_goes_on(cluster, disturbed, undisturbed):
-    """No timeout counts while all its processes stand still."""
+    """No timeout counts while all its processes are suspended."""
     workflow, run = disturbed("nodes", options=["--retries", "0"], settings=["timeout_seconds=15"])
     for command, seconds in (("suspend", 35), ("resume", 0)):
         cluster.run(["scontrol", command, workflow.jobs()[0]])
@@ -114,9 +114,9 @@ def test_a_suspended_job_goes_on(cluster, disturbed, undisturbed):
 
 @pytest.mark.parametrize("name", ["single", "nodes"])
 def test_a_lost_node(name, cluster, disturbed, undisturbed):
-    """Its slurmd is killed, Slurm gives the job other nodes, and what still runs on the old ones does no harm.
+    """Its slurmd is killed, Slurm requeues the job to other nodes, and processes on the old ones do no harm.
 
-    On one node nothing ends the former start, which could train to its end; the later one takes its place.
+    With one node, nothing ends the earlier start, which could train to its end; the later start replaces it.
     """
     workflow, run = disturbed(name, pause=10.0)
     lost = ranks(cluster, workflow.jobs()[0])[0][0]
@@ -133,7 +133,7 @@ def test_a_lost_node(name, cluster, disturbed, undisturbed):
 
 
 def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
-    """It is retried while attempts are left, and then an error: never a hang."""
+    """It is retried while attempts are left, and then fails; it never hangs."""
     workflow, run = disturbed("nodes", pause=10.0, options=["--retries", "1"])
     (first,) = workflow.jobs()
     cluster.run(["scancel", first])
@@ -148,7 +148,7 @@ def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
 
 
 def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
-    """Drawn from one number, as `schedule.py` does at length."""
+    """A short schedule of random faults; `schedule.py` runs longer ones."""
     roots = {undisturbed(name).root for name in RUNS}
     whole = SimpleNamespace(root=roots.pop(), run=undisturbed)
     injections = struck(5, cluster, tmp_path, small_disk, whole, names=RUNS, count=3)
@@ -156,7 +156,7 @@ def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
 
 
 def test_a_disk_that_fills_while_saving(disturbed, undisturbed, small_disk):
-    """There is room for the tensors, so the save begins, but not for all that is written with them."""
+    """There is space for the tensors, so the save begins, but not for everything else that is written."""
     workflow, run = disturbed("single", checkpoints=2, root=small_disk / "project")
     tensors = undisturbed("single").tensors()
     weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("model."))

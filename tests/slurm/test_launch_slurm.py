@@ -1,4 +1,4 @@
-"""The launcher keeps its promises inside jobs of a real Slurm, with nodes across a network."""
+"""The launcher inside jobs of a real Slurm, with nodes connected by a network."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ from parascale.slurm import srun_command
 pytestmark = pytest.mark.slurm
 
 SITE = {"name": "box", "cores_per_node": 128, "gpus_per_node": 4, "network": {"interface": "ib0", "host_suffix": "i"}}
-# The environment of a rule's shell below Snakemake's job-step plugin: few variables of Slurm are left.
+# Imitates the environment of a rule's shell inside Snakemake's job-step plugin, with few of Slurm's variables left.
 JOB_STEP = """#!/bin/bash
 for name in $(compgen -e); do
   case $name in
@@ -24,7 +24,7 @@ for name in $(compgen -e); do
 done
 exec "$@"
 """
-# A rank that writes down who it is, and runs until it is told to stop.
+# A rank that writes facts about itself into a file, and runs until it is asked to stop.
 RANK = """
 import json, os, signal, sys, time
 stop, folder = [], sys.argv[1]
@@ -45,7 +45,7 @@ sys.exit(75 if stop else 0)
 
 
 class Job:
-    """A job that runs the launcher, and the files its ranks write."""
+    """A job that runs the launcher, and the files of its ranks."""
 
     def __init__(self, cluster, folder, nodes, processes, options=()):
         self.cluster, self.folder, self.ranks = cluster, folder, nodes * processes
@@ -62,7 +62,7 @@ class Job:
         )  # fmt: skip
 
     def facts(self):
-        """What each rank wrote down, once all run."""
+        """Wait until all ranks run. Returns the facts of each."""
         files = [self.folder / f"rank{rank}.json" for rank in range(self.ranks)]
         deadline = time.monotonic() + 120
         while not all(file.exists() for file in files):
@@ -72,22 +72,22 @@ class Job:
 
     @property
     def output(self):
-        """What the job has printed."""
+        """The job's output."""
         path = self.folder / "out"
         return path.read_text() if path.exists() else ""
 
     def ends(self, state):
-        """Wait for the job's end in `state`, with no process left behind."""
+        """Wait until the job ends in `state`, and check that it leaves no process."""
         assert self.cluster.wait(self.id, timeout=120) == state, self.output
-        # The job's cgroup or process table is read after its end: what is found now is an orphan.
+        # After the job's end, any process found is an orphan.
         assert not self.cluster.job_processes(self.id)
 
     def exit_code(self):
-        """The job's exit code as the accounting has it."""
+        """The job's exit code in the accounting."""
         return self.cluster.sacct(self.id)["ExitCode"].split(":")[0]
 
     def kill(self, node, pid):
-        """kill -9 on a node."""
+        """Kill a process on a node with SIGKILL."""
         subprocess.run(self.cluster.on_node(node, ["kill", "-9", str(pid)], cwd="/"), check=True)
 
 
@@ -106,8 +106,8 @@ def test_several_nodes_meet_over_the_fast_network(cluster, tmp_path):
     assert f"node 1: {nodes[2]} (" in job.output
 
 
-# As `--signal` sends it before the time limit: to the steps, not to the batch script. On one node there is no step here; under
-# Snakemake there is one. To the batch script: TERM to the process that the rule's shell became, as a killed Snakemake job sends it.
+# First case: like `--signal` before the time limit, to the steps and not the batch script. On one node there is no step here (under
+# Snakemake there is one). Last case: to the batch script, the process that the rule's shell execs, as a killed Snakemake job does.
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
@@ -147,7 +147,7 @@ def test_kill_9_of_a_nodes_launcher_ends_the_job(cluster, tmp_path, rank):
     job = Job(cluster, tmp_path, 2, 1)
     victim = job.facts()[rank]
     job.kill(victim["SLURMD_NODENAME"], victim["launcher"])
-    job.ends("FAILED")  # its file must have stayed the same for 20 s
+    job.ends("FAILED")  # after its file has not changed for 20 s
     assert f"error: the launcher of node {rank} is gone" in job.output
 
 
@@ -168,7 +168,7 @@ def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_node_that_is_back_before_slurm_misses_it_hangs_no_job(cluster, tmp_path):
-    """Its task is gone, and srun would wait for it for ever: `squeue` showed such a job as running until its time limit."""
+    """Its task is gone, and without `--wait` srun would wait for ever: `squeue` showed such a job as running until its time limit."""
     site = SimpleNamespace(cores_per_node=128, gpus_per_node=4, threads_per_core=1)
     program = "test $SLURM_NODEID = 0 || sleep 1000; sleep 12; exit 1"
     line = shlex.join(srun_command(["bash", "-c", program], 2, site, 4, wait=10))

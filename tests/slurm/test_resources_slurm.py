@@ -1,4 +1,4 @@
-"""What a real Slurm refuses is refused before the first job where it can be, and what it says of itself is read."""
+"""The workflow refuses, before the first job if possible, what a real Slurm would refuse, and reads the cluster's description."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
     ("qos", "refusal"), [("course", "Job violates accounting/QOS policy"), ("coarse", "Invalid qos specification")]
 )
 def test_what_a_qos_refuses_is_said_and_leaves_no_job(cluster, tmp_path, qos, refusal):
-    """The box's `course` takes no job of more than 30 minutes; `coarse` is none of its names."""
+    """The box's QoS `course` allows no job of more than 30 minutes; a QoS `coarse` does not exist."""
     command = ["sacct", "--allocations", "--noheader", "--format=JobID", "--starttime=now-1days"]
     before = cluster.run(command).stdout
     options = ["--slurm-qos", qos, "--set-resources", "prepare:runtime=31", "--retries", "0"]
@@ -54,7 +54,7 @@ def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkey
 
 
 def test_the_cluster_describes_itself(cluster, tmp_path):
-    """`parascale site init`, by a user on the login node: what a plan and a profile need is found out."""
+    """`parascale site init` on the login node finds the facts that a plan and a profile need."""
     for name in ("Snakefile", "rules", "scripts", "envs"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name in ("config", "profiles"):
@@ -70,7 +70,7 @@ def test_the_cluster_describes_itself(cluster, tmp_path):
 
 
 def test_limits_are_those_that_slurm_states(cluster):
-    """The box has fewer nodes than the machine: the plan refuses what only the machine would grant."""
+    """The box has fewer nodes than the real machine, so the plan refuses jobs that only the machine could run."""
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
     stated = limits.partitions(
         slurm.parse_records("partition", cluster.run(["scontrol", "show", "partition", "--oneliner"]).stdout)

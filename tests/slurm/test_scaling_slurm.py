@@ -1,4 +1,4 @@
-"""Scaling studies on a real Slurm: planted efficiencies are found again, a killed point continues, and a second study trains what is new."""
+"""Scaling studies on a real Slurm measure planted efficiencies, a killed point continues, and a second study trains only new points."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from parascale.files import read_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-# Of a step: a serial part, work that processes share, and a delay for each further node. Ranks wait for each other, as they do for gradients.
+# Seconds of a step: a serial part, work divided among processes, a delay for each further node. Ranks wait for each other as for gradients.
 SERIAL, WORK, DELAY = 0.1, 0.8, 0.04
 SCRIPT = f"""
 import argparse, os, time
@@ -30,7 +30,7 @@ saved = f"{{options.folder}}/step"
 done = int(open(saved).read()) if os.path.exists(saved) else 0
 end = None
 for step in range(done + 1, options.steps + 1):
-    # A busy machine is made up for, but not a slow start.
+    # Make up for delays by a busy machine, but not for a slow start.
     end = max(end or 0.0, time.monotonic() - 0.1) + {SERIAL} + {WORK} / share + {DELAY} * (options.nodes - 1)
     time.sleep(max(0.0, end - time.monotonic()))
     dist.barrier()
@@ -63,7 +63,7 @@ def table(workflow, name):
 
 
 def expected(kind, nodes):
-    """The efficiency that was planted."""
+    """The planted efficiency."""
     least, step = (SERIAL + WORK / (each if kind == "strong" else 1) + DELAY * (each - 1) for each in (1, nodes))
     return least / step / (nodes if kind == "strong" else 1)
 

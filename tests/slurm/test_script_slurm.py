@@ -1,5 +1,5 @@
-"""Scripts that are not ours in jobs of a real Slurm: asked to stop, or killed, they continue, are charged, shown and priced as other
-trainings. One is that of docs/own-script.md."""
+"""Users' scripts in jobs of a real Slurm, one of them from docs/own-script.md: stopped or killed, they continue, and are charged, shown
+and priced like other trainings."""
 
 import contextlib
 import csv
@@ -18,10 +18,10 @@ from parascale.settings import load_project_file
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 FOREIGN = ("trainer", "accelerate", "lightning", "fields")
-STRIKES = {  # run → how it is struck, outcome of its first attempt, whether that uses up a retry
+STRIKES = {  # run → (signal, outcome of the first attempt, whether it uses a retry)
     "waves-nodes": ("TERM", "stopped", False),
     "waves-ddp": ("KILL", "killed", True),
-    "trainer": ("TERM", "stopped", True),  # it does not handle the signal, nor record: nobody knows whether it goes on
+    "trainer": ("TERM", "stopped", True),  # it neither handles the signal nor records: nobody knows if it continues
     "accelerate": ("KILL", "killed", True),
     "lightning": ("TERM", "stopped", False),
     "fields": ("TERM", "stopped", False),  # it does not handle the signal either
@@ -31,7 +31,7 @@ ROWS = [
     {"run": "waves-ddp", "workload": "waves", "gpus_per_node": 2, "dp": 2},
     *({"run": name, "workload": name, "gpus_per_node": 2, "dp": 2} for name in FOREIGN),
 ]
-HELD = 50  # the step at which the document's script waits to be struck
+HELD = 50  # step at which the document's script waits for the strike
 WAIT = f"""        import time
         while step == {HELD} and not asked and os.path.exists("box/brake"):
             time.sleep(0.05)
@@ -39,7 +39,7 @@ WAIT = f"""        import time
 
 
 def write_waves(folder):
-    """The document's script, which can be held, and its workload."""
+    """Write the document's script, with a wait at HELD, and its workload."""
     text = (ROOT / "docs/own-script.md").read_text("utf-8")
     blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))
     line = "        record(step=step, loss=loss, samples=64)\n"
@@ -58,7 +58,7 @@ def workflow(cluster, tmp_path):
 
 
 def test_they_are_stopped_and_killed_continue_are_charged_shown_and_priced(cluster, workflow):
-    """SIGTERM, as at a preemption, on one node or two, or SIGKILL to the step: to each when it has saved, or is in the middle."""
+    """Strike each run with SIGTERM, as at a preemption, or SIGKILL to the step, on one node or two, after it has saved or at HELD."""
     runs, jobs = {name: workflow.run(name) for name in STRIKES}, {}
 
     def strike():
@@ -110,7 +110,7 @@ def test_they_are_stopped_and_killed_continue_are_charged_shown_and_priced(clust
 
 
 def assert_a_probe_prices(workflow, name):
-    """A longer training of the script is priced once a probe of it has run, and not before."""
+    """A longer training of the script has a price after a probe of it has run, but not before."""
     table = (workflow.folder / "box/runs.tsv").read_text().splitlines()
     kept = [line for line in table if line.startswith((table[0], f"{name}\t"))]
     (workflow.folder / "box/runs.tsv").write_text("\n".join(kept) + "\n")
@@ -131,8 +131,8 @@ def assert_a_probe_prices(workflow, name):
 
 @pytest.mark.parametrize("kind", ["sleeps", "sleeps-bare"])
 def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(kind, cluster, tmp_path):
-    """Both launchers look at their own rank. The job ends well before its limit, and before torch's own timeout; without `record`, nobody
-    knows whether it computes, and its user ends it."""
+    """Each launcher watches its own rank. The job ends long before its limit and torch's own timeout; without `record`, nobody knows if
+    the script computes, and its user ends it."""
     rows = [{"run": "hangs", "workload": "hangs", "nodes": 2, "dp": 2}]
     with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:
         program = (ROOT / "tests/distributed/silent_scripts.py").read_text()
@@ -162,7 +162,7 @@ def test_a_script_that_hangs_on_one_of_two_nodes_is_named_and_its_job_ends(kind,
 
 
 def test_one_in_an_environment_of_its_users_own_is_stopped_continues_and_is_priced(cluster, tmp_path, request):
-    """With the oldest torch, by its site's file, on one node and on two; and one that cannot start fails without a retry."""
+    """With the oldest torch, set in the site's file, on one node and two. A script that cannot start fails without a retry."""
     python = oldest_environment(request.config) / "bin/python"
     rows = [*ROWS[:2], {"run": "lost", "workload": "lost"}]
     with Workflow(cluster, tmp_path / "project", rows, pause=0.0) as workflow:

@@ -1,4 +1,4 @@
-"""A workflow that died is taken up: the jobs that it left are watched, none is submitted twice, and all that is charged is known."""
+"""A restarted workflow watches the jobs of an earlier start, submits none twice, and knows all charges."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from parascale.paths import Paths
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 HELD = r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"
-PAUSE = 15.0  # seconds a step, so that a training lasts until it has been struck
+PAUSE = 15.0  # seconds per step, so that a training lasts until it is struck
 ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("single", "other")]
 
 
@@ -25,12 +25,12 @@ def workflow(cluster, tmp_path, undisturbed):
 
 
 def submitted(workflow, run):
-    """Ids of the jobs that were submitted for a run, by whatever start of the workflow."""
+    """Ids of the jobs submitted for a run, by any start of the workflow."""
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store) if line["run"] == run]
 
 
 def begun_and_killed(workflow):
-    """Start a workflow, and kill Snakemake when the first training has a checkpoint. Returns that run."""
+    """Start a workflow, and kill Snakemake when the first training has a checkpoint. Returns the run."""
     run = workflow.run("single")
     workflow.start(run.target)
     workflow.when(run.checkpoints, "a checkpoint")
@@ -40,7 +40,7 @@ def begun_and_killed(workflow):
 
 @contextmanager
 def drained(cluster, nodes):
-    """These nodes take no jobs, until the function that this gives has been called."""
+    """Drain nodes until the yielded function is called."""
 
     def change(*words):
         for node in nodes:
@@ -59,15 +59,15 @@ def drained(cluster, nodes):
 
 @pytest.fixture
 def one_node(cluster):
-    """Only the first node takes jobs, until the function that this is has been called."""
+    """A function; until it is called, only the first node accepts jobs."""
     with drained(cluster, list(cluster.nodes)[1:]) as resume:
         yield resume
 
 
 def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_node, undisturbed, tmp_path):
-    """One runs and one is pending; after a new start without `--unlock` each training is paid for once.
+    """One job runs and one is pending; after a new start without `--unlock` each training is paid for once.
 
-    Meanwhile others are refused: one on the same root, and one on another root whose end must not take the pending job's log.
+    Meanwhile two workflows are refused: one on the same root, and one on another root, which must not delete the pending job's log.
     """
     single, other = begun_and_killed(workflow), workflow.run("other")
     workflow.start(single.target, other.target)
@@ -84,7 +84,7 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
     workflow.kill()
     workflow.start(single.target, other.target)
     workflow.when(lambda: workflow.log.count("is taken up") == 3, "both are taken up")
-    workflow.full_speed()  # not before: the first training must still run when Snakemake has started, however long that takes
+    workflow.full_speed()  # only now, so that the first training still runs when Snakemake has started
     one_node()
     workflow.wait(timeout=300)
     assert [len(submitted(workflow, run)) for run in ("single", "other")] == [1, 1]
@@ -95,13 +95,13 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
 
 
 def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster, workflow):
-    """Two never write the same work. The one with the old settings may be stopped, and its state is kept."""
+    """Two jobs never write the same work folder. The job with old settings may be stopped, and its state is kept."""
     run = begun_and_killed(workflow)
     (first,) = submitted(workflow, "single")
     path = workflow.folder / "box/workloads/tiny.yaml"
     path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
     workflow.start(run.target)
-    workflow.when(lambda: f"scancel --signal=TERM {first}" in workflow.log, "who is at work is told")
+    workflow.when(lambda: f"scancel --signal=TERM {first}" in workflow.log, "the log names the job at work")
     assert submitted(workflow, "single") == [first]
     cluster.run(["scancel", "--signal=TERM", first])
     workflow.full_speed()
@@ -112,7 +112,7 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
 
 
 def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow, undisturbed):
-    """Snakemake does not know that its result is whole: what it submits anew publishes the finished training."""
+    """Snakemake does not know that the result is complete; the new job publishes the finished training."""
     run = begun_and_killed(workflow)
     workflow.full_speed()
     (first,) = submitted(workflow, "single")
@@ -125,7 +125,7 @@ def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workf
 
 
 def test_jobs_without_a_record_are_charged_and_lose_nothing(cluster, workflow, undisturbed):
-    """The first dies before its record begins, the record of the second is erased; the third goes on from its checkpoint."""
+    """The first job dies before its record begins, the record of the second is deleted; the third continues from its checkpoint."""
     run = workflow.run("single")
     workflow.start(run.target, options=["--retries", "2"])
     workflow.when(lambda: submitted(workflow, "single"), "the first job")
@@ -146,7 +146,7 @@ def test_jobs_without_a_record_are_charged_and_lose_nothing(cluster, workflow, u
 
 @pytest.mark.parametrize(("mode", "grace", "jobs"), [("CANCEL", 60, 2), ("REQUEUE", 0, 1)])
 def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster, workflow, undisturbed):
-    """Whether Slurm lets the job that has to make room save its state, or kills it and puts it back into the queue."""
+    """Slurm either lets the preempted job save its state, or kills and requeues it."""
     run = workflow.run("single")
     workflow.start(run.target, options=["--retries", "0"])
     workflow.when(run.checkpoints, "a checkpoint")
@@ -172,8 +172,8 @@ def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster
 
 
 def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tmp_path):
-    """The second is told who holds the root; when the first has died, it takes up its job. What the second has changed takes
-    nothing away from the first."""
+    """The second gets an error with the holder of the root; when the first has died, it continues with the first's job. Changes in
+    the second do not lose results of the first."""
     run, second = begun_and_killed(workflow), Workflow(cluster, tmp_path / "second", ROWS, PAUSE, root=workflow.root)
     workflow.start(run.target)
     workflow.when(lambda: "is taken up" in workflow.log, "the first works again")
@@ -191,7 +191,7 @@ def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tm
         path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
         second.start(run.target).wait(timeout=300)
         assert [line["loss"] for line in run.steps()] != [line["loss"] for line in undisturbed("single").steps()]
-    # What is up to date Snakemake notes in each checkout: the first does not know that results show another training now.
+    # Snakemake records in each checkout what is up to date: the first does not know that results now show another training.
     workflow.start(run.target, options=["--forcerun", "train_single"]).wait(timeout=300)
     assert_same_numbers(run, undisturbed("single"))
     jobs = submitted(workflow, "single")
@@ -200,7 +200,7 @@ def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tm
 
 
 def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
-    """Not only trainings: the second job would delete what the first has written, and both would be charged."""
+    """Else a second job would delete the first one's output, and both would be charged."""
     run = workflow.run("single")
     shutil.rmtree(workflow.root / "results/data")
     workflow.full_speed()
@@ -218,7 +218,7 @@ def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
 
 
 def test_a_job_whose_settings_were_edited_while_it_waited_trains_nothing(cluster, workflow, one_node):
-    """It was submitted, and is written down, for what it would not train. It ends at once, and is not tried again."""
+    """It was submitted and recorded with other settings than it would train. It ends at once, without a retry."""
     single, other = begun_and_killed(workflow), workflow.run("other")
     workflow.start(single.target, other.target)
     workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")

@@ -1,4 +1,4 @@
-"""Where Slurm lets a workflow wait, it waits and says why, and leaves no job behind that nobody watches."""
+"""When Slurm makes a workflow wait, it waits, says why, and leaves no job unwatched."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from parascale.paths import Paths
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 RUNS = ("single", "other")
-# Stands before the real sbatch: what it does to the first training's submission.
+# A wrapper of sbatch that interferes with the first training's submission.
 SBATCH = """#!{python}
 import os, pathlib, subprocess, sys, time
 folder = pathlib.Path({folder!r})
@@ -46,7 +46,7 @@ def workflow(cluster, tmp_path, undisturbed):
 
 @pytest.fixture
 def answers(tmp_path, monkeypatch):
-    """A function that puts an sbatch before the real one, which submits the first training once `go` is there and then says so."""
+    """A function that wraps the real sbatch: it submits the first training once the file `go` exists, then prints `error`."""
 
     def put(error="", pause=0):
         folder = tmp_path / "tools"
@@ -63,7 +63,7 @@ def answers(tmp_path, monkeypatch):
 
 
 def submitted(workflow):
-    """Ids of the jobs that were written down."""
+    """Ids of the recorded jobs."""
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store)]
 
 
@@ -84,7 +84,7 @@ def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_s
 
 
 def test_a_submission_that_fails_after_slurm_has_taken_it_is_watched(cluster, workflow, answers):
-    """Whatever sbatch says: the job is not submitted twice, and is charged."""
+    """Despite sbatch's error, the job is not submitted twice, and is charged."""
     (answers("Unexpected message received") / "go").touch()
     workflow.start(workflow.run("single").target, options=["--retries", "0"]).wait(timeout=300)
     assert "is taken up" in workflow.log and len(submitted(workflow)) == 1
@@ -109,7 +109,7 @@ def test_a_controller_that_is_away_while_a_job_is_submitted_spends_no_retry(clus
 
 
 def test_a_job_of_which_nobody_has_written_is_taken_up(cluster, workflow, answers):
-    """Snakemake is killed after Slurm has taken the job, before it has heard its id."""
+    """Snakemake is killed after Slurm has accepted the job, before it gets the job's id."""
     folder, target = answers(pause=30), workflow.run("single").target
     (folder / "go").touch()
     workflow.start(target)
@@ -123,7 +123,7 @@ def test_a_job_of_which_nobody_has_written_is_taken_up(cluster, workflow, answer
 
 
 def test_a_node_that_lacks_the_projects_folder_gets_no_other_job(cluster, workflow):
-    """What only the node's own log says, and a retry on it would meet again."""
+    """Only the node's own log shows this; a retry on the same node would fail again."""
     node = next(iter(cluster.nodes))
 
     def on_node(*command):

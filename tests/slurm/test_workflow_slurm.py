@@ -1,4 +1,4 @@
-"""The shipped JURECA profile on a real Slurm: every rule, the right resources, and the numbers of one machine."""
+"""The shipped JURECA profile on a real Slurm: all rules run with the right resources, and numbers are the same as on one machine."""
 
 import csv
 import subprocess
@@ -14,7 +14,7 @@ from parascale.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# The default matrix, with a run on two nodes in it, and the other two trainings on one process and on two nodes.
+# The default matrix with an added run on two nodes, and the other two trainings with one process and on two nodes.
 MATRIX = [
     {"run": "single"},
     {"run": "ddp", "gpus_per_node": 2, "dp": 2},
@@ -27,7 +27,7 @@ MATRIX = [
     {"run": "pictures", "workload": "pictures"},
     {"run": "pictures-two-nodes", "workload": "pictures", "nodes": 2, "dp": 2},
 ]
-# What each job must get: rule, nodes, tasks of its step, GPUs in all. A node has 128 cores.
+# Run → what its job must get: (rule, nodes, tasks of its step, GPUs in total). A node has 128 cores.
 GRANTED = {
     "single": ("single", 1, 1, 1),
     "ddp": ("ddp", 1, 1, 2),
@@ -42,22 +42,22 @@ GRANTED = {
 }
 
 
-# What JSC's documentation asks of a GPU job (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html), by hand: account,
-# partition, nodes, GPUs and time are named; a task has all cores of its node; memory is not asked for.
+# The options of a GPU job in JSC's documentation (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html), copied by hand: it
+# names account, partition, nodes, GPUs and time; a task has all cores of its node; no memory is requested.
 COMMON = {
     "-A": "training",
     "-p": "dc-gpu",
     "--cpus-per-task": "128",
     "--signal": "TERM@120",
-    "--threads-per-core": "1",  # SMT is on, and a task is to have the cores of its node
+    "--threads-per-core": "1",  # SMT is on, and a task should get all cores of its node
     "--requeue": "",
 }
-# What every job has, whatever it asks for: time, names, files, environment, command.
+# Options that are not compared: time, names, files, environment, command.
 INCIDENTAL = {"-t", "--parsable", "--job-name", "--output", "--export", "--comment", "-D", "--wrap"}
 
 
 def asked(cluster, job):
-    """The options of a job's sbatch line, as the accounting keeps it."""
+    """The options of a job's sbatch line, from the accounting."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=SubmitLine", f"--jobs={job}"]
     options, name = {}, None
     for word in cluster.run(command).stdout.partition(" --wrap")[0].split()[1:]:
@@ -70,7 +70,7 @@ def asked(cluster, job):
 
 @pytest.fixture(scope="module")
 def finished(cluster, tmp_path_factory):
-    """The workflow of these runs, done from data to report by jobs of Slurm."""
+    """The finished workflow of these runs, from data to report, with Slurm jobs."""
     rows = [{**row, "deterministic": "true"} for row in MATRIX]
     with Workflow(cluster, tmp_path_factory.mktemp("matrix") / "project", rows) as workflow:
         workflow.start("all").wait(timeout=1800)
@@ -78,7 +78,7 @@ def finished(cluster, tmp_path_factory):
 
 
 def test_every_rule_of_the_default_matrix(cluster, finished):
-    """Of all three trainings: each job gets what its layout needs, and no layout is another training than its baseline."""
+    """For all three trainings, each job gets the resources of its layout, and each layout computes the same training as its baseline."""
     for name, (rule, *_) in GRANTED.items():
         granted(cluster, finished, name)
         verdict = read_json(finished.root / "results/parity" / name / "verdict.json")["verdict"]
@@ -87,8 +87,8 @@ def test_every_rule_of_the_default_matrix(cluster, finished):
 
 
 def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_path):
-    """Losses, weights and moments of each workload's run, and of those of ranks on several nodes, are those of the same run on this computer,
-    bit for bit."""
+    """Losses, weights and moments are the same, bit for bit, as those of the same run on this computer: for one run of each workload,
+    runs on several nodes, and pp."""
     names = [name for name, (rule, *_) in GRANTED.items() if rule in ("single", "multi_node", "pp")]
     with finished.beside(tmp_path / "here") as here:
         here.start(*(here.run(name).target for name in names), profile="local").wait(timeout=1200)
@@ -97,7 +97,7 @@ def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_
 
 
 def test_plan_and_report_hold_all_three_trainings(cluster, finished):
-    """Each is planned, trained to its last step and judged, and is shown."""
+    """Each training is planned, finished, judged and shown."""
     results = finished.root / "results"
     planned = {(job["rule"], job["run"]) for job in read_json(results / "plan/plan.json")["jobs"]}
     with open(results / "report/summary.csv", newline="") as file:
@@ -121,7 +121,7 @@ def test_plan_and_report_hold_all_three_trainings(cluster, finished):
 
 
 def granted(cluster, workflow, name):
-    """Check what the accounting says of a run's only job."""
+    """Check a run's only job in the accounting."""
     rule, nodes, tasks, gpus = GRANTED[name]
     (job,) = workflow.jobs(f"train_{rule}/{name}")
     whole, step = cluster.sacct(job), cluster.sacct(job, step="0")
@@ -136,7 +136,7 @@ def granted(cluster, workflow, name):
 
 
 def test_formats_and_loaders(cluster, finished):
-    """Images and text are converted, proven and measured by jobs of one node in the partition without GPUs."""
+    """Images and text are converted, verified and measured by one-node jobs in the partition without GPUs."""
     results = finished.root / "results"
     for dataset, formats in (("pictures", {"hdf5"}), ("prose", {"flat", "arrow"})):
         with open(results / f"loaders/{dataset}.csv", newline="") as file:
@@ -157,8 +157,8 @@ def test_formats_and_loaders(cluster, finished):
 
 
 def test_short_jobs_share_a_node_where_no_partition_is_theirs(cluster, tmp_path):
-    """As the profile of JUWELS Booster groups them: one after another on one node, with the GPU that is demanded. The plugin's options
-    for a QoS, nodes to avoid and a report of efficiency do what they say."""
+    """The profile of JUWELS Booster groups them: one after another on one node, with the GPU that the site demands. The plugin's options
+    for a QoS, excluded nodes and an efficiency report work."""
     profile = yaml.safe_load((ROOT / "profiles/juwels-booster/config.yaml").read_text())
     chosen = {**profile, "resources": ["cpus_per_task=128"]}
     names = ("groups", "group-components", "set-resource-scopes", "resources")
@@ -185,12 +185,12 @@ def test_short_jobs_share_a_node_where_no_partition_is_theirs(cluster, tmp_path)
 
 
 def submitted(root):
-    """(Slurm job, what it is at) of the jobs that were submitted for a root."""
+    """(Slurm job, its [rule, wildcards] pairs) of the jobs submitted for a root."""
     return [(line["job_id"], line["jobs"]) for line in submissions.noted(Paths(root).store)]
 
 
 def test_what_is_made_on_request(cluster, finished):
-    """Communication is measured by a job of each shape, on its nodes; probes give prices."""
+    """Communication is measured by one job per shape; probes give prices."""
     finished.start("communication").wait(timeout=600)
     (finished.folder / "box/one.tsv").write_text("run\tworkload\tnodes\tdp\nddp-two-nodes\ttiny\t2\t2\n")
     finished.start("calibrate", settings=["runs=box/one.tsv"]).wait(timeout=600)
@@ -208,7 +208,7 @@ def test_what_is_made_on_request(cluster, finished):
 
 
 def left_in_memory(cluster):
-    """What trainings left in the nodes' /dev/shm."""
+    """Files that trainings left in the nodes' /dev/shm."""
     commands = (cluster.on_node(name, ["ls", "-A", "/dev/shm"], cwd="/") for name in cluster.nodes)
     listings = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for command in commands)
     return [entry for listing in listings for entry in listing.split() if "parascale" in entry]

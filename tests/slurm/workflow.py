@@ -1,4 +1,4 @@
-"""The project's own workflow on the cluster in a box: the shipped profile, with values of the site scaled down.
+"""The project's own workflow on the cluster in a box: the shipped profile, with smaller values for the site.
 
 with Workflow(cluster, folder, [{"run": "ddp", "gpus_per_node": 2, "dp": 2}]) as workflow:
     workflow.start("results/runs/ddp/summary.json")
@@ -28,10 +28,10 @@ from parascale.settings import Config, load_site
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
-# The box has JURECA's nodes, network and partitions; only its GPUs are missing.
+# The box has JURECA's nodes, network and partitions, but no GPUs.
 SITE = {"device": "cpu", "threads_per_process": 1}
-# A model that takes its time, so that there is time to strike, at the end of a process too where `Workflow.lingers` says so;
-# its numbers are those of the model it slows down.
+# A slow model, so that faults can strike in time, with `Workflow.lingers` also at the end of a process. Its numbers are the same as
+# without the delay.
 SLOW_MODEL = """
 import atexit, os, sys, time
 from parascale.families.language.modules import TransformerLM
@@ -56,14 +56,14 @@ def linger():
 
 
 class Workflow:
-    """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
+    """A copy of the project in `folder`, with its own runs, and the Snakemake that runs them."""
 
     def __init__(self, cluster, folder, rows, pause=None, data=None, root=None):
-        """rows: of the run table; those that name no workload train the tiny language model. pause: seconds that each
-        step of that model takes longer, until `full_speed`.
+        """rows: of the run table; the default workload is the tiny language model. pause: seconds added to each step of
+        that model, until `full_speed`.
 
-        data: `results/data` of another workflow, for one that shall not prepare it again. root: where results go, if
-        not into `folder`.
+        data: `results/data` of another workflow to copy, to save preparing it again. root: folder of results, default
+        `folder`.
         """
         self.cluster, self.folder, self.root = cluster, Path(folder), Path(root or folder)
         self.process, self._looked_at = None, set()
@@ -92,7 +92,7 @@ class Workflow:
             subprocess.run(["cp", "-a", str(data), str(self.root / "results/data")], check=True)
 
     def beside(self, root):
-        """Another workflow from the same checkout, whose results go to `root`."""
+        """Another workflow in the same checkout, with results in `root`."""
         other = copy.copy(self)
         other.root, other.process, other._looked_at = Path(root), None, set()
         return other
@@ -109,7 +109,7 @@ class Workflow:
     # ---- Snakemake
 
     def start(self, *targets, profile="jureca", options=(), settings=(), account=None):
-        """Start Snakemake on the login node as a user does; only values of configuration and site differ, and `settings`."""
+        """Start Snakemake on the login node like a user; only values of configuration and site differ, and `settings`."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
         values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}", *settings]
@@ -125,13 +125,13 @@ class Workflow:
         return self
 
     def wait(self, timeout, succeeds=True):
-        """Wait until Snakemake ends, well or badly as expected."""
+        """Wait until Snakemake ends, and check that it succeeds or fails as expected."""
         self.until(lambda: self.process.poll() is not None, "Snakemake has ended", timeout)
         assert (self.process.returncode == 0) == succeeds, self.story()
         self._no_process_outlives_its_job()
 
     def when(self, condition, what, timeout=300):
-        """Wait until a condition holds while Snakemake is at work."""
+        """Wait until a condition holds; fails if Snakemake ends before."""
 
         def holds():
             assert self.process.poll() is None, f"Snakemake ended before: {what}\n{self.story()}"
@@ -140,7 +140,7 @@ class Workflow:
         self.until(holds, what, timeout)
 
     def until(self, condition, what, timeout):
-        """Wait until a condition holds, and see meanwhile that no process outlives its job."""
+        """Wait until a condition holds, and check meanwhile that no process outlives its job."""
         patience = Patience(timeout)
         while not condition():
             assert patience.lasts(), f"not within {timeout} s: {what}\n{self.story()}"
@@ -148,35 +148,35 @@ class Workflow:
             time.sleep(0.2)
 
     def full_speed(self):
-        """From now on, no step takes longer than it must."""
+        """Remove the pause from all later steps."""
         (self.folder / "box/brake").unlink()
 
     def lingers(self, name, rank=0):
-        """The file of which a process of a run waits at its exit until it is gone."""
+        """While this file exists, the process of this rank hangs at exit."""
         return self.folder / f"box/lingers-{name}-{rank}"
 
     def kill(self):
-        """kill -9, as by an administrator who clears the login node."""
+        """Kill Snakemake with SIGKILL, like an administrator who clears the login node."""
         self.process.kill()
         self.process.wait()
 
     @property
     def log(self):
-        """What Snakemake has printed."""
+        """Snakemake's output."""
         return (self.root / "snakemake.log").read_text()
 
     def story(self):
-        """What Snakemake and the launchers have printed, for a failure's message."""
+        """The output of Snakemake and the launchers, for messages of failed tests."""
         logs = sorted((self.root / "logs").glob("*/*.log"))
         return self.log + "".join(f"\n--- {path}\n{path.read_text()}" for path in logs)
 
     def jobs(self, rule=""):
-        """Ids of the jobs that were submitted, in order; of the rules that start so, or of `rule/run`, if given."""
+        """Ids of submitted jobs in order; `rule` selects rules by prefix, or `rule/run`."""
         return re.findall(rf"submitted with SLURM jobid (\d+) \(log: \S*/rule_{rule}\w*/", self.log)
 
     def assert_all_is_charged(self):
-        """Written down are the jobs that Slurm charges, each for the seconds between its starts and their ends, and every training is
-        charged all of its jobs."""
+        """Check that the recorded jobs are those that Slurm charges, that it charges the seconds of all their starts, and that
+        every training is charged for all of its jobs."""
         noted = submissions.noted(Paths(self.root).store)
         name = self.cluster.sacct(noted[-1]["job_id"])["JobName"]
         expected = self.cluster.starts(f"--name={name}")
@@ -194,15 +194,15 @@ class Workflow:
             assert (row["source"], row["core_hours_charged"]) == ("sacct", pytest.approx(total, rel=0.001)), (row, jobs)
 
     def _no_process_outlives_its_job(self):
-        """A real cluster kills what a job leaves behind; here it could finish what there would be lost.
+        """Check for leftover processes: a real cluster kills them, here they could finish work that would be lost there.
 
-        Snakemake's own process in a cancelled job may still say goodbye: nothing of a training depends on it.
+        Snakemake's own process in a cancelled job may take a moment to end; no training depends on it.
         """
         for job in set(self.jobs()) - self._looked_at:
             if self.cluster.state(job) in FINAL_STATES:
                 self._looked_at.add(job)
                 if self._left(job):
-                    time.sleep(1)  # a process that was killed just now may still be seen
+                    time.sleep(1)  # a process that has just been killed may still be visible
                 assert not (left := self._left(job)), f"job {job} has ended, but these live: {left}"
 
     def _left(self, job):
@@ -217,13 +217,13 @@ class Workflow:
 
 
 class Patience:
-    """So many seconds to wait, of a computer that has nothing else to do: on a loaded one they pass more slowly."""
+    """A time limit in seconds of an idle computer; on a loaded one it lasts longer."""
 
     def __init__(self, seconds):
         self.left, self.looked = seconds, time.monotonic()
 
     def lasts(self):
-        """Whether there are seconds left. To be asked often."""
+        """True while there is time left. Call it often."""
         now = time.monotonic()
         self.left -= (now - self.looked) / max(1.0, os.getloadavg()[0] / os.cpu_count())
         self.looked = now
@@ -238,29 +238,29 @@ class RunFiles:
         self.target = self.result / "summary.json"
 
     def checkpoints(self):
-        """Folders of the whole checkpoints of the run under way, the newest last."""
+        """Folders of the unfinished run's complete checkpoints, newest last."""
         return sorted(path.parent for path in self.work.glob("checkpoints/step-?????????/checkpoint.json"))
 
     def begun(self):
-        """How many attempts of the run under way have begun."""
+        """Number of attempts of the unfinished run."""
         path = self.work / "attempts.jsonl"
         return len(read_json_lines(path)) if path.exists() else 0
 
     def steps(self):
-        """The lines of the steps of the finished run."""
+        """The finished run's steps."""
         return read_json_lines(self.result / "steps.jsonl")
 
     def attempts(self):
-        """The attempts of the finished run."""
+        """The finished run's attempts."""
         return read_json(self.result / "run.json")["attempts"]
 
     def tensors(self):
-        """Name → tensor of everything in the last checkpoint of the finished run: weights and optimizer."""
+        """Name → tensor in the finished run's last checkpoint: weights and optimizer."""
         return read(self.result / "checkpoint", list(tensors(self.result / "checkpoint")))
 
 
 def assert_resumed_without_loss(run, undisturbed):
-    """The run was interrupted, went on above step 0, counted no step twice, and ends in the very same weights."""
+    """Check that the run was interrupted, continued after step 1, counted no step twice, and has the same weights at the end."""
     attempts = run.attempts()
     assert len(attempts) > 1, attempts
     assert all(attempt["first_step"] > 1 for attempt in attempts[1:]), attempts
@@ -269,7 +269,7 @@ def assert_resumed_without_loss(run, undisturbed):
 
 
 def assert_same_numbers(run, other):
-    """Both trainings went through the same losses to the same weights and moments, bit for bit."""
+    """Check that both trainings have the same losses, weights and moments, bit for bit."""
     assert [line["loss"] for line in run.steps()] == [line["loss"] for line in other.steps()]
     expected, found = other.tensors(), run.tensors()
     assert expected.keys() == found.keys()

@@ -1,6 +1,6 @@
-"""The trainings of the cluster in a box, one of each task, and the data that they read.
+"""The trainings for the cluster in a box, one of each task, and their data.
 
-Each takes a few seconds, and all its random numbers count.
+Each takes a few seconds and uses random numbers everywhere, so that they are tested.
 """
 
 import json
@@ -40,7 +40,7 @@ WORKLOADS = {
 
 
 def write_data(folder):
-    """Below `folder`, what `$DATA` holds: text, and documents with a summary, their first words."""
+    """Write the contents of `$DATA` into `folder`: text, and documents with summaries (their first words)."""
     for name in ("prose", "texts"):
         (folder / name).mkdir(parents=True)
     for number, (split, lines) in enumerate({"train": 1_000, "valid": 50, "test": 50}.items()):
@@ -51,7 +51,7 @@ def write_data(folder):
 
 
 def prose(lines, seed):
-    """Lines of words that follow from one another, so that there is something to learn."""
+    """Lines of words that depend on the word before, so that there is something to learn."""
     draw, word, text = random.Random(seed), 0, []
     for _ in range(lines):
         line = []

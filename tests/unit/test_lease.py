@@ -53,7 +53,7 @@ def test_a_lease_that_may_not_be_read_names_its_owner_or_the_number_of_a_user_wi
     os.chown(tmp_path / "lease.json", 54321 if os.getuid() == 0 else -1, -1)
     monkeypatch.setattr(module, "read_json", failing(PermissionError()))
     owner = "54321" if os.getuid() == 0 else user_name(os.getuid())
-    with pytest.raises(TrainingError, match=f"of the user {owner}, and not readable.*--root"):
+    with pytest.raises(TrainingError, match=f"belongs to the user {owner} and is not readable.*--root"):
         Lease(tmp_path).acquire()
 
 

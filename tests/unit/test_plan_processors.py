@@ -183,7 +183,7 @@ def test_a_machine_that_was_not_measured_is_told(program, failed, capsys):
     """Whether measuring fails or takes too long; the workflow goes on."""
     measure_processors([sys.executable, "-c", program], most_seconds=5)
     said = capsys.readouterr().err
-    assert said.startswith("Measuring") and ("not measured: prices rest on" in said) == failed
+    assert said.startswith("Measuring") and ("not measured: prices use the assumptions" in said) == failed
 
 
 def test_the_figures_of_this_machine():

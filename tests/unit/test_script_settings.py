@@ -94,7 +94,7 @@ OWN, ALONE = "workloads/own.yaml", "dp\nalone\town\t1\t1"
         ((OWN, "command: train.py", "command: trian.py"), "did you mean `train.py`"),
         ((OWN, "[settings.json]", "[setings.json]"), "did you mean `settings.json`"),
         ((OWN, "{world_size}", "{wrold_size}"), "did you mean `world_size`"),
-        ((OWN, "{world_size}", "{"), "a brace itself is written twice"),
+        ((OWN, "{world_size}", "{"), "write a literal brace twice"),
         ((OWN, "steps: 100", ""), "needs `steps` in the workload"),
         ((OWN, ', steps: "{steps}"', ""), "steps = 100 has no effect"),
         ((OWN, "0.1", "2026-11-27"), "arguments.lr = 2026-11-27: give text, a number, true, false"),

@@ -70,7 +70,7 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     broken = 'raise SystemExit("broken")\nimport math'
     project.edit("scripts/parascale/report/job.py", "import math", broken)
     told = project.snakemake(*ONLY, "--retries", "0", "--", PAGE, fails=True)
-    assert "This shows what there is" in told
+    assert "This covers the results so far" in told
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()

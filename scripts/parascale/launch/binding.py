@@ -1,4 +1,4 @@
-"""Which devices and which cores each rank of a node gets."""
+"""Assign GPUs and CPU cores to the ranks of a node."""
 
 import os
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ CPUS = Path("/sys/devices/system/cpu")
 def visible_devices(site: Site, processes: int, preset: str | None = None) -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES` for this node's ranks, or None to leave it unset.
 
-    preset: what Slurm has set. One with fewer GPUs than ranks was made for one task a GPU: every rank would see the same one.
+    preset: the value that Slurm set. If it names fewer GPUs than ranks, it was meant for one task per GPU: all ranks would share one GPU.
     """
     too_few = site.device == "cuda" and len((preset or "").split(",")) < processes
     return None if too_few else preset or None
 
 
 def cores_of_ranks(site: Site, processes: int) -> list[set[int] | None]:
-    """For each local rank the logical CPUs it is bound to: its GPU's share of those next to it, else an equal share; None where there are
-    fewer cores than ranks. Idle GPUs keep their share: speed-ups compare ranks that have the same.
+    """The logical CPUs of each local rank: its GPU's share of the cores near that GPU, else an equal share; None if there are fewer cores
+    than ranks. Idle GPUs keep their share, so that ranks have the same cores in every layout and speed-ups are fair.
     """
     allowed = os.sched_getaffinity(0)
     cores = _physical(allowed)
@@ -36,7 +36,7 @@ def cores_of_ranks(site: Site, processes: int) -> list[set[int] | None]:
 
 
 def cpu_list(text: str) -> set[int]:
-    """The numbers in a kernel CPU list: `0-3,8` → {0, 1, 2, 3, 8}."""
+    """Parse a kernel CPU list: `0-3,8` → {0, 1, 2, 3, 8}."""
     numbers = set[int]()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -45,7 +45,7 @@ def cpu_list(text: str) -> set[int]:
 
 
 def _physical(allowed: Iterable[int]) -> list[set[int]]:
-    """The allowed logical CPUs grouped by the core they share, in order."""
+    """Group the allowed logical CPUs by physical core, in order."""
     groups = dict[int, set[int]]()
     for number in sorted(allowed):
         siblings = CPUS / f"cpu{number}" / "topology" / "thread_siblings_list"
@@ -55,7 +55,7 @@ def _physical(allowed: Iterable[int]) -> list[set[int]]:
 
 
 def _cores_near_gpus() -> list[set[int]]:
-    """For each GPU in PCI order, which is the order CUDA is told to use, the CPUs on its side of the node."""
+    """The CPUs near each GPU, in PCI order (the launcher sets `CUDA_DEVICE_ORDER` to the same)."""
     if not NVIDIA.is_dir():
         return []
     lists = [PCI / gpu.name.lower() / "local_cpulist" for gpu in sorted(NVIDIA.iterdir())]
@@ -63,7 +63,7 @@ def _cores_near_gpus() -> list[set[int]]:
 
 
 def _shared(near: list[set[int]], allowed: set[int]) -> list[set[int] | None]:
-    """Divide the cores among the GPUs on the same side."""
+    """Divide the cores among the GPUs that they are near to."""
     result = list[set[int] | None]()
     for rank, group in enumerate(near):
         sharers = [other for other, cores in enumerate(near) if cores == group]

@@ -1,7 +1,7 @@
-"""Does this machine have what a run needs? Versions, driver, distributed interfaces.
+"""Check that this machine has what a run needs: package versions, driver, distributed interfaces.
 
-Nothing is imported to find out: a login node answers in a moment. Another torch than the pinned one, a site's own build too, will do
-if it has the interfaces that the runs use.
+The check imports none of these packages, so it is fast on a login node. Any torch passes that has the interfaces that the runs use,
+whether it is the pinned version, another one or a site's own build.
 """
 
 import ast
@@ -18,25 +18,25 @@ from parascale.settings import Run, Site
 from parascale.settings.layout import AXES
 from parascale.settings.workload import usable_decoders
 
-NOT_OURS = {"tests and style", "what these need"}  # sections of pins that no run asks for
+NOT_OURS = {"tests and style", "what these need"}  # sections of the pins that runs do not import
 PYTHON = (3, 11)
 TORCH = (2, 11)  # the oldest that trainings were tested with
 PACKAGE = Path(__file__).parents[1]
 PINS = (PACKAGE / "constraints.txt").resolve()  # envs/constraints.txt of a checkout
 DRIVER = Path("/proc/driver/nvidia/version")
-KFD = Path("/dev/kfd")  # of AMD's driver
+KFD = Path("/dev/kfd")  # AMD's driver
 # CUDA's major version → oldest driver branch that runs all its minor versions.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-# The names of its memory allocator's settings that torch 2.11 to 2.13 read, CUDA's own before the general one.
+# Environment variables from which torch 2.11 to 2.13 read settings of the memory allocator; those of CUDA come before the general one.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# The modules of each way of training, whose imports from torch must be there,
+# Way of training → modules whose imports from torch must exist,
 MODULES = {
     "every run": ["parallel/mesh.py", "parallel/tying.py", "families/shards.py", "train/optim.py", "checkpoint/*.py"],
     **{axis.name: [f"parallel/{axis.module}.py"] for axis in AXES},
     "lightning": ["train/lightning.py"],
 }
-# and what they use besides.
+# and further interfaces that they use.
 INTERFACES = {
     "fsdp": [
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_gradient_divide_factor",
@@ -46,14 +46,14 @@ INTERFACES = {
 
 
 def of_allocator(environment: Container[str]) -> dict[str, str]:
-    """Variables to set before CUDA starts, unless `environment` configures the allocator: its segments grow, so that less memory is lost
-    between tensors of changing sizes.
+    """Variables to set before CUDA starts: expandable segments lose less memory to fragmentation when tensor sizes change. Empty if
+    `environment` configures the allocator.
     """
     return {} if any(name in environment for name in ALLOCATOR) else {ALLOCATOR[-1]: "expandable_segments:True"}
 
 
 def read_pins(path: str | Path) -> dict[str, str]:
-    """Package → version for what a run needs directly, from the list of pins."""
+    """Package → pinned version of the packages that a run imports, from the list of pins."""
     pins, section = dict[str, str](), ""
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if line.startswith("# ---"):
@@ -64,9 +64,9 @@ def read_pins(path: str | Path) -> dict[str, str]:
 
 
 def problems(pins: Mapping[str, str], site: Site, runs: Sequence[Run] = (), in_job: bool = False) -> list[str]:
-    """What is wrong, a sentence each. With runs, also what they need that is not in the installed torch or Lightning.
+    """Problems, one sentence each. runs: check also that the installed torch and Lightning have the interfaces that these need.
 
-    in_job: this is a compute node, where a driver must be.
+    in_job: this is a compute node, which must have a driver.
     """
     found = _wrong_versions(pins)
     ours = [run for run in runs if not run.workload.in_own_environment]
@@ -78,7 +78,7 @@ def problems(pins: Mapping[str, str], site: Site, runs: Sequence[Run] = (), in_j
 
 
 def check_environment(site: Site, runs: Sequence[Run] = (), in_job: bool = False, pins_path: str | Path = PINS) -> None:
-    """Raise RequirementError that lists every problem with its remedy."""
+    """Raise RequirementError if there are problems; it lists each with its remedy."""
     found = problems(read_pins(pins_path), site, runs, in_job)
     if found:
         raise RequirementError(
@@ -89,7 +89,7 @@ def check_environment(site: Site, runs: Sequence[Run] = (), in_job: bool = False
 
 
 def check_node(site: Site) -> None:
-    """Raise RequirementError where this compute node has no driver for the installed torch: a login node may have none."""
+    """Raise RequirementError if this compute node has no driver for the installed torch. Login nodes need none."""
     if site.device == "cuda" and (found := _wrong_driver(in_job=True)):
         raise RequirementError("\n  ".join(found))
 
@@ -107,14 +107,14 @@ def _wrong_versions(pins: Mapping[str, str]) -> list[str]:
             found.append("torch is not installed" if name == "torch" else f"{name} {pinned} is not installed")
         elif name == "torch" and tuple(map(int, re.findall(r"\d+", version)[:2])) < TORCH:
             found.append(f"torch {version} is too old: at least {TORCH[0]}.{TORCH[1]} is needed")
-        # What follows `+` names a build (`2.13.0+cpu`), not another version.
+        # The part after `+` names a build (`2.13.0+cpu`), not another version.
         elif name != "torch" and version.split("+")[0] != pinned:
             found.append(f"{name} {version} is installed, {pinned} is pinned")
     return found
 
 
 def _wrong_driver(in_job: bool) -> list[str]:
-    """Problems between torch's CUDA and this machine's driver."""
+    """Mismatches between torch's CUDA and this machine's driver."""
     if of_torch("hip"):  # AMD's GPUs, which torch calls `cuda`
         return ["this node has no AMD GPU driver, but torch was built for ROCm"] if in_job and not KFD.exists() else []
     cuda = of_torch("cuda")
@@ -135,7 +135,7 @@ def _wrong_driver(in_job: bool) -> list[str]:
 
 
 def of_torch(name: str) -> str | None:
-    """`cuda`, ROCm's `hip` or `__version__` in torch's own file, or None. A build of one's own may have no other record."""
+    """`cuda`, `hip` (ROCm) or `__version__` from torch's `version.py`, or None. Torch built from source may have no package metadata."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -146,7 +146,7 @@ def of_torch(name: str) -> str | None:
 
 
 def cuda_of_driver() -> int | None:
-    """The newest major version of CUDA that the driver's library runs, or None. It knows of compatibility packages, and WSL has it."""
+    """The newest major version of CUDA that libcuda supports, or None. libcuda also covers compatibility packages and WSL."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -156,7 +156,7 @@ def cuda_of_driver() -> int | None:
 
 
 def _missing(runs: Sequence[Run]) -> Iterator[str]:
-    """Sentences on interfaces that the runs need and the installed packages lack."""
+    """One sentence per interface that the runs need and the installed packages lack."""
     layouts = [run.layout for run in runs]
     used = {
         "every run": True,
@@ -168,7 +168,7 @@ def _missing(runs: Sequence[Run]) -> Iterator[str]:
     for need, interface in ((user, entry) for user in MODULES if used[user] for entry in interfaces(user)):
         module, _, name = interface.partition(":")
         package, *parts = module.split(".")
-        found = importlib.util.find_spec(package)  # of a part within, this would import the package
+        found = importlib.util.find_spec(package)  # for a submodule, this would import the package
         place = Path(found.origin).parent.joinpath(*parts) if found and found.origin else Path(module)
         source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
         if source is None:
@@ -183,7 +183,7 @@ def _missing(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def interfaces(user: str) -> list[str]:
-    """`module:name` of everything that a way of training, a key of `MODULES`, uses from within torch, and of Lightning."""
+    """`module:name` of everything that a way of training (a key of `MODULES`) imports from submodules of torch and Lightning."""
     found = dict[str, None]()  # in order
     for source in (file for pattern in MODULES[user] for file in sorted(PACKAGE.glob(pattern))):
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):

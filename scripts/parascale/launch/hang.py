@@ -1,7 +1,7 @@
-"""Who kept the others waiting, from the notes that the ranks and their launchers left (`parascale.notes`).
+"""Find the rank that caused a hang, from the notes that ranks and launchers wrote (`parascale.notes`).
 
-Ranks that wait for others are not the cause. If all ranks wait, they joined different collectives: then the one is suspected whose last
-call never came after such calls before. A name is certain where nothing speaks against it; else the text says `perhaps`.
+A rank that waits for others is not the cause. If all ranks wait, they joined different collectives: the suspect is the rank whose last
+call had never followed the calls before it. If the evidence is not conclusive, the text says `perhaps`.
 """
 
 import json
@@ -20,15 +20,15 @@ from parascale.files import read_json, read_json_lines, write_json, write_text
 from parascale.notes import WAITING, error_in, note_path, operation_of, state_in, state_of, tail_of
 from parascale.paths import RunFolder
 
-Note = dict[str, Any]  # of a rank: what it did, and where (`parascale.notes`)
+Note = dict[str, Any]  # what a rank did, and where (`parascale.notes`)
 UNKNOWN: Note = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
 
 
 def speak_for(logs: str | Path, rank: int, log: str | Path, reason: str | None, decisive: bool, guessed: bool) -> None:
-    """Complete the note of a rank that ended, or was ended, from outside.
+    """Complete the note of a rank that ended or was killed before it could write it.
 
-    reason: what its launcher saw, which counts if it is decisive, or says that it waited; otherwise a rank without a note was where its
-    log's stack says. guessed: a rank that slept without a note may have waited.
+    reason: what the launcher saw of the rank. It replaces the rank's own note only if it is decisive. A rank without a note was where the
+    stack in its log says. guessed: a rank that slept without a note may have waited.
     """
     path = note_path(logs, rank)
     if not (note := read_note(path)) or decisive:
@@ -42,9 +42,9 @@ def speak_for(logs: str | Path, rank: int, log: str | Path, reason: str | None, 
 
 
 def explain(logs: str | Path, ranks: int, seconds: float = 0.0) -> str | None:
-    """Which of the `ranks` kept others waiting, and why, as a line; None where no rank waited for another.
+    """One line that names the rank that kept others waiting, and why; None if no rank waited for another.
 
-    seconds: to wait for the notes of other nodes.
+    ranks: their number. seconds: how long to wait for the notes of other nodes.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(ranks)):
@@ -53,28 +53,28 @@ def explain(logs: str | Path, ranks: int, seconds: float = 0.0) -> str | None:
 
 
 def who_waits(notes: list[Note]) -> str | None:
-    """`explain` for the notes themselves, in the order of the ranks."""
+    """Same as `explain`, for notes in rank order."""
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:
         return None
     missed = [miss for rank in waiting for miss in _missed(rank, notes)]
     suspects = [rank for rank in range(len(notes)) if rank not in waiting]
-    named, certain = _absent(suspects, missed, notes) if suspects else _apart(missed, notes)
-    text = _told(named, [miss for miss in missed if miss[1] in named], waiting, notes)
+    named, certain = _absent(suspects, missed, notes) if suspects else _differing(missed, notes)
+    text = _cause_text(named, [miss for miss in missed if miss[1] in named], waiting, notes)
     return text if certain else f"perhaps {text}"
 
 
 def who_is_idle(notes: list[Note]) -> str:
-    """What the idle ones do of ranks that wait for no other, else all of them, as a line."""
+    """One line that says what the idle ranks do, or if none is idle, all ranks. For ranks that do not wait for each other."""
     idle = [rank for rank, note in enumerate(notes) if note["still"]] or range(len(notes))
     return shorten_list([f"{_named(rank, notes[rank])}: {_did(notes[rank])}" for rank in idle], 3)
 
 
 def note_cause(work: str | Path, text: str | None) -> None:
-    """Add the cause to the last attempt in a run's record, if this launcher, or its ranks, began it and did not finish it. None: there is
-    no cause any more."""
+    """Write the cause into the last attempt of a run's record, if this launcher or its ranks started that attempt and it has not finished.
+    None removes the cause."""
     path = RunFolder(work).attempts
-    with suppress(OSError, ParascaleError, LookupError):  # no record yet, or a full disk: the log says it
+    with suppress(OSError, ParascaleError, LookupError):  # no record yet, or a full disk; the log has the cause too
         attempts = read_json_lines(path)
         if attempts[-1]["started"] >= psutil.Process().create_time() and attempts[-1].get("outcome") != "finished":
             attempts[-1].pop("cause", None)
@@ -83,7 +83,7 @@ def note_cause(work: str | Path, text: str | None) -> None:
 
 
 def read_note(path: Path) -> Note:
-    """A note of a rank; empty where there is none."""
+    """A rank's note; empty if it has none."""
     try:
         return read_json(path)
     except (OSError, ParascaleError):
@@ -91,7 +91,7 @@ def read_note(path: Path) -> Note:
 
 
 def _missed(rank: int, notes: list[Note]) -> Iterator[tuple[int, int]]:
-    """(rank, other) for each other that has not joined the collective that a rank waits in, or joined another in its place."""
+    """(rank, other) for each other rank that did not join the collective that `rank` waits in, or joined a different one instead."""
     if not (call := notes[rank].get("call")):
         return
     for other in notes[rank]["groups"][call["group"]][1]:
@@ -107,19 +107,19 @@ def _missed(rank: int, notes: list[Note]) -> Iterator[tuple[int, int]]:
 
 
 def _absent(suspects: list[int], missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
-    """(ranks, whether it is certain) of those that did something else while the others waited."""
+    """(ranks that did something else while the others waited, whether that is certain)."""
     decisive = [rank for rank in suspects if notes[rank].get("decisive")]
     if decisive:
         return tuple(decisive), True
-    awaited = [rank for rank in suspects if any(other == rank for _, other in missed)] or suspects
-    known = [rank for rank in awaited if not notes[rank].get("guessed")]
-    return tuple(known or awaited), len(suspects) == 1 and bool(known)
+    missing = [rank for rank in suspects if any(other == rank for _, other in missed)] or suspects
+    known = [rank for rank in missing if not notes[rank].get("guessed")]
+    return tuple(known or missing), len(suspects) == 1 and bool(known)
 
 
-def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
-    """(ranks, whether it is certain) of those that joined another collective than the others."""
+def _differing(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int, ...], bool]:
+    """(ranks that joined a different collective than the others, whether that is certain)."""
     called = [rank for rank, note in enumerate(notes) if note.get("call")]
-    if not called:  # all that is known is where they wait
+    if not called:  # only the places where they wait are known
         places = [(note.get("operation"), note.get("where")) for note in notes]
         usual = Counter(places).most_common(1)[0][0]
         return tuple(rank for rank, place in enumerate(places) if place != usual), False
@@ -133,14 +133,14 @@ def _apart(missed: list[tuple[int, int]], notes: list[Note]) -> tuple[tuple[int,
     return ((most,) if most is not None else tuple(sorted({other for _, other in missed}) or called)), False
 
 
-def _told(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
-    """What those named missed, and did. missed: (rank that waited, one of them), of which the one that waited first tells."""
+def _cause_text(named: Sequence[int], missed: list[tuple[int, int]], waiting: list[int], notes: list[Note]) -> str:
+    """Say which collective the `named` ranks missed and what they did. missed: (rank that waited, named rank); quotes the longest wait."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
     waiter = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
     if waiter is not None:
         axis: str | None = _axis(notes[waiter])
         what = f"the {calls[waiter]['operation']}"
-    else:  # it was aborted before it could say in what: in the call of which the one named made another
+    else:  # aborted before it noted its call: the text takes the operation from a waiting rank's stack
         waiter = next((rank for rank in waiting if rank not in named), waiting[0])
         axis = next((_axis(notes[rank]) for rank in named if rank in calls), None)
         what = f"the {operation}" if (operation := notes[waiter].get("operation")) else "a collective"

@@ -1,8 +1,8 @@
-"""The Python of a run's processes: ours, or that of a script in its user's own environment, which is asked first what it has.
+"""The Python that runs a run's processes: ours, or that of a user's own environment, which is probed before the run.
 
     bash -c '<setup>; exec "$@"' bash <words> -u script.py …
 
-The last shell becomes Python, or what stands before it, as a container's command does: signals arrive, and the ranks end with the launcher.
+The shell execs Python, or the command in front of it (a container's): signals arrive, and the ranks end with the launcher.
 """
 
 import json
@@ -22,11 +22,11 @@ from parascale.files import atomic_path, make_folder
 from parascale.recording import FOLDER
 
 PACKAGE = Path(__file__).parents[1]
-ON_PATH = Path(__file__).with_name("on_path")  # first on the path of a rank of a user's script
-ALONE = ("__init__.py", "recording.py", "prove.py")  # all of this package that a user's own environment gets
-USUAL = ("python3",)  # after a `setup` without a `python`
-# A line of `setup` that fails, also in a pipe or a function, ends it, as the same start would fail again. The path of our
-# own comes after `setup`, which may set one.
+ON_PATH = Path(__file__).with_name("on_path")  # first in PYTHONPATH for ranks of a user's script
+ALONE = ("__init__.py", "recording.py", "prove.py")  # the only files of this package that a user's own environment gets
+USUAL = ("python3",)  # for a `setup` without a `python`
+# A failing line of `setup`, also in a pipe or a function, ends the start for good (exit code 78), since it would fail again.
+# Our folders join PYTHONPATH after `setup`, which may set it.
 SHELL = """trap 'echo "setup failed: $BASH_COMMAND (exit code $?)" >&2; exit 78' ERR
 set -E -o pipefail
 {setup}
@@ -35,7 +35,7 @@ trap - ERR
 export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"
 exec "$@"
 """
-# Runs there: Python 3.9 on. It prints a line of what it found, or of what is wrong.
+# Runs in the user's environment (Python 3.9 or later). Prints one line of JSON: the versions found, or what is wrong.
 PROBE = r"""
 import ctypes, importlib.util, json, os, platform, sys
 script, folder, own, backend = sys.argv[1:]
@@ -47,7 +47,7 @@ if sys.version_info < (3, 9):
 if not os.path.isfile(script):
     end(wrong="does not see %s: make its folder visible there (Apptainer: --bind)" % script)
 if os.environ.get("PARASCALE_FOLDER") != folder:
-    end(wrong="does not get the environment of the launcher: leave out what clears it (Apptainer: --cleanenv)")
+    end(wrong="does not get the launcher's environment: remove the option that clears it (Apptainer: --cleanenv)")
 place = os.path.dirname(folder)  # for the record of the run
 while not os.path.lexists(place):
     place = os.path.dirname(place)
@@ -58,7 +58,7 @@ found = importlib.util.find_spec("parascale")
 place = found and (found.origin or list(found.submodule_search_locations)[0])
 if not (place or "").startswith(own):
     how = "finds another `parascale`, %s, before that of" % place if place else "does not find `parascale` in"
-    end(wrong="%s %s: make that folder visible, rename what hides it, leave out what ignores PYTHONPATH (-E, -I)" % (how, own))
+    end(wrong="%s %s: make that folder visible, rename what hides it, leave out options that ignore PYTHONPATH (-E, -I)" % (how, own))
 try:
     with open(script, "rb") as file:
         compile(file.read(), script, "exec")
@@ -71,11 +71,11 @@ except Exception as error:
 distributed = torch.distributed if torch.distributed.is_available() else None
 has = {each for each in ("gloo", "nccl") if distributed and getattr(distributed, "is_%s_available" % each)()}
 if backend and backend not in has:
-    end(wrong="has a torch (%s) without %s, by which the processes of this site talk" % (torch.__version__, backend))
+    end(wrong="has a torch (%s) without %s, which processes need to communicate on this site" % (torch.__version__, backend))
 try:
     backend == "nccl" and torch.version.cuda and ctypes.CDLL("libcuda.so.1")
 except OSError:
-    end(wrong="does not find libcuda.so.1 of the GPU's driver: hand it in (Apptainer: --nv)")
+    end(wrong="does not find libcuda.so.1, the GPU driver's library: pass it in (Apptainer: --nv)")
 nccl = torch.cuda.nccl.version() if "nccl" in has else None
 end(versions={
     "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip,
@@ -86,7 +86,7 @@ end(versions={
 
 @dataclass(frozen=True)
 class Interpreter:
-    """What starts Python. words: of the command. setup: lines of shell before it; None: as we are started. path: folders first on its path."""
+    """How to start Python. words: its command. setup: shell lines to run before; None: no shell. path: folders, first in PYTHONPATH."""
 
     words: tuple[str, ...] = (sys.executable,)
     setup: str | None = None
@@ -100,7 +100,7 @@ class Interpreter:
         return ["bash", "-c", line, "bash", *self.words, *arguments]
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """`environment` with the folders first on its path, unless the command itself sets it."""
+        """`environment` with our folders first in PYTHONPATH; unchanged if the shell command adds them."""
         if self.setup is not None:
             return environment
         before = filter(None, [*self.path, environment.get("PYTHONPATH")])
@@ -111,7 +111,7 @@ OURS = Interpreter()
 
 
 def interpreter_of(workload: Any, folder: Path) -> Interpreter:
-    """The Interpreter of a workload's processes. folder: for the part of ours that those of a user's own environment find."""
+    """The Interpreter of a workload's processes. folder: gets a copy of the few modules that a user's own environment imports."""
     if not workload.in_own_environment:
         return OURS
     words = workload.python or USUAL
@@ -132,10 +132,10 @@ def interpreter_of(workload: Any, folder: Path) -> Interpreter:
 def ask(
     interpreter: Interpreter, script: str, backend: str, environment: dict[str, str], seconds: float
 ) -> dict[str, str]:
-    """Versions of Python, torch, CUDA and NCCL in a user's own environment. InterpreterError, in a line, where the script cannot start there,
-    RequirementError where it may later.
+    """Return the versions of Python, torch, CUDA and NCCL in a user's own environment. Raises InterpreterError if the script cannot start
+    there, RequirementError if it may start later.
 
-    backend: that its torch needs, or empty. environment: of the processes. seconds: that it may take.
+    backend: the backend that torch must have, or empty. environment: the processes' variables. seconds: timeout.
     """
     shown = shlex.join(interpreter.words)
     command = interpreter.command(
@@ -158,7 +158,7 @@ def ask(
         raise InterpreterError(f"`{shown}` {answer['wrong']}")
     if "versions" in answer:
         return {name: version for name, version in answer["versions"].items() if version}
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no error message"]
     said = next((line for line in lines if line.startswith(("bash: -c:", "setup failed: "))), lines[-1])
     said = re.sub(r"^bash: (-c: )?(line \d+: )?(exec: )?", "", said)
     if said.startswith("setup failed: "):
@@ -168,14 +168,14 @@ def ask(
         0: f"`setup` or `{shown}` ended without starting Python",
         **dict.fromkeys((126, 127), f"`{shown}` cannot be started"),
     }.get(code, f"`{shown}` does not start Python (exit code {code})")
-    # Others may pass: no space, a file system that does not answer.
+    # Other failures may be temporary: a full disk, a filesystem that does not answer.
     lasts = code in (126, 127, PERMANENT_FAILURE) or "syntax error" in said
     kind = InterpreterError if lasts else RequirementError
     raise kind(f"{how}: {said}; correct `python` or `setup` of the workload, or of `script` in the site's file")
 
 
 def _answer(said: str) -> dict[str, Any]:
-    """The last facts of the probe; empty where it printed none. said: lines, also of others."""
+    """The last JSON that the probe printed, or empty. said: its output, possibly mixed with that of other programs."""
     for line in reversed(said.splitlines()):
         with suppress(ValueError):
             answer = json.loads(line.removeprefix("parascale: ")) if line.startswith("parascale: ") else None

@@ -1,4 +1,4 @@
-"""The launcher of one node: meets the others, starts its ranks, and ends with the verdict that all nodes share."""
+"""The launcher of one node: it meets the other launchers, starts its ranks, and exits with the verdict that all nodes share."""
 
 import contextlib
 import os
@@ -25,68 +25,68 @@ from parascale.lease import SuspendAwareClock
 from parascale.recording import FOLDER
 from parascale.settings import Site
 
-# Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
+# Shorter than the warning before a job's time limit in the profiles (`--signal=TERM@120`), so that ranks get all of it.
 GRACE_SECONDS = 100.0
 
-NOTES_SECONDS = 5.0  # for the launchers of other nodes to see the verdict, and to write what they saw of their ranks
+NOTES_SECONDS = 5.0  # time for other nodes' launchers to see the verdict and write notes about their ranks
 
-# Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
-# processes of two threads each on two cores took ten times as long, spinning for one another.
+# Snakemake sets all of these to a rule's `threads`, and torch prefers MKL's to OpenMP's: four processes with two threads each on two
+# cores took ten times as long, because threads spin while they wait.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# On CPUs freed memory stays with the process. As it is, glibc gives a large tensor back to the system and asks for the next one again:
-# thousands of page faults in every step, a quarter of its time.
+# On CPUs, keep freed memory in the process. By default glibc returns each large tensor to the system and requests memory for the next:
+# thousands of page faults per step, a quarter of its time.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is started: the same on every node."""
+    """The processes to start; the same on every node."""
 
     command: tuple[str, ...]  # what Python runs, and its arguments
     nodes: int
     processes: int  # on each node
     site: Site
-    timeout: float  # seconds; ranks must end within it of each other
+    timeout: float  # seconds that other ranks may still run after one has ended
     grace: float  # seconds that a rank has to save its state after SIGTERM
     logs: str
     cores: int  # cores of this node that the run may use
-    nsight: bool = False  # Nsight Systems watches every process
-    work: str | None = None  # folder of the run under way, whose record gets the cause of a hang
-    alone: bool = False  # nothing else is to run on this machine: its times are compared
-    # Folder of a script of the user's own, which may end well without having finished when it is asked to stop.
+    nsight: bool = False  # profile every process with Nsight Systems
+    work: str | None = None  # work folder of the run, whose record gets the cause of a hang
+    alone: bool = False  # nothing else may run on this machine, because times are compared
+    # Folder of a user's own script. When asked to stop, such a script may exit with 0 without having finished.
     files: str | None = None
-    ends_silent: bool = False  # a script that records no step is ended, whatever it does
+    ends_silent: bool = False  # end a script that records no steps for too long, even if it computes
     interpreter: Interpreter = OURS
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the launcher of node 0 hosts torch's store on one machine: ranks of a user's program would listen for all others."""
+        """True if node 0's launcher hosts torch's store, for runs on one machine: a user's program would listen on every interface."""
         return self.nodes * self.processes > 1 and self.command[:2] != ("-m", "parascale")
 
     @property
     def threads(self) -> int:
-        """Threads of a process."""
+        """Threads per process."""
         return max(1, self.cores // self.processes)
 
     @property
     def python_command(self) -> list[str]:
-        """The command of one process; unbuffered, so that a log is complete when a process is killed."""
+        """The command of one process; unbuffered, so that the log is complete if the process is killed."""
         return [*(_nsight(self.logs) if self.nsight else []), *self.interpreter.command("-u", *self.command)]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which node this is, and where the launchers of several nodes meet."""
+    """This node's number and address, and where the launchers of several nodes meet."""
 
     node: int = 0
     folder: str | None = None
     address: str = field(default_factory=loopback.loopback)  # of this node
-    bind: bool = False  # the cores that we see are taken to be ours alone, and are dealt out
-    gone: Callable[[int], bool] = lambda node: False  # whether another node's launcher is known to have ended
+    bind: bool = False  # bind ranks to cores; assumes that all cores that we see are ours
+    gone: Callable[[int], bool] = lambda node: False  # true for a node whose launcher is known to have ended
 
 
 class Stop:
-    """Whether the launcher was asked to stop; the second Ctrl-C ends at once."""
+    """Signal handlers that note a request to stop; the second Ctrl-C ends the run at once."""
 
     def __init__(self) -> None:
         self.asked = self.at_once = False
@@ -105,9 +105,9 @@ def run_node(
         [dict[int, Callable[[], int]]], contextlib.AbstractContextManager[object]
     ] = contextlib.nullcontext,
 ) -> int:
-    """Run this node's ranks to their end. Returns the exit code that all nodes of the run share.
+    """Run this node's ranks until they end. Returns the exit code that all nodes of the run share.
 
-    watched: context manager, called with {rank: function that gives the process id}, to be entered while they run.
+    watched: makes a context manager from {rank: function that returns the process id}; it is active while the ranks run.
     """
     stop = Stop()
 
@@ -118,11 +118,11 @@ def run_node(
 
     stack, store_ended = contextlib.ExitStack(), lambda: ""
     with Peers(_described(launch, place), place.folder, place.gone) as peers, reserve_port() as holder, stack:
-        if launch.interpreter.setup is None:  # else it is another torch
+        if launch.interpreter.setup is None:  # else the ranks have a torch of their own
             check_node(launch.site)
         address, port = peers.meet(holder.getsockname()[1], wait)
         if launch.nodes > 1 and address not in loopback.ADDRESSES:
-            interface_addresses(launch.site.network, slurm.node_name())  # or an error
+            interface_addresses(launch.site.network, slurm.node_name())  # raises if there is no such interface
         if place.node == 0 and launch.nodes * launch.processes > 1:
             print("\n".join(node.line() for node in peers.nodes), flush=True)
         os.makedirs(launch.logs, exist_ok=True)
@@ -148,23 +148,23 @@ def run_node(
 
 
 def _described(launch: Launch, place: Place) -> Node:
-    """This node, as it introduces itself to the others."""
+    """The description of this node that its launcher sends to the others."""
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
     return Node(place.node, slurm.node_name(), place.address, launch.nodes, launch.processes, detail)
 
 
 def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Worker]:
-    """Start this node's ranks, one after the other."""
+    """Start this node's ranks, one by one."""
     environment = process_environment(launch, os.environ)
-    # One node talks to itself alone, whatever its name resolves to.
+    # A single node uses the loopback, whatever its host name resolves to.
     local = address in loopback.ADDRESSES
     if interface := loopback.INTERFACE if local else launch.site.network.interface:
         environment["GLOO_SOCKET_IFNAME"] = interface
         if not local:
             environment["NCCL_SOCKET_IFNAME"] = interface
     if local and launch.hosts_store:
-        environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # of `local_store`
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # ranks use the store of `local_store`
     cores = cores_of_ranks(launch.site, launch.processes) if place.bind else [None] * launch.processes
     for local_rank in range(launch.processes):
         rank = place.node * launch.processes + local_rank
@@ -175,10 +175,10 @@ def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Wo
             "LOCAL_WORLD_SIZE": launch.processes,
             "MASTER_ADDR": address,
             "MASTER_PORT": port,
-            # By these, libraries know that the processes are started already, in a Slurm job, too.
+            # From these, libraries see that a launcher has already started the processes, also in a Slurm job.
             "GROUP_RANK": place.node,
             "TORCHELASTIC_RUN_ID": "parascale",
-            "TORCHELASTIC_RESTART_COUNT": 0,  # older torch asks for it
+            "TORCHELASTIC_RESTART_COUNT": 0,  # older torch reads it
         }
         if launch.files:
             ranks["PARASCALE_STACK"] = f"{int(STACK_SIGNAL)}:{launch.logs}/rank{rank}.stack"
@@ -189,21 +189,21 @@ def _start(launch: Launch, place: Place, address: str, port: int) -> Iterator[Wo
 
 
 def process_environment(launch: Launch, environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with what every process of a run gets, on one process as on many."""
+    """`environment` plus the variables that every process of a run gets, whether it has one process or many."""
     devices = visible_devices(launch.site, launch.processes, environment.get("CUDA_VISIBLE_DEVICES"))
     added = {
         **dict.fromkeys(THREAD_VARIABLES, str(launch.threads)),
-        "PYTHONFAULTHANDLER": "1",  # a process that is ended says where it was
+        "PYTHONFAULTHANDLER": "1",  # an aborted process prints its stack
         # Compute nodes have no internet: a training that asks for it must fail at once, not wait.
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
-        # For what a hang leaves behind: each rank's last collectives, with gloo as with NCCL.
+        # Flight recorder: each rank's last collectives, for the analysis of a hang, with gloo as with NCCL.
         "TORCH_FR_BUFFER_SIZE": "2000",
     }
     if launch.site.device == "cpu":
         added.update(KEEP_FREED_MEMORY)
     else:
-        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which cores are bound to GPUs
+        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # `binding` assumes this order
     environment = {**environment, **added, **{name: str(value) for name, value in launch.site.environment.items()}}
     if launch.site.device == "cuda":
         environment |= of_allocator(environment)
@@ -216,7 +216,7 @@ def process_environment(launch: Launch, environment: Mapping[str, str]) -> dict[
 
 
 def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: Silence | None = None) -> NodeReport:
-    """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
+    """Wait until this node's ranks have ended, or a rank or another node has failed. Returns this node's report."""
     stop_at, ended_at, awake = None, None, SuspendAwareClock()
     while workers.running:
         time.sleep(TICK_SECONDS)
@@ -239,7 +239,7 @@ def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: 
         elif ended_at and now > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
         why = None
-        with contextlib.suppress(Exception):  # who looks at a script must not end what works
+        with contextlib.suppress(Exception):  # an error in the watcher must not end a working script
             why = silence.tick(now) if silence and stop_at is None and ended_at is None else None
         if why:
             return NodeReport(FAILED, [Failure(None, slurm.node_name(), why, None, time.time(), certain=False)])
@@ -250,7 +250,7 @@ def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: 
             )
         if workers.failures() or peers.failed:
             break
-    deadline = time.monotonic() + SETTLE_SECONDS  # for ranks that fail as a consequence
+    deadline = time.monotonic() + SETTLE_SECONDS  # lets ranks that fail as a consequence report it
     while (workers.failures() or peers.failed) and workers.running and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)
         workers.poll()
@@ -262,14 +262,14 @@ def _watch(launch: Launch, workers: Workers, peers: Peers, stop: Stop, silence: 
 
 
 def _explain(launch: Launch, failures: list[Failure], reported: str | None) -> None:
-    """Say on the last lines which rank failed first, where, why, and where its log is; on the very last one, and in the run's record, who
-    kept other ranks waiting. reported: what was seen of that while they ran, if anything."""
+    """Print the rank that failed first, where, why and its log; then, as the last line and in the run's record, the rank that kept others
+    waiting, if any. reported: the cause of a hang that was reported while the ranks ran, if any."""
     first = root_cause(failures)
     others = sorted(failure.rank for failure in failures if failure is not first and failure.rank is not None)
     if others:
         print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
     print(f"error: {first}", file=sys.stderr, flush=True)
-    with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
+    with contextlib.suppress(Exception):  # an unreadable note must not change how the run ends
         seconds = NOTES_SECONDS + launch.nodes / LOOKS_A_SECOND if launch.nodes > 1 else 0.0
         waited = first.waited or first.rank is None
         cause = (reported if waited else None) or explain(launch.logs, launch.nodes * launch.processes, seconds)
@@ -280,9 +280,9 @@ def _explain(launch: Launch, failures: list[Failure], reported: str | None) -> N
 
 
 def _nsight(logs: str) -> list[str]:
-    """What stands before a process's command, so that Nsight Systems watches it; its reports go to the folder `logs`.
+    """The command prefix that runs a process under Nsight Systems; its reports go to the folder `logs`.
 
-    The training starts and stops the collection (`cudaProfilerStart` and `Stop` around the steps of `profile`), and goes on after it.
+    The training starts and stops the collection (`cudaProfilerStart` and `cudaProfilerStop` around the steps of `profile`) and continues.
     """
     if (program := shutil.which("nsys")) is None:
         raise RequirementError("`profiler: nsight` needs `nsys`: load Nsight Systems, or set `profiler: torch`")

@@ -1,22 +1,22 @@
-"""How the launchers of a run's nodes know of each other: each keeps a small file, `node-N.json`, in a folder that all nodes see.
+"""How the launchers of a run's nodes communicate: each writes a small file, `node-N.json`, into a folder that all nodes share.
 
-Folder: new for each start, so nobody reads files of an earlier one. `several_nodes.meeting_folder` makes and removes it; launchers that
-are started by hand are given one (`--meet`). A launcher refuses a folder that has its file already.
-Start: every launcher writes who and where it is (`waiting`). When node 0 has seen all, it adds the port where torch meets (`running`).
-The others then check that they reach it, and start their ranks. After `meeting_seconds` node 0 names the nodes that did not come, and
-gives up. A launcher that fails meanwhile, as on a node without a driver, writes why, and all give up with its reason and exit code; one
-that is asked to stop ends all as stopped. One that fails before it has read its settings is unknown to the others, which wait in vain.
-Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report
-what they have. When each has reported, or is lost, node 0's report holds for all: they end their ranks, and exit with its code. Its
-cause is a failure that cannot be a consequence, else the earliest.
-Stop: Slurm sends SIGTERM to every launcher. If only one gets it, its file says `stopping`; node 0 passes it on.
-Loss: a launcher renews the time of its file every 5 s. If the file stays the same for 20 s, the launcher was killed or its node is down.
-Load: one file a node, of one block; renewing makes no other and needs no room on a full disk. Node 0 looks at every file, the others only
-at node 0's: each twice a second, less often from 50 nodes on, so that neither side looks more than 100 times a second, and less often
-where looks are slow: after a tick of them a launcher sees to its ranks again.
-Late filesystems: NFS may show what was 30 s ago, or that there was nothing. Then all meet and end later, but no living node is lost: each
-look opens the file anew; the reader's own clock tells how long it stays the same; and a node is lost only after twice the longest pause
-between two changes of its file that this reader has seen, at least 20 s, and 60 s before it has seen one.
+Folder: new for each start, so that no launcher reads files of an earlier start. `several_nodes.meeting_folder` makes and removes it; for
+launchers started by hand it is `--meet`. A launcher refuses a folder that already has its file.
+Start: each launcher writes its host and address (`waiting`). When node 0 has seen all files, it adds the port where torch meets
+(`running`). The others check that they can reach the port, and start their ranks. After `meeting_seconds` node 0 names the missing nodes
+and gives up. If a launcher fails before that (say, its node has no driver), it writes the reason, and all exit with this reason and its
+exit code. If one is asked to stop, all end as stopped. If one fails before it has read its settings, the others wait until the timeout.
+Failure: a launcher whose ranks have ended or failed writes a report (`ended`). After a failure node 0 is `ending`, and the others report.
+When every node has reported or is lost, node 0 writes the joint report: all launchers end their ranks and exit with its code. Its cause
+is a failure that cannot be a consequence of another, else the earliest.
+Stop: Slurm sends SIGTERM to every launcher. If only one gets it, its file says `stopping`, and node 0 passes this on.
+Loss: a launcher updates its file's time every 5 s. If the file does not change for 20 s, the launcher was killed or its node is down.
+Load: one file of one block per node; updating its time writes no new file and needs no disk space. Node 0 reads every file, the others
+only node 0's: twice a second, less often from 50 nodes on, so that neither node 0 nor the others together read more than 100 times a
+second. If reads are slow, a launcher stops after one tick of them and checks its ranks.
+Late filesystems: NFS may show a file as it was 30 s ago, or not at all. Then launchers meet and end later, but no living node counts as
+lost: each read opens the file again; the reader's own clock measures how long it is unchanged; and a node is lost only after twice the
+longest pause between two changes that this reader has seen, at least 20 s, and 60 s before it has seen one.
 """
 
 import itertools
@@ -39,17 +39,17 @@ from parascale.launch.workers import Failure, root_cause
 from parascale.lease import RENEW_SECONDS, STALE_SECONDS, SuspendAwareClock
 
 TICK_SECONDS = 0.05
-SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
-MEETING_SECONDS = 50.0  # so that a failed meeting of few nodes is over within a minute, start-up included
-SECONDS_A_NODE = 0.5  # more for each: their launchers all ask one filesystem for the same files
-LATE_SECONDS = 30.0  # how late filesystems show a change
+SETTLE_SECONDS = 1.0  # wait after the first failure, for ranks that fail because of it
+MEETING_SECONDS = 50.0  # with few nodes, a failed meeting is over within a minute, start-up included
+SECONDS_A_NODE = 0.5  # extra per node: all launchers load the same files from one filesystem
+LATE_SECONDS = 30.0  # delay with which a filesystem may show a change
 LOOK_SECONDS, LOOKS_A_SECOND = 0.5, 100
-ROOM = 4096  # bytes of a file: on a full disk, a report has the room that the file has
+ROOM = 4096  # bytes of a file, reserved at the start: a report fits into it when the disk is full
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """How a node ended; node 0's is how all end."""
+    """How a node ended. Node 0's last report holds for all nodes."""
 
     code: int
     failures: list[Failure]
@@ -57,23 +57,23 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's file."""
+    """The content of a node's file."""
 
     node: int
     host: str
     address: str
     nodes: int
-    processes: int  # of each node
-    detail: str  # devices and threads, for the line that says who is where
+    processes: int  # per node
+    detail: str  # devices and threads, for `line`
     state: str = "waiting"
     stopping: bool = False
-    look: int = 0  # that node 0 asks for (`silence`)
-    port: int = 0  # where torch meets, once all are there
+    look: int = 0  # number of the look that node 0 requests (`silence`)
+    port: int = 0  # where torch meets; 0 until all nodes are there
     report: NodeReport | None = None
     time: float = 0.0  # seconds since 1970, when this was written
 
     def line(self) -> str:
-        """The line that says who is where."""
+        """The launcher's line about this node: host, address, ranks and devices."""
         first = self.node * self.processes
         ranks = f"rank {first}" if self.processes == 1 else f"ranks {first}-{first + self.processes - 1}"
         return f"node {self.node}: {self.host} ({self.address}), {ranks}, {self.detail}"
@@ -83,48 +83,48 @@ CONTENT = TypeAdapter(Node)
 
 
 def look(path: Path) -> tuple[int, str] | None:
-    """(time, text) of a file as the filesystem shows it; None where it shows none."""
+    """(modification time in ns, text) of a file as the filesystem shows it; None if it shows no file."""
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return fstat(file.fileno()).st_mtime_ns, file.read()
     return None
 
 
 def meeting_seconds(nodes: int) -> float:
-    """How long nodes wait for each other."""
+    """How many seconds nodes wait for each other at the start."""
     return MEETING_SECONDS + SECONDS_A_NODE * nodes
 
 
 class Other:
-    """Another node as its file shows it."""
+    """Another node, as seen through its file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.since = path, 0.0
         self.said: Node | None = None
         self.seen: tuple[int, str] | None = None
-        self._pause: float | None = None  # the longest between two changes
+        self._pause: float | None = None  # longest pause between two changes
 
     def look(self, now: float) -> Node | None:
-        """What the file shows at `now`, else what it showed last."""
+        """Read the file. Returns its content, or if it cannot be read, the last content seen. now: in seconds."""
         found = look(self.path)
         if found and found != self.seen:
             if self.seen:
                 self._pause = max(now - self.since, self._pause or 0.0)
             self.seen, self.since = found, now
-            with suppress(ValueError):  # half of it is overwritten; the next look sees the rest
+            with suppress(ValueError):  # it is half overwritten; the next look gets all of it
                 self.said = CONTENT.validate_json(found[1])
         return self.said
 
     @property
     def patience(self) -> float:
-        """Twice the longest pause that was seen between two changes, or until one was seen, twice what a filesystem may be late."""
+        """Seconds: twice the longest pause seen between two changes; before the first one, twice the delay of a filesystem."""
         return max(STALE_SECONDS, 2 * (LATE_SECONDS if self._pause is None else self._pause))
 
 
 class Peers:
-    """The launchers of the other nodes, from when this one enters until it leaves. Node 0 looks at all of them, the others at node 0."""
+    """The other nodes' launchers, as a context manager. Node 0 reads the files of all of them, the others only node 0's."""
 
     def __init__(self, me: Node, folder: str | None = None, gone: Callable[[int], bool] = lambda node: False) -> None:
-        """folder: where they meet; None for a run on one node. gone: whether a node's launcher is known to have ended."""
+        """folder: where they meet; None for a run on one node. gone: true for a node whose launcher is known to have ended."""
         self._me, self._gone = me, gone
         self._path = Path(folder, f"node-{me.node}.json") if folder else None
         numbers = () if folder is None else (0,) if me.node else range(1, me.nodes)
@@ -157,31 +157,31 @@ class Peers:
 
     @property
     def nodes(self) -> list[Node]:
-        """This node and those that it looks at, as their files show them."""
+        """This node and those whose files it reads."""
         return [self._me, *(other.said for other in self._others.values() if other.said)]
 
     @property
     def failed(self) -> bool:
-        """Whether a node has failed, or node 0 has said that all are to end."""
+        """True if a node has failed, or node 0 has told all to end."""
         return self._ending or any(report.code not in (0, STOPPED) for report in self._reports.values())
 
     @property
     def ended(self) -> bool:
-        """Whether another node's ranks have all ended."""
+        """True if all ranks of another node have ended."""
         return bool(self._reports)
 
     @property
     def look(self) -> int:
-        """The look that node 0 asks for."""
+        """The number of the look that node 0 requests."""
         return self.nodes[-1].look
 
     @property
     def speaks(self) -> bool:
-        """Whether this node explains a failure: node 0, or any node that has lost it."""
+        """True if this node explains a failure: node 0, or any node that has lost it."""
         return self._me.node == 0 or self._lost
 
     def send(self, **changes: Any) -> None:
-        """Write this node's file with these changes of Node."""
+        """Write this node's file, with these fields of Node changed."""
         self._me = replace(self._me, time=time.time(), **changes)
         if self._path:
             text = CONTENT.dump_json(self._me).decode().ljust(ROOM)
@@ -192,13 +192,13 @@ class Peers:
                     file.write(text)
 
     def listen(self) -> None:
-        """Look at those files whose turn it is, for a tick at most; turns that were missed are left out."""
+        """Read the files that are due, for at most one tick; missed turns are skipped."""
         now = start = self._awake()
         self._next_look = max(self._next_look, start - TICK_SECONDS)
         while self._others and self._next_look <= now <= start + TICK_SECONDS:
             self._next_look += self._interval / len(self._others)
             number = next(self._turns)
-            gone, other = self._gone(number), self._others[number]  # asked before the look, which sees its last words
+            gone, other = self._gone(number), self._others[number]  # `gone` first: the look then sees its last report
             said = other.look(now)
             self.stopping = self.stopping or bool(said and said.stopping)
             self._ending = self._ending or bool(said and said.state == "ending")
@@ -209,10 +209,10 @@ class Peers:
             now = self._awake()
 
     def meet(self, port: int, wait: Callable[[], None]) -> tuple[str, int]:
-        """(address, port) where torch meets, once every node is there; on node 0 that is `port`. RequirementError says who is missing,
-        or why another launcher has failed; SystemExit: one was told to stop.
+        """Wait until every node is there. Returns the (address, port) where torch meets; node 0 offers `port`. Raises RequirementError if
+        nodes are missing or another launcher has failed, SystemExit if one was asked to stop.
 
-        wait: called over and over; it sleeps a moment, and raises when the launcher is asked to stop.
+        wait: called in a loop; it sleeps a moment, and raises when this launcher is asked to stop.
         """
         me, awake, seconds = self._me, SuspendAwareClock(), meeting_seconds(self._me.nodes)
         name = f"node {me.node} ({me.host})"
@@ -239,17 +239,17 @@ class Peers:
         return address, first.port
 
     def _is_ready(self, said: Node | None) -> bool:
-        """Whether another node is there; node 0, once all are."""
+        """True if the other node is there; for node 0, if it has seen all."""
         if said and (said.nodes, said.processes) != (self._me.nodes, self._me.processes):
             ours, theirs = (f"{each.nodes} × {each.processes} on {each.host}" for each in (self._me, said))
             raise RequirementError(f"--nodes and --processes are {ours}, but {theirs}")
         return said is not None and (self._me.node == 0 or said.port > 0)
 
     def verdict(self, own: NodeReport, timeout: float) -> NodeReport:
-        """Report how this node ended, and wait for what holds for all.
+        """Report how this node ended, and wait for the report that holds for all nodes.
 
-        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits until each
-        has reported, or counts as lost.
+        timeout: seconds that node 0 waits for other nodes after its own ranks have ended. After a failure it waits instead until each
+        has reported or counts as lost.
         """
         self._reports[self._me.node] = own
         if self._me.node:
@@ -272,13 +272,13 @@ class Peers:
         return joint
 
     def _lose(self, number: int, reason: str) -> None:
-        """Take it that a node that has reported nothing has failed."""
+        """Count a node that has not reported as failed."""
         self._lost = self._lost or number not in self._reports
         host = said.host if (said := self._others[number].said) else "unknown host"
         self._reports.setdefault(number, NodeReport(FAILED, [Failure(None, host, reason, None, time.time(), True)]))
 
     def _joint(self) -> NodeReport:
-        """One NodeReport for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
+        """Merge the reports of all nodes: failure outranks stop, stop outranks success; a failure is permanent if its root cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
         if {FAILED, PERMANENT_FAILURE}.isdisjoint(codes):
@@ -287,9 +287,9 @@ class Peers:
         return NodeReport(PERMANENT_FAILURE if permanent else FAILED, failures)
 
     def _renew(self, path: Path) -> None:
-        # At first so often that every reader soon sees it change.
+        # More often at first, so that every reader soon sees a change.
         for pause in itertools.chain([self._interval / 2] * 20, itertools.repeat(RENEW_SECONDS)):
             if self._left.wait(pause):
                 return
-            with suppress(OSError):  # a filesystem that hangs may be well again at the next turn
+            with suppress(OSError):  # a filesystem that fails may recover by the next turn
                 utime(path, (now := time.time(), now))

@@ -1,7 +1,6 @@
-"""Before a workflow's first job: will Slurm take the jobs, may results lie where they would, and does their filesystem keep them?
+"""Checks before a workflow's first job: Slurm would accept the jobs, the results' folder is allowed, and its filesystem keeps them.
 
-A dry run asks none of this. Whether jobs keep within the partition's limits is checked by the plan, which knows which of them still
-have to run (`parascale.plan.limits`).
+A dry run skips these. The plan checks the limits of the partition, since it knows which jobs still have to run (`parascale.plan.limits`).
 """
 
 import atexit
@@ -20,9 +19,9 @@ from parascale.settings import Site
 from parascale.settings.strict import nearest
 
 SECONDS_A_DAY = 86400
-WARN_DAYS = 14  # before the purge
+WARN_DAYS = 14  # days before the purge
 WARN_SHARE = 0.8  # of the inode limit
-SURVEY_SECONDS = 10.0  # a parallel filesystem with millions of files would take much longer
+SURVEY_SECONDS = 10.0  # a full survey of millions of files on a parallel filesystem takes much longer
 
 
 def preflight(
@@ -32,7 +31,7 @@ def preflight(
     reservation: str | None = None,
     data_partition: str | None = None,
 ) -> None:
-    """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
+    """Raise RequirementError if Slurm would refuse the jobs, or never start them."""
     slurm.require_programs()
     known = slurm.accounts()
     if account and known and account not in known:
@@ -50,7 +49,7 @@ def preflight(
 
 
 def _record(kind: str, name: str, without: str = "") -> dict[str, str]:
-    """Slurm's record of a partition or reservation. without: what to do where there is none of its kind at all."""
+    """Slurm's record of a partition or reservation. without: end of the error if the cluster has none of this kind."""
     known = slurm.records(kind)
     if name not in known:
         raise RequirementError(f"there is no {kind} `{name}` here{nearest(name, known) if known else without}")
@@ -58,23 +57,23 @@ def _record(kind: str, name: str, without: str = "") -> dict[str, str]:
 
 
 def measure_processors(command: list[str], most_seconds: float = 120.0) -> None:
-    """Run the command that measures this machine's processors; say what follows where it fails or takes too long. The workflow goes on."""
+    """Run the command that measures this machine's processors; warn if it fails or takes too long. The workflow continues."""
     print("Measuring this machine's processors, so that prices are right (10 to 30 s)", file=sys.stderr, flush=True)
     try:
         failed = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=most_seconds).returncode
     except subprocess.TimeoutExpired:
         failed = True
     if failed:
-        print("Warning: not measured: prices rest on what the site's file assumes", file=sys.stderr, flush=True)
+        print("Warning: not measured: prices use the assumptions of the site's file", file=sys.stderr, flush=True)
 
 
 # --- the root of the results
 
 
 def check_root(root: str) -> None:
-    """Raise RequirementError where results would lie beside the code only because a variable is not set.
+    """Raise RequirementError if results would end up next to the code only because an environment variable is not set.
 
-    root: of the configuration, as it stands there. For a dry run, as on a laptop, the folder beside the code is right.
+    root: `root` of the configuration, unexpanded. Not for dry runs and laptops, where the folder next to the code is right.
     """
     missing = defaulted(root)
     if missing and not Path(expanded(root, "root")).is_absolute():
@@ -84,10 +83,10 @@ def check_root(root: str) -> None:
 
 
 def take_root(paths: Paths, site: Site) -> None:
-    """Let this process be the one workflow that works on a root, until it ends; a root is for one site.
+    """Lock a root for this workflow until the process ends. A root belongs to one site.
 
-    Raises RequirementError where the root belongs to another site, TrainingError that names who works on it. A holder that was killed
-    is replaced at once on the same machine, and from another once its sign of life is overdue.
+    Raises RequirementError if it belongs to another site, TrainingError (which names the holder) if another workflow uses it. The lease of
+    a killed holder is taken over at once on the same machine, from another machine once it is stale.
     """
     make_folder(paths.store)
     remedy = "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
@@ -98,7 +97,7 @@ def take_root(paths: Paths, site: Site) -> None:
 
 
 def belong(paths: Paths, site: Site) -> None:
-    """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
+    """Mark a root as this site's, if it has no site yet. Raises RequirementError if it belongs to another."""
     mark = paths.site
     owner = read_json(mark)["site"] if mark.is_file() else site.name
     if owner != site.name:
@@ -110,7 +109,7 @@ def belong(paths: Paths, site: Site) -> None:
 
 
 def storage_warnings(site: Site, root: str | Path, most_seconds: float = SURVEY_SECONDS) -> list[str]:
-    """Warnings on files below `root` that are near the purge, or too many, a sentence each; empty where all is well."""
+    """One-sentence warnings about files below `root` that are near the purge date or too many."""
     if not (site.purge_days or site.inode_limit) or not os.path.isdir(root):
         return []
     count, old, oldest, whole = _survey(root, site.purge_days, time.monotonic() + most_seconds)
@@ -143,7 +142,7 @@ def _survey(root: str | Path, purge_days: int | None, deadline: float) -> tuple[
 
 
 def _unused_days(path: str, now: float) -> float:
-    """Days since a file was read or written; 0 for one that is gone by now."""
+    """Days since a file was read or written; 0 if it no longer exists."""
     try:
         facts = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""A launcher on each node of a run: on those of a Slurm job by srun, or all on this machine."""
+"""Start a launcher for each node of a run: on a Slurm job's nodes with srun, or all of them on this machine."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ FORGOTTEN_SECONDS = 86400.0
 
 @contextmanager
 def meeting_folder(logs: str) -> Iterator[str]:
-    """A new folder below that of the logs, for the launchers of one start; those that killed starts have left there are removed."""
+    """Make a new folder below the logs where the launchers of one start meet. Removes old ones that killed starts left."""
     make_folder(logs)
     for left in Path(logs).glob("nodes-*"):
         with suppress(OSError):
@@ -38,17 +38,17 @@ def meeting_folder(logs: str) -> Iterator[str]:
 
 
 def run_in_step(line: list[str]) -> int:
-    """Run an srun line to its end and return its exit code; a request to stop goes to the tasks, not to srun.
+    """Run an srun command until it ends and return its exit code. A request to stop goes to the tasks, not to srun.
 
-    An srun that gets SIGTERM itself kills its tasks at once. So it stands in a process group of its own, where nobody
-    else's signals arrive, and a stop is sent through Slurm.
+    If srun itself gets SIGTERM, it kills its tasks at once. So it runs in its own process group, which gets no signals meant for others,
+    and the request goes through Slurm.
     """
     stop, own, again_at = Stop(), os.getpid(), 0.0
     ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
     step = subprocess.Popen(line, stdin=subprocess.DEVNULL, **ties)
     while step.poll() is None:
         if stop.asked and time.monotonic() > again_at:
-            slurm.ask_steps_to_stop()  # repeated: the step may not be there yet
+            slurm.ask_steps_to_stop()  # repeated, since the step may not exist yet
             again_at = time.monotonic() + REPEAT_SECONDS
         time.sleep(TICK_SECONDS)
     return step.returncode if step.returncode >= 0 else 128 - step.returncode
@@ -57,16 +57,16 @@ def run_in_step(line: list[str]) -> int:
 def run_nodes_here(
     launch: Launch, launcher: list[str], options: list[str], folder: str, run: Callable[[Launch, Place], int]
 ) -> int:
-    """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
+    """Run every node of a run on this machine; this process is node 0. Returns the run's exit code.
 
-    launcher, options: the launcher's own command and its options, which the other nodes are started with. run: as `run_node`.
+    launcher, options: the command and options of this launcher, to start the other nodes with. run: as `run_node`.
     """
     launch, own, others = replace(launch, cores=max(1, launch.cores // launch.nodes)), os.getpid(), []
-    cut = options.index("--") if "--" in options else len(options)  # where the program of a user begins
+    cut = options.index("--") if "--" in options else len(options)  # where the user's program begins
     for node in range(1, launch.nodes):
         place = ["--node", str(node), "--meet", folder, "--cores", str(launch.cores)]
         command = [*launcher, *options[:cut], *place, *options[cut:]]
-        # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
+        # Own process groups: Ctrl-C reaches only this process, which passes it on.
         ties: Any = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
         others.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **ties))
     try:

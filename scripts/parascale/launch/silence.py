@@ -1,14 +1,14 @@
-"""Whether the ranks of a user's script hang. Only the script knows its steps, so its launchers look at it from outside.
+"""Detect hangs of a user's script, from outside, since only the script knows its steps.
 
-A script that has recorded a step is silent once none has come for `timeout_seconds` and ten of its slowest steps. Then every rank writes
-its stack, and again every `timeout_seconds` until a step comes. A step ten times as long as the median held an evaluation or a save, and
-does not count. A script that has recorded nothing is looked at when a rank used no processor and no GPU for `timeout_seconds`; it is never
-ended. Node 0 says when, by a number in its file (`peers`): odd numbers ask what the ranks use, even ones for stacks too. Each launcher
-writes down its own ranks, and node 0 judges.
+A script that has recorded a step is silent when no step has come for `timeout_seconds` and for ten times its slowest step. Steps longer
+than ten times the median do not count here, because they contain an evaluation or a save. Every rank of a silent script writes its stack,
+and again every `timeout_seconds` until a step comes. A script that has recorded no step is examined when a rank has used no CPU and no GPU
+for `timeout_seconds`; it is never ended. Node 0 requests each look with a number in its file (`peers`): odd numbers request the ranks' use
+of CPU and GPU, even ones also their stacks. Each launcher writes the looks of its own ranks, and node 0 decides.
 
-The run ends if all ranks stand where they stood at the look before, and those that wait for no other used nothing meanwhile. So C code that
-computes goes on, and so does an evaluation: its batches wake the process. Where a function's name speaks of an evaluation or a save, four
-such looks are needed instead of two; and the silence must be twice the longest pause between two steps so far.
+Node 0 ends the run if all stacks are the same as at the look before, and all ranks that do not wait for others were idle in between. So C
+code that computes is not ended, nor is an evaluation, whose batches wake the process. If a function's name suggests an evaluation or a
+save, it takes four equal looks instead of two; and the silence must be twice as long as the longest pause between steps so far.
 """
 
 import re
@@ -34,15 +34,15 @@ from parascale.telemetry import read_samples
 
 SLOW_STEPS = 10
 PAUSES = re.compile(r"eval|valid|test|predict|generat|sav|checkpoint|export", re.IGNORECASE)
-ALIKE = {False: 1, True: 3}  # looks that show the same as the one before; True: in such a function
-IDLE = 0.05  # of a core, or of a GPU
-WAKES_A_SECOND = 1.0  # of a main thread: waiting for a process of its own, it looks after it now and then
+ALIKE = {False: 1, True: 3}  # looks that must equal the one before; True: in a function that matches PAUSES
+IDLE = 0.05  # of a core or of a GPU
+WAKES_A_SECOND = 1.0  # of the main thread: while it waits for a child process, it wakes now and then to check it
 STACK_SECONDS = 5.0
-WHOLE = ("in <module>\n", "in _run_module_as_main\n", "in _shutdown\n", "  ...\n")  # ends of a main thread's stack
+WHOLE = ("in <module>\n", "in _run_module_as_main\n", "in _shutdown\n", "  ...\n")  # last lines of a complete stack
 
 
 class Silence:
-    """Looks at this node's ranks. launch: a Launch. workers: its ranks on this node."""
+    """Watches this node's ranks. launch: a Launch."""
 
     def __init__(self, launch: Any, node: int, workers: Workers, peers: Peers) -> None:
         self._launch, self._node, self._workers, self._peers = launch, node, workers, peers
@@ -53,13 +53,13 @@ class Silence:
         self._enough = self._pause = 0.0
         self._used: dict[
             int, tuple[float, dict, bool]
-        ] = {}  # rank → when, what, and whether nothing since the time before
-        self._before: list[Any] = []  # the frames of the look before
+        ] = {}  # rank → (when measured, `_used_by`, idle since the measurement before)
+        self._before: list[Any] = []  # frames of the look before
         self._alike = 0
-        self.reported: str | None = None  # who keeps others waiting, or is idle
+        self.reported: str | None = None  # the cause reported last: which ranks keep others waiting, or are idle
 
     def tick(self, now: float) -> str | None:
-        """Look, if it is time to. now: of a SuspendAwareClock. Returns why the run is to end, or None."""
+        """Take the next step that is due. now: time of a SuspendAwareClock. Returns the reason to end the run, or None."""
         if now < self._next:
             return None
         self._next = now + self._launch.timeout / 20
@@ -80,7 +80,7 @@ class Silence:
         return None
 
     def _ask(self, now: float) -> None:
-        """Ask all launchers for a look; in a silence first in the middle of it, as what ranks used until then was for the step before."""
+        """Ask all launchers for a look. In a silence, the first look comes halfway: the use before it still belongs to the last step."""
         if self._recorded and not self._stacks_next:
             if not self._due:
                 self._enough, self._pause = self._patience()
@@ -93,10 +93,10 @@ class Silence:
         self._look(self._number)
 
     def _patience(self) -> tuple[float, float]:
-        """(seconds after which this script counts as silent, longest pause between two steps), from its steps so far."""
+        """(seconds without a step after which this script is silent, longest pause between two steps), from its steps so far."""
         with suppress(OSError, ParascaleError):
             lines = by_step(read_json_lines(self._steps, readable=True))
-            later = [line for line in lines if "first" not in line] or lines  # a first one holds the start
+            later = [line for line in lines if "first" not in line] or lines  # the first step includes the start-up
             seconds = [line["seconds"]["total"] for line in later]
             longest = SLOW_STEPS * statistics.median(seconds)
             slowest = max(each for each in seconds if each <= longest)
@@ -104,7 +104,7 @@ class Silence:
         return self._launch.timeout, 0.0
 
     def _look(self, number: int) -> None:
-        """Write down what each rank of this node does."""
+        """Write a look file for each rank of this node."""
         self._number, busy, running = number, self._busy_gpus(), self._workers.running
         still = {worker.rank: self._is_still(worker) and worker.rank not in busy for worker in running}
         stacks = self._stacks(running) if number % 2 == 0 else {}
@@ -122,11 +122,11 @@ class Silence:
             }
             note |= {"doing": WAS_STOPPED if stopped else doing, "where": where, "operation": operation_of(frames)}
             write_json(worker.look_file, note | {"frames": frames})
-            if stacks:  # what a look itself takes does not count
+            if stacks:  # leaves out what the look itself used
                 self._used[worker.rank] = time.monotonic(), _used_by(worker), self._used[worker.rank][2]
 
     def _is_still(self, worker: Worker) -> bool:
-        """Whether a rank, and what it started, used no processor since it was last measured; if that is just now, whether it had then."""
+        """True if a rank and its children were idle since the last measurement; if that is very recent, its result counts."""
         since, before, still = self._used.get(worker.rank, (0.0, {}, False))
         seconds = time.monotonic() - since
         if not before or seconds > self._launch.timeout / 4:
@@ -139,13 +139,13 @@ class Silence:
         return still
 
     def _busy_gpus(self) -> set[int | None]:
-        """Ranks whose GPU was busy at the last sample."""
+        """Ranks whose GPU was busy in the last sample."""
         path = self._steps.with_name(f"device-{self._node:05d}.csv")
         devices = read_samples([path]) if self._launch.site.device == "cuda" and path.exists() else []
         return {each.rank for each in devices if each.kind == "gpu" and not each.values["utilisation"][-1] < IDLE}
 
     def _stacks(self, running: list[Worker]) -> dict[int, list]:
-        """Rank → frames of its main thread, from the innermost outwards."""
+        """Rank → stack frames of its main thread, innermost first."""
         asked = [worker for worker in running if worker.ask_for_stack()]
         texts, deadline = [""], time.monotonic() + STACK_SECONDS
         while not all(text.endswith(WHOLE) for text in texts) and time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Silence:
         return {worker.rank: frames_in(text) for worker, text in zip(asked, texts, strict=True)}
 
     def _read_looks(self) -> list[dict]:
-        """What the launchers wrote of all ranks at this look."""
+        """The notes of all ranks for the current look."""
         missing = UNKNOWN | {"look": 0, "still": False, "decisive": False, "frames": []}
         ranks = range(self._launch.nodes * self._launch.processes)
         notes = [read_note(Path(self._launch.logs, f"rank{rank}.look.json")) for rank in ranks]
@@ -162,7 +162,7 @@ class Silence:
         return [(note if note.get("look") == self._number else missing) | since for note in notes]
 
     def _judge(self, now: float, notes: list[dict]) -> str | None:
-        """Say what a look shows; returns why the run is to end, or None."""
+        """Evaluate and report a look. Returns the reason to end the run, or None."""
         timeout, silent = self._launch.timeout, now - self._since
         idle = [note["still"] or note["decisive"] for note in notes]
         if self._number % 2:
@@ -188,7 +188,7 @@ class Silence:
         return None
 
     def _tell(self, text: str | None, said: str) -> None:
-        """Say in the log and in the run's record what keeps it, if that is new; None: nothing any more."""
+        """Write the cause to the log and to the run's record, if it has changed. None: nothing is wrong any more."""
         if text != self.reported:
             print(f"{said}: {text}" if text else said, file=sys.stderr, flush=True)
             note_cause(self._launch.work, text)
@@ -202,7 +202,7 @@ class Silence:
 
 
 def _used_by(worker: Worker) -> dict[int, tuple[float, int]]:
-    """Process id → (processor seconds, how often its main thread was set going) of a rank and what it started; empty if it runs just now."""
+    """Process id → (CPU seconds, context switches) of a rank and its children; empty if the rank is running right now."""
     with suppress(psutil.Error):
         first = psutil.Process(worker.python_pid())
         tree = [first, *first.children(recursive=True)] if first.status() != psutil.STATUS_RUNNING else []

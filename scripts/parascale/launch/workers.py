@@ -1,6 +1,6 @@
-"""The processes of one node: started with the environment that torch expects, watched, stopped, and explained.
+"""The ranks of one node: start them with the environment that torch expects, watch and stop them, and explain their failures.
 
-Each rank writes to a log of its own; the run's rank 0 is shown on the launcher's output as well.
+Each rank writes to its own log; rank 0 also writes to the launcher's output.
 """
 
 import json
@@ -26,9 +26,9 @@ from parascale.launch import STOPPED, die_with_parent
 from parascale.launch.hang import speak_for
 from parascale.notes import GAVE_UP, OF_OTHERS, RANK_PREFIX, WAITING, error_in, note_path, state_in, state_of, tail_of
 
-# To which a rank of a user's script answers with its stack: no library or scheduler is known to use it.
+# Makes a rank of a user's script write its stack. No known library or scheduler uses this signal.
 STACK_SIGNAL = signal.SIGRTMAX - 7
-ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
+ABORT_SECONDS = 2.0  # time for an aborted rank to write its stack into its log
 TAIL_BYTES = 4096
 STATUS_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 WAS_STOPPED = "it was stopped (SIGSTOP, a debugger, or a suspended job)"
@@ -39,14 +39,14 @@ KILLED = " (killed from outside: the machine ran out of memory, or someone kille
 class Failure:
     """Why a rank ended."""
 
-    rank: int | None  # None: the launcher of a node
+    rank: int | None  # None: a node's launcher
     host: str
     reason: str
     log: str | None
     time: float  # seconds since 1970
-    certain: bool  # cannot be the consequence of another rank's failure
-    permanent: bool = False  # the same start would fail again
-    waited: bool = False  # it ended because another rank did not join it
+    certain: bool  # cannot be a consequence of another rank's failure
+    permanent: bool = False  # another start would fail in the same way
+    waited: bool = False  # ended because another rank did not join it
 
     def __str__(self) -> str:
         if self.rank is None:
@@ -56,12 +56,12 @@ class Failure:
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure:
-    """The failure that the others follow from: a certain one before others, one that waited for another after them, then the earliest."""
+    """The failure that caused the others: certain ones come first, ranks that waited for another come last, then the earliest counts."""
     return min(failures, key=lambda failure: (not failure.certain, failure.waited, failure.time))
 
 
 class Worker:
-    """One rank: a process with its log. given: what Python gets, where something else starts it."""
+    """One rank: a process with its log. given: Python's own arguments, to find its process if another program starts it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Worker:
             old.unlink(missing_ok=True)
         self.returncode: int | None = None
         self.ended = 0.0  # seconds since 1970
-        self._status: str | None = None  # of a process that is ended by us, as it was until then
+        self._status: str | None = None  # state of the process before we ended it
         agent = os.getpid()
 
         def prepare() -> None:
@@ -100,7 +100,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if shown else self._file,
             stderr=subprocess.STDOUT,
-            process_group=0,  # so that a rank's own children end with it
+            process_group=0,  # so that a rank's children end with it
             preexec_fn=prepare,
         )
         self.output, self.pid = self._process.stdout, self._process.pid
@@ -108,7 +108,7 @@ class Worker:
             os.set_blocking(self.output.fileno(), False)
 
     def poll(self) -> None:
-        """See whether the process has ended, and copy what a shown rank has written to its log and to our output."""
+        """Check if the process has ended, and copy the output of a shown rank to its log and to our output."""
         if self.returncode is None and self._process.poll() is not None:
             self.returncode, self.ended = self._process.returncode, time.time()
         while self.output and (block := self.output.read(1 << 16)):
@@ -117,8 +117,8 @@ class Worker:
             sys.stdout.buffer.flush()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank; to its whole process group when it is SIGKILL."""
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ended just now
+        """Send a signal to the rank; SIGKILL also goes to its whole process group."""
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has just ended
             if self.returncode is None:
                 os.kill(self.python_pid(), number)
         with suppress(ProcessLookupError):
@@ -126,7 +126,7 @@ class Worker:
                 os.killpg(self._process.pid, number)
 
     def ask_for_stack(self) -> bool:
-        """Have the rank write its stack again into `stack_file`; False for one that would not understand, and die."""
+        """Have the rank write its stack into `stack_file`. Returns False if it has no handler, since the signal would kill it."""
         with suppress(OSError, psutil.Error):
             pid = self.python_pid()
             caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
@@ -137,25 +137,25 @@ class Worker:
         return False
 
     def python_pid(self) -> int:
-        """The process that Python runs in: what starts it, as Nsight Systems or a container does, may keep a signal to itself."""
+        """The id of the Python process itself; a wrapper such as Nsight Systems or a container may not pass signals on."""
         found = [(math.inf, 0.0, self._process.pid)]
         if self._given:
             first = psutil.Process(self._process.pid)
             for each in (first, *first.children(recursive=True)):
                 with suppress(psutil.Error):
                     line = each.cmdline()
-                    # Words of what starts Python stand before its own. What it forks has its command until it runs another, but is younger.
+                    # A wrapper's command line is longer, since its words come first. A fork has the same command line, but is younger.
                     if line[-len(self._given) :] == [*self._given]:
                         found.append((len(line), each.create_time(), each.pid))
         return min(found)[2]
 
     def failure(self) -> Failure:
-        """The Failure of a rank that ended badly, from its error file or its exit."""
+        """The Failure of a rank that failed, from its error file or exit code."""
         reason, when, printed = self._exception()
         code = self.returncode or 0
         if reason is None and code < 0:
             reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
-            doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by the watchdog's guard
+            doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by our watchdog
             reason += f": {doing} at {where}" if doing else ""
         elif reason is None:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
@@ -164,24 +164,24 @@ class Worker:
             reason += f" (from {error[1]}, at {state_of(error[2])[1]})"
         waited = code > 0 and any(word in reason for word in OF_OTHERS) and bool(GAVE_UP.search(reason))
         waited = waited or (code == -signal.SIGABRT and "collective operation timeout" in printed)  # NCCL's watchdog
-        # A library may abort a process because a peer is gone; every other signal comes from outside.
+        # A library may abort a process because a peer is gone; all other signals come from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
         place, when = (self.rank, slurm.node_name()), when or self.ended
         permanent = code == PERMANENT_FAILURE
         return Failure(*place, reason, str(self.log), when, certain, permanent, waited)
 
     def status(self) -> str | None:
-        """What Linux says that the process does; None of one that is gone."""
+        """The process state that Linux reports; None if the process is gone."""
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.python_pid()).status()
         return None
 
     def look(self) -> None:
-        """Remember what the process does, before it is ended."""
+        """Remember the process state before we end it."""
         self._status = self.status()
 
     def speak(self, logs: str | Path) -> None:
-        """Complete the rank's note, if it could not say itself why it did not join the others."""
+        """Complete the rank's note, if the rank could not write why it did not join the others."""
         reason, decisive = None, False
         if self._status:
             decisive = self._status in STATUS_STOPPED
@@ -196,10 +196,10 @@ class Worker:
         speak_for(logs, self.rank, self.log, reason, decisive, guessed=asleep)
 
     def _exception(self) -> tuple[str | None, float | None, str | None]:
-        """Message, time and traceback that torch's `@record` left, if it did."""
+        """(message, time, traceback) that torch's `@record` wrote, each None if it wrote none."""
         try:
             message = json.loads(self.error_file.read_text(encoding="utf-8"))["message"]
-            # The file's own time: the one inside is cut to whole seconds.
+            # The file's modification time, because the time inside is in whole seconds.
             reason = message["message"].strip().encode(errors="replace").decode()[:TAIL_BYTES]
             return reason, self.error_file.stat().st_mtime, message.get("extraInfo", {}).get("py_callstack")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -213,7 +213,7 @@ class Workers:
         self.ranks = list(workers)
 
     def poll(self) -> None:
-        """Look at every rank."""
+        """Poll every rank."""
         for worker in self.ranks:
             worker.poll()
 
@@ -224,15 +224,15 @@ class Workers:
 
     @property
     def ended(self) -> list[int]:
-        """Exit codes of the ranks that ended well: done, or stopped with their state saved."""
+        """Exit codes of the ranks that finished, or stopped with their state saved."""
         return [worker.returncode for worker in self.ranks if worker.returncode in (0, STOPPED)]
 
     def failures(self) -> list[Failure]:
-        """Failures of the ranks that ended badly so far."""
+        """The failures so far."""
         return [worker.failure() for worker in self.ranks if worker.returncode not in (None, 0, STOPPED)]
 
     def end(self) -> None:
-        """End what still runs: SIGABRT, on which Python writes every thread's stack into the log, then SIGKILL."""
+        """End ranks that still run: SIGABRT, on which Python writes the stacks of all threads to the log, then SIGKILL."""
         for worker in self.running:
             worker.look()
         for worker in self.running:
@@ -245,12 +245,12 @@ class Workers:
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline:
-            with suppress(OSError):  # the disk of a log is full
+            with suppress(OSError):  # the log's disk is full
                 self.poll()
             time.sleep(0.05)
 
 
 def last_line(path: str | Path) -> str:
-    """The last line of a log that says anything: no warning of torch's."""
+    """The last line of a log that is not empty, a header or one of torch's warnings."""
     lines = [RANK_PREFIX.sub("", line).strip() for line in tail_of(path).splitlines()]
     return next((line for line in reversed(lines) if line and not re.match(r"---|:?\[W", line)), "")[-TAIL_BYTES:]
