@@ -132,8 +132,8 @@ def chart(study: StudyReport) -> Chart:
         for row in drawn
     )
     caption = (
-        "Against the smallest size that was measured. Dotted: ideal; dashed: 75 %. Hollow: predicted. Cross: disturbed. "
-        "Whiskers: range, of a prediction that of 80 of 100 such runs."
+        "Relative to the smallest measured size. Dotted: ideal; dashed: 75 %. Hollow: predicted. Cross: disturbed. "
+        "Whiskers: range; for predictions, of 80 of 100 such runs."
     )
     name = study.ladders.name
     return (
