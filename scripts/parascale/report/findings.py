@@ -74,8 +74,8 @@ def findings(record, devices=(), comparison=None):
         *(_unsaid(record) if done and record.run.workload.is_script else ()),
     )
     found = [Finding(*said) for holds, *said in rules if holds]
-    looked = "the samples of its devices" if devices else "no samples of its devices are there"
-    well = Finding("good", "Nothing stands out.", f"Looked at: its record; {looked}")
+    looked = "the samples of its devices" if devices else "no samples of its devices"
+    well = Finding("good", "Nothing stands out.", f"Checked: its record; {looked}")
     return sorted(found, key=lambda finding: KINDS.index(finding.kind)) or [well]
 
 
@@ -103,7 +103,7 @@ def _ends(record):
         text = f"{words[:1].upper()}{words[1:]}{often}; {again} from its checkpoint."
         yield words, "failed" if words == "failed" else worse, text, source
     for attempt in record.attempts:
-        yield attempt.get("cause"), worse, f"What kept it: {attempt.get('cause')}.", f"cause of the {source}"
+        yield attempt.get("cause"), worse, f"Cause: {attempt.get('cause')}.", f"cause of the {source}"
     yield record.status == "missing", "failed", "There is no readable record of this run.", "; ".join(record.notes)
 
 
@@ -111,7 +111,7 @@ def _time(record):
     """Time limit and wall time of a finished run compared with the time it used."""
     limit, seconds = ((*record.attempts, {})[0].get(name) or 0 for name in ("limit_seconds", "seconds"))
     long = len(record.attempts) == 1 and limit >= LONG_LIMIT_SECONDS and 0 < seconds < LONG_LIMIT * limit
-    text = f"Asked for {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
+    text = f"Requested {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
     yield long, "note", text, "attempts in run.json"
     trained, wall = record.summary.seconds, record.summary.wall_seconds or 0
     rest = 1 - trained / wall if wall > SHORT_RUN_SECONDS else 0
@@ -150,9 +150,9 @@ def _cores(record, devices):
     taken, held = cores_taken(record), held_cores(record)
     busy = record.summary.cores_busy if record.summary else None
     busy = figures(devices)["cores_busy"] if busy is None else busy
-    text = f"It computes with {unranked(record)}, which share them: its time says little."
+    text = f"It runs {unranked(record)}, which share them: its time is not meaningful."
     yield wants_too_much(record), "bad", text, "the layout in run.json", "", True
-    text = f"Other programs took {significant(taken, 2)} of the {plural(held, 'core')} that it computes with: its time says little."
+    text = f"Other programs took {significant(taken, 2)} of the {plural(held, 'core')} that it uses: its time is not meaningful."
     yield taken, "bad", text, "busy cores of the node and of the processes in device.csv", "", True
     said = f"{significant(busy, 2)} of {plural(held, 'core')}"
     text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."

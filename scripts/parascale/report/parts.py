@@ -48,7 +48,7 @@ PARITY = (
 )
 SAME = (
     "Each comparable layout trained a few extra steps from the same start as its baseline. `same` is about these "
-    "short exact runs: layouts add sums in other orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
+    "short exact runs: layouts sum in different orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
     "largest over the steps.",
 )
 ALLOWED = {"loss": "in a loss", "grad_norm": "in a gradient norm", "weights": "in a tensor of weights"}

@@ -34,7 +34,7 @@ def next_steps(report):
 def _unfinished(report):
     if names := [record.name for record in report.records if record.status in ("failed", "missing")]:
         said = shorten_list([f"`{name}`" for name in names], 4)
-        yield f"{said}: no result yet. A run goes on from its checkpoint.", f"parascale launch --run {names[0]}"
+        yield f"{said}: no result yet. A run continues from its checkpoint.", f"parascale launch --run {names[0]}"
 
 
 def _bubbles(report):

@@ -216,7 +216,7 @@ def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
     if any(record.curve is None for record in records):
         return (
             "strong",
-            "The script records no step after the warm-up: whole jobs are compared, start and end included.",
+            "The script records no step after the warm-up: whole jobs are compared, including start and end.",
         )
     if any(record.summary.work is None for record in records):
         return "strong", "The script records no `samples`: times are compared as if each point did the same work."
@@ -226,9 +226,9 @@ def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
         if max(values) <= 1.001 * min(values):
             return (
                 kind,
-                f"The script, which is not told `{{scaling}}`, records the same samples a {same}: it is called {kind}.",
+                f"The script does not use `{{scaling}}`, but records the same samples per {same}: its scaling is {kind}.",
             )
-    return "", "The script records neither the same samples a step nor the same a process: no efficiency follows."
+    return "", "The script records neither the same samples per step nor per process: there is no efficiency."
 
 
 def _as_kind(kind: str, record: RunRecord) -> RunRecord:
@@ -262,7 +262,7 @@ def _ladder(
     gpus, cores = [member.first.gpus for member in members], [held_cores(member.first) for member in members]
     if head.site.device == "cpu" and any(c * gpus[0] < n * cores[0] for n, c in zip(gpus, cores, strict=True)):
         said = (", ".join(map(str, each)) for each in (gpus, cores))
-        notes.append("{} processes compute with {} cores: efficiency counts processes.".format(*said))
+        notes.append("{} processes use {} cores: efficiency counts processes.".format(*said))
     return rows
 
 

@@ -123,7 +123,7 @@ def _sentence(experiment, winners):
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = shorten_list([f"`{member.label}`" for member in winner.alike], most=4)
-    mean, alike = (" by its mean", f"; no clear difference to {alike}") if alike else ("", "")
+    mean, alike = (" by its mean", f"; no clear difference from {alike}") if alike else ("", "")
     best, took = winner.best, numbers.duration(winner.best.time.mean)
     if best is head:
         return f"Nothing is measurably faster than the baseline `{head.label}` ({took}){alike}."
@@ -135,7 +135,7 @@ def _basis(experiments):
     """Sentences on how a verdict was decided."""
     if experiments:
         spread = "Ranges span blocks of a run's steps or, where it was repeated, its repeats."
-        yield f"{spread} Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
+        yield f"{spread} Two runs differ if their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
     for record in (experiment.first for experiment in experiments if experiment.first.site.charges == "whole_nodes"):
         used, there, what = record.run.layout.gpus_per_node, record.site.gpus_per_node or 0, "GPUs"
         if record.site.device == "cpu":
@@ -176,7 +176,7 @@ def _row(report, member, experiment, longest, badges):
     said = [f"not compared: {compared.reason}"] if compared.reason and not is_different(record) else []
     said += [f"each process at {numbers.percent(gain)} of the rate"] if gain and not strong else []
     said += [*stands_out(record, compared), *caveats(record, True)]
-    said += [*(f"measured otherwise: {words}" for words in otherwise if words), *record.notes]
+    said += [*(f"measured differently: {words}" for words in otherwise if words), *record.notes]
     return heading(record, member.label, said, report.jobs.get(record.name)) | {
         "training_seconds": time.mean,
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
