@@ -59,7 +59,7 @@ def advise(
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
-    known, usual = calibrate.known(project.paths, site.name), "" if precision else ", as is usual here"
+    known, usual = calibrate.known(project.paths, site.name), "" if precision else " (usual here)"
     precision = precision or ("bf16" if "bf16" in site.peak_tflops else "fp32")
     if scaling:
         steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
@@ -76,8 +76,8 @@ def advise(
         found = [each | as_dict(advice) | paid(advice) for each, advice in zip(more, ranked, strict=True)]
         print(json.dumps(found, indent=2))
         return
-    usual += ", untried on GPUs: compare losses with bf16's, from which it rounds apart" * (precision == "float8")
-    how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
+    usual += ", untested on GPUs: compare losses with bf16's, since it rounds differently" * (precision == "float8")
+    how = f"In {precision}{usual}; compiled and accumulated if that is faster, recomputed if it would not fit"
     if scaling:
         print("\n".join([how, *scaling_lines(steps, site, paid)]))
         return
@@ -87,15 +87,15 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {BY[by]}; within 10 % of the best, where formulas cannot decide, the simpler first"
+    order = f"by {BY[by]}; within 10 % of the best, where formulas cannot decide, simpler ones first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
-    print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
+    print(f"{how}; basis: {best.basis}. Times are for this workload's run, including start and end")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
         print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
     if core_hours:
-        print("Core-hours are of the training alone: `-n` prices it with data, proof and checkpoints")
+        print("Core-hours are for the training only; `-n` adds data, proof and checkpoints")
     print(
-        "Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > (site.gpus_charged_whole or 1) else ""
+        "Fewer GPUs may be as fast or give more steps: --scaling shows this\n" if gpus > (site.gpus_charged_whole or 1) else ""
     )
     offers = [(advice, paid(advice)) for advice in ranked[:top]]
     for number, (advice, bought) in enumerate(offers, 1):
@@ -166,7 +166,7 @@ def scaling_lines(steps, site, paid):
         if bought := paid(step.advice):
             lines.append(f"{'':11}{_in_words(bought, step.advice, site)}")
     if any(step.efficiency > 1.005 for step in steps):
-        lines.append("More than 100 %: a smaller share of the batch and of the model is cut or recomputed less")
+        lines.append("More than 100 %: a smaller share of the batch and model needs less accumulation or recomputation")
     return lines
 
 
