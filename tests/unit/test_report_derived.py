@@ -70,7 +70,7 @@ def test_runs_that_were_measured_otherwise_are_compared_and_marked(tmp_path, cas
     assert compared["ddp"].speedup > 0
     assert not compared["ddp"].reason
     assert compared["twin"].measured == compared["single"].measured == ""
-    marked = [notes for notes in verdicts(report)[0].table.frame["notes"] if "measured otherwise" in notes]
+    marked = [notes for notes in verdicts(report)[0].table.frame["notes"] if "measured differently" in notes]
     assert len(marked) == 1
     assert compared["ddp"].measured in marked[0]
 

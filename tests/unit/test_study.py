@@ -522,7 +522,7 @@ def test_a_disturbed_point_is_marked_in_its_row_and_where_it_is_counted_on(other
     (line,) = (line for line in (tmp_path / "out/study.md").read_text().splitlines() if line.startswith("Largest"))
     assert "8 processes" in line and "disturbed" in line
     assert any("16 threads on 8 cores" in note for note in found.notes)
-    assert any("2, 4, 8 processes compute with 4, 8, 8 cores" in note for note in found.notes)
+    assert any("2, 4, 8 processes use 4, 8, 8 cores" in note for note in found.notes)
 
 
 def test_a_smallest_size_that_was_disturbed_is_named_beside_what_is_compared_with_it(load, tmp_path):

@@ -1,7 +1,7 @@
-"""`parascale check gpu`: ten minutes on this machine's GPUs, what compiles last, and a file to send back.
+"""`parascale check gpu`: check this machine's GPUs in ten minutes and write a file to send back.
 
-Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. The launcher of all runs starts each part's processes: one that
-fails, hangs or runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which tries the check itself.
+Needs torch, NumPy, PyYAML and pydantic and a clone of the repository, but no network. The normal launcher starts the processes of each part, so
+that a part that fails, hangs or runs out of memory does not end the others. Without a GPU, tiny sizes test the check itself.
 """
 
 import argparse
@@ -28,20 +28,20 @@ print(json.dumps([torch.__version__, torch.version.cuda, [[gpu.name, gpu.total_m
 
 
 def main(words):
-    """The verb. Returns the exit code: 1 where a part failed."""
+    """Run the command. Returns the exit code: 1 if a part failed."""
     missing = stand_in()
-    from parascale.check.parts import PARTS  # which needs them
+    from parascale.check.parts import PARTS  # imports the packages that `stand_in` may replace
 
     parser = argparse.ArgumentParser(prog="parascale check gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("check-gpu"), help="folder of check.json and of logs")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given several times")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit (default: %(default)s)")
-    parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)  # of a process of a part
+    parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)  # passed to the processes of a part
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
     options, started = parser.parse_args(words), time.monotonic()
     if options.task:
         return _work(options.task, options.started)
-    # In a process of its own, so that this one holds nothing of a GPU.
+    # In a separate process, so that this one uses no GPU memory.
     output = subprocess.run([sys.executable, "-c", FACTS], stdout=subprocess.PIPE, text=True, check=True).stdout
     torch, cuda, gpus = json.loads(output)
     gpus = [(name, size, power_limit(uuid)) for name, size, uuid in gpus]
@@ -69,7 +69,7 @@ def main(words):
 
 
 def _work(folder, started):
-    """What a process of `launched` does: the launcher, or one that it `started`. Returns the exit code."""
+    """Entry point for processes of `launched`: the launcher, or a rank that it `started`. Returns the exit code."""
     function, ranks, site, values, tiny = pickle.loads((folder / "task.pickle").read_bytes())
     if not started:
         from parascale.launch.node import Launch, Place, run_node
@@ -77,7 +77,7 @@ def _work(folder, started):
         command, cores = ("-m", "parascale", *sys.argv[1:], "--started"), len(os.sched_getaffinity(0))
         return run_node(Launch(command, 1, ranks, site, TIMEOUT_SECONDS, GRACE_SECONDS, str(folder), cores), Place())
     if site.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a step of an optimizer opens the first GPU otherwise
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise an optimizer step initializes the first GPU
     from parascale.check import ranks as functions
 
     if tiny:
@@ -87,10 +87,10 @@ def _work(folder, started):
 
 
 def _rows(part, here):
-    """Those of a part, and what ended it before its end."""
+    """Yield the rows of a part, and a last one if an error or the time limit ended it early."""
     try:
         yield from part(here)
     except subprocess.TimeoutExpired:
         yield {"what": "the rest", "value": "out of time", "limit": "", "verdict": "not reached"}
-    except Exception as error:  # costs no other part
+    except Exception as error:  # the other parts still run
         yield {"what": "the rest", "value": f"{type(error).__name__}: {error}", "limit": "", "verdict": "failed"}

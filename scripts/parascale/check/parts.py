@@ -1,4 +1,4 @@
-"""The parts of a check, what compiles last: each yields rows of what was found, with a limit where there is one."""
+"""The parts of a check; those that compile run last. Each yields rows with a value and, for some, a limit."""
 
 import gzip
 import json
@@ -19,23 +19,23 @@ from parascale.settings import Layout, Run, load_workload
 from parascale.train.job import job_of
 
 STRATEGIES = ("single", "ddp", "fsdp", "tp", "pp", "cp", "hsdp", "fsdp-tp", "three-d")  # of `config/strategies.yaml`
-# Steps of a training that is watched: all, the first that are not, the last that is timed, and those of a trace.
+# Steps of a watched training: number of steps, warm-up, last timed step, profiled steps.
 WATCHED, WARM_UP, TIMED, PROFILED = 16, 4, 11, "12-14"
-STEPS, SAVED, KILLED = 12, 4, 6  # of the training that is killed: all, between two checkpoints, the one without end
-ABORTED = 30.0  # seconds from a killed rank to the end of all
-# A step over a bare loop's; bandwidth over the site's link; MFU over the plan's, of a board that may draw its data sheet's power.
+STEPS, SAVED, KILLED = 12, 4, 6  # killed training: steps, steps between checkpoints, step of the kill
+ABORTED = 30.0  # seconds until all ranks have ended after one was killed
+# Most time of our step relative to a bare loop's; least bandwidth relative to the site's link; least MFU relative to the plan's at full power.
 BARE, LINK, PLANNED = 1.03, 0.7, 0.85
-# Nats by which losses of a GPU and of CPUs may differ. Each is as far from fp64 as it rounds: in these 20 steps CPUs' losses by 1.0e-6 (the
-# last digit of 8.3), norms by 2.6e-7, weights by 1.4e-6. Limits of layouts leave a GPU 38 and 70 times that, of losses only 4. With TF32
-# norms differ by 3.4e-4 and weights by 1.6e-3.
+# Nats by which losses on a GPU and on CPUs may differ; both differ from fp64 by rounding. In these 20 steps, losses on CPUs differ by 1.0e-6
+# (the last digit of 8.3), norms by 2.6e-7, weights by 1.4e-6. The tolerances for layouts are 38 and 70 times that for norms and weights, but only
+# 4 times for losses. With TF32, norms differ by 3.4e-4 and weights by 1.6e-3.
 ACROSS = 1e-5
-# A peak above the plan by what `fits` leaves out, 1.11 times for states to 1.33 for activations (`plan/memory.py`), makes that word wrong; a
-# plan of twice the peak refuses a layout that fits.
-HIGHEST, LOWEST, WORKSPACES = 1.25, 0.5, 0.1e9  # cuBLAS's workspaces stand in no plan
+# The verdict `fits` leaves a margin of 1.11 times for states to 1.33 for activations (`plan/memory.py`); a peak further above the plan makes it
+# wrong. A plan of twice the peak would refuse a layout that fits.
+HIGHEST, LOWEST, WORKSPACES = 1.25, 0.5, 0.1e9  # plans do not count cuBLAS's workspaces
 
 
 def row(what, value, least=-math.inf, most=math.inf, right=True):
-    """What was found. A value that is None was not measured, which is no failure."""
+    """A row of results. The value None means not measured, which is no failure."""
     limit = " ".join([f"≥ {least:.3g}"] * (least > -math.inf) + [f"≤ {most:.3g}"] * (most < math.inf))
     right = right and (not limit or value is None or least <= value <= most)
     verdict = "failed" if not right else "not measured" if value is None else "passed"
@@ -43,7 +43,7 @@ def row(what, value, least=-math.inf, most=math.inf, right=True):
 
 
 def training(here):
-    """The training as it is over all GPUs: whole, with a killed rank, continued, and repeated bit for bit."""
+    """A real training on all GPUs: uninterrupted, with a killed rank, continued, and repeated bit for bit."""
     jobs = {}
     for name in ("whole", "killed", "again"):
         saves = {"checkpoint_every": SAVED, "checkpoint_async": name == "again"}
@@ -72,14 +72,14 @@ def _lines(job):
 
 
 def same(what, *jobs):
-    """A row that compares losses and gradient norms, in which any other weight shows."""
+    """A row that compares the losses and gradient norms of two trainings; any different weight would show in them."""
     one, other = ([(line["step"], line["loss"], line["grad_norm"]) for line in _lines(job)] for job in jobs)
     differs = next((f"differ from step {a[0]} on" for a, b in zip(one, other, strict=True) if a != b), None)
     return row(what, differs or "same", right=not differs)
 
 
 def speed(here):
-    """Our step against a bare loop's and the plan's, compiled, without waiting for the GPU."""
+    """Time of our compiled step compared with a bare loop's and with the plan; no step may wait for the GPU."""
     yield from _watched(here, _short(here, "gpt2-124m", "gpt2", 1, WATCHED, {"global_batch": 16}))
     [ratio] = launched(here, "overhead", 1, size="gpt2" if here.gpus else "tiny", turns=5)
     yield row("our step over a bare loop's", ratio, most=BARE if here.gpus else math.inf)
@@ -90,7 +90,7 @@ def speed(here):
 
 
 def _watched(here, job):
-    """Rows of a training by what it recorded. Where its step waits for a GPU, it is made once more without that being an error."""
+    """Rows from the record of a training. If a step waits for the GPU, the training is repeated with waiting allowed."""
     run, ranks, waits = job.run, job.run.layout.world_size, None
     try:
         found = launched(here, "training", ranks, job=job, quiet=True)
@@ -102,24 +102,24 @@ def _watched(here, job):
     predicted = predict(run, site, facts=data_facts(run, here.project.paths), remedy=False)
     seconds = median(line["seconds"]["total"] for line in lines[WARM_UP:TIMED])
     flops = predicted.flops_per_token * lines[-1][summary["work_unit"]] / seconds / ranks
-    peak = site.peak_tflops.get(run.precision)  # none without a data sheet, by which the plan is judged
+    peak = site.peak_tflops.get(run.precision)  # None without a data sheet
     yield row(f"{run.run}: MFU", peak and flops / peak / 1e12)
     yield row(f"{run.run}: MFU over the plan's", peak and predicted.step_seconds / seconds, PLANNED * here.power)
-    kernel = summary.get("attention")  # none beside a profile
+    kernel = summary.get("attention")  # None if the run was profiled
     yield row(f"{run.run}: attention", kernel, right=not here.gpus or kernel not in ("", "math"))
     yield row(f"{run.run}: part of a step that waits for data", summary["phases"]["data"] / summary["seconds"])
     rank = max(found, key=lambda each: each["reserved"])
     yield row(f"{run.run}: graphs", rank["graphs"][-1], least=1)
     yield row(f"{run.run}: graphs compiled after the second step", rank["graphs"][-1] - rank["graphs"][1], most=0)
     yield row(f"{run.run}: graph breaks", rank["breaks"], most=0)
-    used = rank["allocated"] or None  # by torch, without what libraries hold beside it
+    used = rank["allocated"] or None  # by torch, without the memory of libraries
     planned = sum(size for part, size in predicted.memory.items() if part not in ("libraries", "communicators"))
     yield row(f"{run.run}: memory reserved over allocated", used and rank["reserved"] / used)
     yield row(f"{run.run}: peak memory over the plan's", used and (used - WORKSPACES) / planned, LOWEST, HIGHEST)
 
 
 def exposed(events):
-    """The part of the time from the first kernel to the last of a trace in which nothing but NCCL's run; None without kernels."""
+    """Fraction of a trace, from the first to the last kernel, in which only NCCL kernels run; None without kernels."""
     kernels = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e.get("cat") == "kernel")
     covered = []
     for chosen in (kernels, [kernel for kernel in kernels if "nccl" not in kernel[2].lower()]):
@@ -131,7 +131,7 @@ def exposed(events):
 
 
 def collectives(here):
-    """Bandwidths of NCCL's collectives between all GPUs."""
+    """Bandwidth of NCCL's collectives between all GPUs."""
     sizes, site, best = [2**20, 2**28] if here.gpus else [2**18, 2**20], here.project.site, None
     for each in launched(here, "collectives", here.ranks, sizes=sizes)[0] if here.ranks > 1 else []:
         name, rate = each["operation"], each["bus_gigabytes_per_second"]
@@ -142,7 +142,7 @@ def collectives(here):
 
 
 def parity(here):
-    """A parity run as it is shipped: of one process against the same on CPUs, and of each strategy that there are GPUs for against it."""
+    """The shipped parity runs: one GPU compared with CPUs, and each strategy that fits the number of GPUs compared with one GPU."""
     from parascale.train.parity import TOLERANCES, compare
 
     asked = here.project.config.parity
@@ -163,22 +163,22 @@ def parity(here):
                 *(f"{name} {found[name]:.1e}" for name in found if "_diff" in name and found[name]),
             ]
             yield row(job.run.run, ", ".join(said), right=found["verdict"] == "same")
-        except (ParascaleError, OSError) as error:  # without the first there is nothing to compare with
+        except (ParascaleError, OSError) as error:  # if `single` failed, the others have nothing to compare with
             yield row(job.run.run, str(error), right=False)
 
 
 def tests(here):
-    """The tests that are marked `gpu`, DALI's among them, where there is pytest."""
+    """Tests marked `gpu`, including DALI's, if pytest is installed."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/unit", "tests/distributed"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=here.deadline - time.monotonic())
     lines = (done.stderr + done.stdout).splitlines()
     said = "; ".join([*(line for line in lines if line.startswith(("FAILED", "ERROR"))), *lines[-1:]])
     found = None if "No module named pytest" in said else said
-    yield row("tests marked `gpu`", found, right=found is None or done.returncode in (0, 5))  # 5: there is none
+    yield row("tests marked `gpu`", found, right=found is None or done.returncode in (0, 5))  # 5: no such tests
 
 
 def _short(here, workload, name, ranks, steps, training=(), checkpointing=False, **keys):
-    """The Job of a short training of a shipped workload, compiled, sharded over so many GPUs, by default of four samples each."""
+    """The Job of a short, compiled training of a shipped workload, sharded over `ranks` GPUs, by default with four samples each."""
     workload = load_workload(ROOT / "config/workloads", workload if here.gpus else "lm-small")
     changed = {"global_batch": 4 * ranks, "accumulate": 1, **dict(training)}
     few, optim = replace(workload.training.short(steps), **changed), replace(workload.optim, warmup_steps=1)
@@ -189,16 +189,16 @@ def _short(here, workload, name, ranks, steps, training=(), checkpointing=False,
 
 
 def _job(here, run, kind):
-    """The Job of a run, on data that is made up."""
+    """The Job of a run, on synthetic data."""
     from loop_overhead import make_tokens
 
     job = job_of(here.project, run, kind)
     if not job.data.exists():
         make_tokens(job.data, run.workload.data.expected_outputs)
     monitor = None if here.missing else job.monitor
-    # A store for each: equal trainings are trained once in one.
+    # Each run gets its own store, since equal trainings in one store are trained only once.
     return replace(job, timeout_seconds=TIMEOUT_SECONDS, store=here.root / "store" / run.run, monitor=monitor)
 
 
-# Compiling takes most of the time: `training` and `speed` do.
+# In order. `training` and `speed` compile, which takes most of the time.
 PARTS = {part.__name__: part for part in (collectives, parity, training, speed, tests)}

@@ -1,4 +1,4 @@
-"""The processes of a part, started by the launcher of all runs, and what stands in for packages that are not there."""
+"""Starts the processes of a part with the normal launcher, and replaces missing packages with stand-ins."""
 
 import importlib.util
 import pickle
@@ -21,13 +21,13 @@ from parascale.settings import load_project_file, load_site
 from parascale.settings.site import Link
 
 ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT / "tests/benchmarks"))  # `loop_overhead` has the bare loop, and makes up data
-TIMEOUT_SECONDS, GRACE_SECONDS = 120.0, 5.0  # of steps and collectives; to end in
+sys.path.append(str(ROOT / "tests/benchmarks"))  # `loop_overhead` has the bare loop and makes synthetic data
+TIMEOUT_SECONDS, GRACE_SECONDS = 120.0, 5.0  # for steps and collectives; for processes to end
 
 
 @dataclass
 class Here:
-    """Where a check runs. gpus: name, bytes, watts of each; without any, sizes are tiny. missing: packages. deadline: by the monotonic clock."""
+    """Where a check runs. gpus: (name, bytes, watts) of each; if empty, sizes are tiny. missing: packages. deadline: on the monotonic clock."""
 
     output: Path
     gpus: list
@@ -40,7 +40,7 @@ class Here:
 
     @cached_property
     def project(self):
-        """Every strategy, at a site that stands for this machine, by the data sheet of its GPUs as a site's file is."""
+        """A project with a run for each strategy, on a site that describes this machine with the data sheet of its GPUs."""
         file, root = ROOT / "config/strategies.yaml", {"root": str(self.root)}
         project = load_project_file(file, bases=[ROOT / "config"], overrides=root)
         if not self.gpus:
@@ -55,18 +55,18 @@ class Here:
 
     @cached_property
     def sheet(self):
-        """The data sheet of its GPUs, or None."""
+        """Data sheet of the GPUs, or None."""
         name, size, watts = self.gpus[0]
         return data_sheet(f"{name} {size / 1e9:.0f}GB", watts)
 
     @property
     def power(self):
-        """The part of the data sheet's power that a GPU may draw; 1 where nobody says."""
+        """Fraction of the data sheet's power that a GPU may draw; 1 if unknown."""
         return min(1.0, self.gpus[0][2] / self.sheet["watts"]) if self.gpus and self.sheet and self.gpus[0][2] else 1.0
 
 
 def power_limit(uuid):
-    """Watts that a board may draw now, by NVML's command; None where there is none, or it does not say."""
+    """Current power limit of a board in watts, from nvidia-smi; None if unknown."""
     command = ["nvidia-smi", f"--id=GPU-{uuid.removeprefix('GPU-')}", "--format=csv,noheader,nounits"]
     try:
         return float(subprocess.check_output([*command, "--query-gpu=enforced.power.limit"], text=True, timeout=10))
@@ -75,9 +75,9 @@ def power_limit(uuid):
 
 
 def launched(here, function, ranks, **values):
-    """The results of `ranks` processes that each call a function of `parascale.check.ranks` with these values.
+    """Start `ranks` processes that each call a function of `parascale.check.ranks` with `values`, and return their results.
 
-    TrainingError with the launcher's last words where one failed, subprocess.TimeoutExpired where the check's time was over.
+    Raises TrainingError with the launcher's last messages if one failed, subprocess.TimeoutExpired if the check ran out of time.
     """
     here.launches += 1
     folder = here.output / "logs" / f"{here.launches}-{function}"
@@ -96,7 +96,7 @@ def launched(here, function, ranks, **values):
 
 
 def stand_in():
-    """Put something in the place of packages that record trainings, where they are not here; returns their names."""
+    """Replace missing packages, which only record trainings, with mocks. Returns their names."""
     psutil = MagicMock(NoSuchProcess=ProcessLookupError, Error=OSError)
     psutil.cpu_count.return_value, psutil.virtual_memory().total = None, 0
     psutil.Process().create_time.return_value, psutil.Process().memory_info().rss = time.time(), 0

@@ -1,4 +1,4 @@
-"""What the processes of a part do. Each function returns JSON values."""
+"""Functions that the processes of a part call. Each returns a JSON value."""
 
 import os
 import signal
@@ -16,13 +16,13 @@ from parascale.parallel.communication import measure
 
 
 def make_tiny():
-    """One thread, and graphs that run as they are: a compiler takes longer than all the rest."""
+    """Use one thread and run graphs eagerly, since compiling would take longer than everything else."""
     torch.set_num_threads(1)
     torch.compile = partial(torch.compile, backend="eager")
 
 
 def collectives(sizes):
-    """Rows of `measure`: bandwidths of collectives between all processes."""
+    """Bandwidths of collectives between all processes, as rows of `measure`."""
     device = start_processes("cuda" if torch.cuda.is_available() else "cpu", TIMEOUT_SECONDS)
     rows = measure({"all": dist.group.WORLD}, sizes, 5, device, dist.get_world_size())
     stop_processes()
@@ -30,12 +30,12 @@ def collectives(sizes):
 
 
 def training(job, kill=None, quiet=False):
-    """Train a job by `train`. {graphs: compiled by the end of each step, breaks, allocated, reserved: bytes at most}.
+    """Train a job. Returns {graphs: number compiled by the end of each step, breaks: graph breaks, allocated and reserved: peak bytes}.
 
-    kill: the step in which the last rank is killed. quiet: where a later step than WARM_UP waits for the GPU, that is an error; the two
-    reads that are due wait for events, which torch lets pass.
+    kill: step in which the last rank is killed. quiet: a step after WARM_UP that waits for the GPU is an error. The loop's two regular reads wait
+    for events, which torch permits.
     """
-    from torch._dynamo.utils import counters  # slow to load, as what follows
+    from torch._dynamo.utils import counters  # slow to load, as is the next import
 
     from parascale.train import loop
 
@@ -64,7 +64,7 @@ def training(job, kill=None, quiet=False):
 
 
 def overhead(size, turns):
-    """Our loop's seconds a step over a bare one's: the median of `turns`."""
+    """Time per step of our loop over that of a bare loop: the median of `turns` measurements."""
     from loop_overhead import compared
 
     return median(ours[0] / bare[0] for ours, bare in compared(size, turns, steps=10))

@@ -1,1 +1,1 @@
-"""The verbs of the command `parascale`: what they take and what they print. The packages beside this one do the work."""
+"""The subcommands of `parascale`: their options and output. Other packages do the work."""

@@ -1,4 +1,4 @@
-"""`parascale advise`: which layout to take."""
+"""`parascale advise`: recommends layouts."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 from parascale.settings.runtable import as_table
 
-PASSES = 4  # over text, that gain about as much as new text: Muennighoff et al. 2023, arXiv:2305.16264
+PASSES = 4  # passes over text that help about as much as new text: Muennighoff et al. 2023, arXiv:2305.16264
 BY = {"time": "time of a step", "core_hours": "core-hours"}
 
 
@@ -27,11 +27,11 @@ BY = {"time": "time of a step", "core_hours": "core-hours"}
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
 @click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Default: bf16 if the site's GPUs have it.")
-@click.option("--by", type=click.Choice([*BY]), default="time", help="Steps' time, or the price.")
-@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
-@click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
-@click.option("--core-hours", type=Number(0, min_open=True), help="Budget: how many steps each layout makes for it.")
-@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--by", type=click.Choice([*BY]), default="time", help="Rank by time of a step or by price.")
+@click.option("--global-batch", type=COUNT, help="Samples per step.  [default: the workload's]")
+@click.option("--scaling", is_flag=True, help="Show time and cost of the best layout on 1, 2, 4, … GPUs instead.")
+@click.option("--core-hours", type=Number(0, min_open=True), help="Budget: show the number of steps that it pays for.")
+@click.option("--vocabulary", type=COUNT, help="Size of the vocabulary, if the data is not prepared.")
 @click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts, or all numbers of GPUs, as JSON.")
 @with_project
@@ -59,7 +59,7 @@ def advise(
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
-    known, usual = calibrate.known(project.paths, site.name), "" if precision else ", as is usual here"
+    known, usual = calibrate.known(project.paths, site.name), "" if precision else " (usual here)"
     precision = precision or ("bf16" if "bf16" in site.peak_tflops else "fp32")
     if scaling:
         steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
@@ -76,8 +76,8 @@ def advise(
         found = [each | as_dict(advice) | paid(advice) for each, advice in zip(more, ranked, strict=True)]
         print(json.dumps(found, indent=2))
         return
-    usual += ", untried on GPUs: compare losses with bf16's, from which it rounds apart" * (precision == "float8")
-    how = f"In {precision}{usual}; compiled and cut into parts where that gains, recomputing what does not fit"
+    usual += ", untested on GPUs: compare losses with bf16's, since it rounds differently" * (precision == "float8")
+    how = f"In {precision}{usual}; compiled and accumulated if that is faster, recomputed if it would not fit"
     if scaling:
         print("\n".join([how, *scaling_lines(steps, site, paid)]))
         return
@@ -87,15 +87,15 @@ def advise(
     if best.unknown:
         print(f"unknown: {best.unknown}")
     gpu, several = advice_of.nouns(site)
-    order = f"by {BY[by]}; within 10 % of the best, where formulas cannot decide, the simpler first"
+    order = f"by {BY[by]}; within 10 % of the best, where formulas cannot decide, simpler ones first"
     print(f"{plural(len(ranked), 'layout')} for {gpus} {gpu if gpus == 1 else several} of {site.name}, {order}")
-    print(f"{how}; rests on {best.basis}. Times are of this workload's run, start and end included")
+    print(f"{how}; basis: {best.basis}. Times are for this workload's run, including start and end")
     if (held := ranked[0].layout.nodes * (site.gpus_charged_whole or 0)) > gpus:
         print(f"{gpus} of {plural(held, 'GPU')} used: whole nodes are charged")
     if core_hours:
-        print("Core-hours are of the training alone: `-n` prices it with data, proof and checkpoints")
+        print("Core-hours are for the training only; `-n` adds data, proof and checkpoints")
     print(
-        "Fewer GPUs may be as fast, or buy more: --scaling shows it\n" if gpus > (site.gpus_charged_whole or 1) else ""
+        "Fewer GPUs may be as fast or give more steps: --scaling shows this\n" if gpus > (site.gpus_charged_whole or 1) else ""
     )
     offers = [(advice, paid(advice)) for advice in ranked[:top]]
     for number, (advice, bought) in enumerate(offers, 1):
@@ -113,9 +113,9 @@ def advise(
 
 
 def print_table(advice, name, own, paid):
-    """Advice as a table of its own, and how its workload must differ from its `own` training.
+    """Print advice as a run table, and the changes that it needs in the workload's `own` training.
 
-    paid: see `advice_of.bought`. Its steps are taken where the data has enough for them, or where they are fewer than the training's own.
+    paid: see `advice_of.bought`. Its steps are used if the data suffices for them or if they are fewer than the training's own.
     """
     training, (enough, _) = advice.run.workload.training, _enough(advice.run.workload)
     if paid and ((paid["passes"] or 0) <= enough or paid["steps_low"] < (advice.prediction.steps or 0)):
@@ -130,14 +130,14 @@ def print_table(advice, name, own, paid):
 
 
 def _enough(workload):
-    """(passes over the data that are enough, which these are)."""
+    """(largest useful number of passes over the data, words on where it comes from)."""
     if workload.training.epochs:
         return workload.training.epochs, f"its workload asks for {workload.training.epochs:g}"
     return (PASSES if workload.task == "language_model" else math.inf), f"the first {PASSES} gain most"
 
 
 def _in_words(paid, advice, site):
-    """The figures of `advice_of.bought`, in words."""
+    """Describe the result of `advice_of.bought`."""
     workload, (longest, hours) = advice.run.workload, (limits.max_hours(site), 24 * paid["days"])
     done, *ends = (numbers.short(paid[f"{workload.unit}{end}"]) for end in ("", "_low", "_high"))
     passes = f", {numbers.short(paid['passes'])} passes over the data" if paid["passes"] else ""
@@ -149,7 +149,7 @@ def _in_words(paid, advice, site):
 
 
 def scaling_lines(steps, site, paid):
-    """The best layout on each number of GPUs: time, cost, and the knee; what core-hours pay for, where that is asked."""
+    """Lines on the best layout for each number of GPUs: time, cost, the knee and, with --core-hours, the work that they pay for."""
     gpu, gpus = advice_of.nouns(site)
     lines = [f"{gpus:>9}  {'steps':>12}  {'beside them':>12}  {'cost':>32}  {'efficiency':>10}  best layout"]
     cheapest = min(steps, key=lambda step: step.advice.prediction.core_hours or 0.0)
@@ -166,12 +166,12 @@ def scaling_lines(steps, site, paid):
         if bought := paid(step.advice):
             lines.append(f"{'':11}{_in_words(bought, step.advice, site)}")
     if any(step.efficiency > 1.005 for step in steps):
-        lines.append("More than 100 %: a smaller share of the batch and of the model is cut or recomputed less")
+        lines.append("More than 100 %: a smaller share of the batch and model needs less accumulation or recomputation")
     return lines
 
 
 def line(advice, gpu="GPU"):
-    """One layout and its figures. gpu: what a rank computes on."""
+    """A line on a layout and its figures. gpu: name of a rank's device."""
     layout, predicted = advice.layout, advice.prediction
     degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:

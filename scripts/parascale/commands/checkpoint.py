@@ -1,4 +1,4 @@
-"""`parascale checkpoint`: what a run saved, in other forms, looked into, compared and proven. Torch loads slowly, so only where it is needed."""
+"""`parascale checkpoint`: converts, inspects, compares and verifies checkpoints. Functions import torch themselves because it loads slowly."""
 
 import dataclasses
 import functools
@@ -147,13 +147,13 @@ def verify(project, name):
 
 
 def source_of(project, name):
-    """The folder of the checkpoint of a run that is converted."""
+    """The folder of the run's checkpoint that `convert` reads."""
     run = named_run(project, name)
     return project.paths.run(name) / run.checkpoint_folder(project.config.checkpoints.which)
 
 
 def tokens_of(find, record):
-    """The Tokens that the run of a record learned of, from the project that `find` opens. None, and why, where that has them no more."""
+    """The Tokens that a recorded run trained on, from the project that `find` opens. If they are gone, prints why and returns None."""
     from parascale.data.text import Tokens
 
     run, why = run_from_dict(record["settings"]), "its data was rebuilt"

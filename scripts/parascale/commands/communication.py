@@ -1,4 +1,4 @@
-"""`parascale communication`: how fast the processes of a run talk to each other."""
+"""`parascale communication`: measures communication between the processes of a run."""
 
 import os
 
@@ -35,7 +35,7 @@ def communication(project, name, output, smallest, largest, repeats, timeout):
     layout = Layout(nodes=ranks // here, gpus_per_node=here, **(mesh or {"dp": ranks}))
     layout.check()
     output = output or project.paths.results / f"communication/{name}.csv"
-    import torch.distributed as dist  # not before it is needed, because torch loads slowly
+    import torch.distributed as dist  # torch loads slowly
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from parascale.parallel import start_processes, stop_processes
@@ -56,13 +56,13 @@ def communication(project, name, output, smallest, largest, repeats, timeout):
 
 
 def mesh_of(run):
-    """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
+    """The degrees of a run's mesh if it has several dimensions, else {}: one group of all processes."""
     dimensions = run.layout.dimensions
     return dimensions if len(dimensions) > 1 else {}
 
 
 def shapes(project):
-    """{(nodes, processes on each, mesh): name of the run that stands for it}, of all shapes that the run table has."""
+    """{(nodes, processes per node, mesh): name of a run with this shape} for all shapes in the run table."""
     return {
         (run.layout.nodes, run.layout.processes_per_node, tuple(mesh_of(run).items())): name
         for name, run in reversed(project.right.items())

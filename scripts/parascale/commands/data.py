@@ -1,4 +1,4 @@
-"""`parascale data`: a dataset from its source to every format, and how fast each is read."""
+"""`parascale data`: downloads, prepares, converts, verifies and benchmarks datasets."""
 
 import dataclasses
 import functools
@@ -27,13 +27,13 @@ def data():
 
 
 def with_dataset(verb):
-    """Decorate a verb as `with_project` does, and with the options that say which dataset is meant.
+    """Decorate a subcommand like `with_project`, and add --dataset and --workload.
 
-    It gets `workload`, the first one on that dataset.
+    The function gets `workload`, the first workload that uses the dataset.
     """
 
     @click.option("--dataset", metavar="NAME", help="A dataset that a workload of the project uses.")
-    @click.option("--workload", metavar="NAME", help="The dataset of this workload, whether or not a run trains it.")
+    @click.option("--workload", metavar="NAME", help="The dataset of this workload, even if no run trains it.")
     @with_project
     @functools.wraps(verb)
     def chosen(project, dataset, workload, **options):
@@ -43,7 +43,7 @@ def with_dataset(verb):
             found = load_workload(project.config.workloads, workload)
         else:
             if dataset not in project.users:
-                project.runs.values()  # raises where rows are wrong, which may be those that use it
+                project.runs.values()  # raises if rows are wrong; one of them may use this dataset
             found = named("dataset", dataset, project.users, "the workloads of the project")
         found.refuse_script("it finds its own data")
         return verb(project=project, workload=found, **options)
@@ -56,8 +56,8 @@ def with_dataset(verb):
 def download(project, workload):
     """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
-    Runs on a login node; nothing else downloads. Data that is already there and whole is left alone (remove
-    its folder to fetch it again), and a download that broke continues where it stopped.
+    Runs on a login node; nothing else downloads. Complete data is kept (remove its folder to download it
+    again), and an interrupted download continues where it stopped.
 
     \b
     Example: parascale data download --workload lm-small
@@ -86,7 +86,7 @@ def download(project, workload):
 def prepare(project, workload, shard):
     """Turn raw text, or pairs of document and summary, into arrays of token numbers.
 
-    The vocabulary is that of the train split alone. Of several `data.shards`, it joins what --shard encoded.
+    The vocabulary comes from the train split only. With several `data.shards`, joins the shards that --shard encoded.
 
     \b
     Example: parascale data prepare --workload lm-small
@@ -123,26 +123,26 @@ def prepare(project, workload, shard):
 
 
 def workloads_on(project, workload):
-    """A workload and the project's others on its dataset."""
+    """All workloads of the project that use the dataset of `workload`, including itself."""
     named = {each.name: each for each in (*project.workloads.values(), workload)}
     return [each for each in named.values() if each.data.dataset == workload.data.dataset]
 
 
 def count_model(workload, outputs):
-    """Count a workload's model for plans, if that is still to be done; where it cannot be, say why."""
+    """Count a workload's model for plans, unless it is already counted. If that fails, print why."""
     try:
         if unknown_sizes(workload.model, outputs, *workload.sizes) == NOT_COUNTED:
             from parascale.train.counting import keep_count  # torch loads slowly
 
             print(f"counted for plans: {keep_count(workload, outputs)}")
-    except (ParascaleError, OSError) as error:  # the data is made all the same
+    except (ParascaleError, OSError) as error:  # the data is made anyway
         print(f"{workload.model.kind}: {error}")
 
 
 @data.command()
 @with_dataset
 def index(project, workload):
-    """List the images of the raw data: paths, sizes, labels. Everything else reads this index.
+    """Write an index of the raw images: paths, sizes, labels. All later steps read the index.
 
     \b
     Example: parascale data index --dataset shapes
@@ -173,8 +173,8 @@ def index(project, workload):
 def convert(project, workload, form, shard, gather, threads):
     """Write a dataset in another format: images from their index, tokens from the flat arrays.
 
-    Without --shard and --gather, it writes everything and continues where an earlier conversion stopped. A shard leaves
-    out bad samples and still counts as finished; --gather then fails, or lists them in the manifest (`formats.bad_samples`).
+    Without --shard and --gather, it writes everything and continues where an earlier conversion stopped. A shard with bad samples
+    leaves them out and counts as finished; --gather then fails, or lists them in the manifest (`formats.bad_samples`).
 
     \b
     Example: parascale data convert --dataset shapes --format arrow
@@ -237,8 +237,8 @@ def verify(project, workload, form):
 def benchmark(project, workload, forms):
     """Measure how fast this machine reads each format of a dataset, and recommend one.
 
-    It measures the formats that the configuration names, and for text also the unconverted tokens. It writes
-    results/loaders/DATASET.csv, and beside it a JSON file with the machine, its limits and the recommendation.
+    Measures the formats in the configuration, and for text also the unconverted tokens. Writes results/loaders/DATASET.csv
+    and, beside it, a JSON file with the machine, its limits and the recommendation.
 
     \b
     Example: parascale data benchmark --dataset shapes
@@ -256,7 +256,7 @@ def benchmark(project, workload, forms):
     taken = images_taken(project, dataset) if workload.of_images else None
     devices = "processes" if project.site.device == "cpu" else "GPUs"
     chosen, said = advise(rows, unit, taken=taken, devices=devices)
-    # After the measurements, which torch in the process would slow down.
+    # Imported after the measurements, which torch in the process would slow down.
     import torch
 
     from parascale.train.machine import read_machine
@@ -268,7 +268,7 @@ def benchmark(project, workload, forms):
         "schema_version": 1,
         "dataset": dataset,
         "site": project.site.name,
-        "core_seconds": fastest and fastest["cpu_seconds"] / fastest["samples"],  # of a sample so read, for prices
+        "core_seconds": fastest and fastest["cpu_seconds"] / fastest["samples"],  # per sample, for prices
         "read": [workload.training.decoder, workload.training.image_size] if workload.of_images else None,
         "unit": unit,
         "format": chosen,
@@ -282,7 +282,7 @@ def benchmark(project, workload, forms):
 
 
 def images_taken(project, dataset):
-    """Images a second that a device trains on by the plan, of the run on this dataset that takes most; None if no plan says so."""
+    """Planned images per second and device of the run on this dataset that needs most; None without a plan."""
     from parascale.plan.planner import Planner
 
     planner, found = Planner(project), []
@@ -295,12 +295,12 @@ def images_taken(project, dataset):
 
 
 def source_of(project, workload):
-    """The folder that a dataset is read or converted from: the index of its images, or its tokens."""
+    """The folder that conversions of a dataset read: the index of its images, or its tokens."""
     return project.paths.data(workload.data.dataset, "index" if workload.of_images else workload.data.format)
 
 
 def require_format(workload, form):
-    """Raise ConfigError for a format that data of this kind is not converted into."""
+    """Raise ConfigError if data of this kind cannot be written in the format."""
     offered = () if workload.of_pairs else IMAGE_FORMATS if workload.of_images else TOKEN_FORMATS
     if form not in offered:
         kind = "pairs" if workload.of_pairs else "images" if workload.of_images else "tokens"

@@ -1,4 +1,4 @@
-"""`parascale launch`: the processes of a run, on one node or several, with Slurm or without."""
+"""`parascale launch`: starts the processes of a run on one or several nodes, with or without Slurm."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ SECONDS = Number(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@run_option("Start this run of the run table: its layout, site, time limits and logs are those of the project.")
+@run_option("Start this run of the run table, with the layout, site, time limits and logs of the project.")
 @click.option(
     "--kind", type=click.Choice([*KINDS, "communication"]), default="run",
     help="With --run: the run itself, its parity run, a probe, or a measurement of communication.",
@@ -64,7 +64,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
-    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
+    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed and would fail again.
     """
     in_step = bool(meet) and node is None
     node = slurm.number_in_step() if in_step else node
@@ -72,7 +72,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         raise click.UsageError("--node and --meet go together")
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
-    with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
+    with contextlib.chdir("."):  # restores the user's folder, to which the program's paths are relative
         words = configuration_words(context)
         planned, planned_gpus, job, project = planned_launch(find, name, kind, site, words, not node, in_step, command)
         if job and not in_step and not command and published(job):
@@ -90,7 +90,7 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
         raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
         chosen = dataclasses.replace(chosen, command=command)
-    if not meet and chosen.interpreter.setup is None:  # else once this launcher can tell the others
+    if not meet and chosen.interpreter.setup is None:  # otherwise later, when it can tell the others
         check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
@@ -99,10 +99,10 @@ def launch(context, find, name, kind, site, node, meet, gpus, command, **given):
 
 
 def planned_launch(find, name, kind, site, words, first, in_step, command):
-    """(Launch, GPUs requested on each node, Job, project) of a run; without a name, (Launch of one process, None, None, None).
+    """(Launch, GPUs requested per node, Job, project) of a run; without a name, (Launch of one process, None, None, None).
 
-    words: of the command line, which name the project. first: whether this is node 0. in_step: whether a launcher has started
-    this one. command: that runs in place of the run's own. Changes into the project's folder.
+    words: arguments that select the project. first: True on node 0. in_step: True if another launcher started this one. command:
+    replaces the run's own command. Changes into the project's folder.
     """
     if not name:
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None, None
@@ -117,7 +117,7 @@ def planned_launch(find, name, kind, site, words, first, in_step, command):
     if kind in KINDS and slurm.job_id():
         refuse_other_settings(project.paths.store, run, kind, site)
     elif kind in KINDS and first:
-        # A job that an earlier start of the workflow left may be at it. In a job of Slurm's, waiting would be charged.
+        # A job from an earlier start of the workflow may still train this run. Not in a Slurm job, where waiting is charged.
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     job = None if kind == "communication" else job_of(project, run, kind)
@@ -141,7 +141,7 @@ def planned_launch(find, name, kind, site, words, first, in_step, command):
     if planned.interpreter is not OURS and first:
         backend = {"cuda": "nccl"}.get(site.device, "gloo" if run.layout.world_size > 1 else "")
         environment = process_environment(planned, os.environ)
-        versions = logs / "path/versions.json"  # by the launcher that has started this one
+        versions = logs / "path/versions.json"  # written by the launcher that started this one
         if not in_step or not versions.exists():
             write_json(versions, ask(planned.interpreter, run.workload.command, backend, environment, planned.timeout))
         job = dataclasses.replace(job, known=[read_json(versions)])
@@ -149,8 +149,8 @@ def planned_launch(find, name, kind, site, words, first, in_step, command):
 
 
 def _only_launcher(logs):
-    """Wait until no other launcher is at a run, even if its processes have not begun to write, and lock others out until this process
-    ends. logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
+    """Wait until no other launcher handles this run, even one whose processes have not written yet, and lock others out until this process
+    ends. logs: folder of the run's logs. On a file system without locks only the lease prevents two writers.
     """
     make_folder(logs)
     lock, hold = logs / "launch.lock", click.get_current_context().with_resource
@@ -161,15 +161,15 @@ def _only_launcher(logs):
 
 
 def refuse_other_settings(store, run, kind, site):
-    """Raise ConfigError if this Slurm job would train something else than it was submitted for, as after an edit while it waited."""
+    """Raise ConfigError if this Slurm job would train something else than it was submitted for, e.g. after an edit while it was queued."""
     ours = slurm.job_id(), kind, run.run
     keys = [line["key"] for line in submissions.noted(store) if (line["job_id"], line["kind"], line["run"]) == ours]
-    if keys and keys[-1] not in (None, key_of_run(run, site)):  # of a job that was started by hand, nobody noted one
+    if keys and keys[-1] not in (None, key_of_run(run, site)):  # no key is noted for a job submitted by hand
         raise ConfigError(f"run {run.run} changed after Slurm job {slurm.job_id()} was submitted; restart the workflow")
 
 
 def chosen_site(site, find):
-    """The Site of a file, of a name in the project, or the project's own."""
+    """The Site from a YAML file, by name from the project, or the project's own."""
     if site and (Path(site).suffix == ".yaml" or Path(site).is_file()):
         return strict.load(Site, {"name": Path(site).stem, **read_yaml(site)}, site)
     project = find()
@@ -177,7 +177,7 @@ def chosen_site(site, find):
 
 
 def run_script(project, job, folder, launch, place):
-    """`run_node` for a run that is a script of the user's own, with its record; in the project's folder, as every training."""
+    """Like `run_node`, for a user's script: keeps its record, and runs in the project's folder like every training."""
     from parascale.train.script import train
 
     with contextlib.chdir(folder):
@@ -190,13 +190,13 @@ def run_script(project, job, folder, launch, place):
 
 
 def start(launch, place, gpus, run):
-    """Choose the way of starting, and start. place: None, or of one node of several. run: `run_node`, or what stands for it. Returns the
-    exit code."""
+    """Start the processes and return the exit code. place: this node if it is one of several started separately, else None. run: `run_node`
+    or a replacement."""
     job = slurm.job_id()
     if place and place.bind:
         die_with_parent()
     elif job:
-        slurm.note_restarts()  # for the lease: which start of the job this is
+        slurm.note_restarts()  # the lease needs the restart count of the job
     if place:
         return run(launch, place)
     if launch.nodes > 1:
@@ -207,7 +207,7 @@ def start(launch, place, gpus, run):
             return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
     if launch.processes > 1 or launch.nsight or launch.files:
         return run(launch, Place(bind=job is not None or launch.alone))
-    # One process needs no launcher above it, nor the time to start one.
+    # A single process needs no launcher: replace this one and save the time.
     if job and (cores := cores_of_ranks(launch.site, 1)[0]):
         os.sched_setaffinity(0, cores)
     command = launch.python_command

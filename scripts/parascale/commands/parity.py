@@ -1,4 +1,4 @@
-"""`parascale parity`: does a run train the same as its baseline; and if not, where do they part?"""
+"""`parascale parity`: compares the training of a run with that of its baseline."""
 
 import subprocess
 import tempfile
@@ -13,13 +13,13 @@ from parascale.paths import RunFolder
 from parascale.plan.planner import Planner, require_fit
 from parascale.train.job import job_of
 
-SCHEMA_VERSION = 1  # of a verdict
-FEW = 3  # steps to record at most, unless more are asked for: each is large
+SCHEMA_VERSION = 1  # of verdict.json
+FEW = 3  # most steps to record by default; each is large
 
 
 @click.group()
 def parity():
-    """Does a run train the same as its baseline, and if not, where do they differ?
+    """Compare the training of a run with that of its baseline.
 
     \b
     Example: parascale parity explain ddp
@@ -30,7 +30,7 @@ def parity():
 @run_option("A run. Its parity run and that of its baseline must be finished.", required=True)
 @with_project
 def compare(project, name):
-    """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
+    """Compare the parity runs of a run and its baseline: are they the same, or where and by how much do they differ?
 
     Writes results/parity/NAME/verdict.json. The verdict `different` is a result, not an error.
 
@@ -62,7 +62,7 @@ def compare(project, name):
 @click.option("--folder", type=OutputFolder(), required=True, help="Where to.")
 @with_project
 def record(project, name, steps, every, folder):
-    """One process of a recorded parity run; `explain` starts them.
+    """Train one process of a parity run and record its steps; `explain` starts all of them.
 
     \b
     Example: parascale parity record --run single --steps 2 --folder recorded
@@ -102,7 +102,7 @@ def explain(context, find, name, steps, every):
     steps = steps or min(FEW, (read_json(verdict).get("first_step_outside") if verdict.is_file() else None) or FEW)
     places = project.paths.under_way.absolute() / "explained"
     make_folder(places)
-    with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=places) as place:  # it goes whatever happens
+    with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=places) as place:  # large, so always removed
         for each in (baseline.run, name):
             verb = f"-m parascale parity record --run {each} --steps {steps} --every {every} --folder".split()
             command = [*LAUNCHER, "--run", each, "--kind", "parity", *words, "--", *verb, f"{place}/{each}", *words]

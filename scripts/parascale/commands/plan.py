@@ -1,4 +1,4 @@
-"""`parascale plan`: what runs will need."""
+"""`parascale plan`: predicts memory, time and cost of runs."""
 
 import dataclasses
 
@@ -21,14 +21,14 @@ BASES = {
 
 @click.command()
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
-@click.option("--check", is_flag=True, help="Exit with 1 if a run does not fit, or all exceed limits or the budget.")
+@click.option("--check", is_flag=True, help="Exit with 1 if a run does not fit, or limits or the budget are exceeded.")
 @click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
 @project_options
 def plan(find, name, check, explain):
-    """Plan the runs: memory, time, core-hours. `parascale report` writes what was charged beside it.
+    """Plan the runs: memory, time, core-hours. `parascale report` compares plans with actual charges.
 
-    The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do. The check counts what is left
-    of the runs, and what was spent before.
+    The plan covers all runs, finished or not, and no other jobs; `snakemake -n` shows what is left to do. --check counts unfinished runs and
+    what was already spent.
 
     \b
     Example: parascale plan                        every run's prediction
@@ -44,7 +44,7 @@ def plan(find, name, check, explain):
         return 0
     names = name or [run.run for run in project.runs.values()]
     for each in names:
-        planner.run(each)  # a name that is not known is told before anything is printed
+        planner.run(each)  # raises for an unknown name before anything is printed
     for line in missing_data(project.datasets):
         print(f"warning: {line}")
     for each in names:
@@ -79,12 +79,12 @@ def describe(name, planner):
 
 
 def _steps(predicted) -> str:
-    """How many steps, as far as that is known: a script of the user's own may not say it."""
+    """Number of steps in words; unknown for some scripts."""
     return plural(predicted.steps, "step") if predicted.steps else "its steps"
 
 
 def explanation(name, planner):
-    """Where a run's seconds and bytes come from, in lines."""
+    """Explain, in lines, where a run's predicted time and memory come from."""
     run, predicted = planner.run(name), planner.prediction(name)
     lines = [f"{name} ({run.strategy}) rests on {predicted.basis}: {BASES[predicted.basis]}"]
     if predicted.phases:
@@ -107,16 +107,16 @@ def explanation(name, planner):
         lines.append(f"memory of the process that needs most, {predicted.memory_bytes / 1e9:.2f} GB: {predicted.fits}")
         lines += [f"  {part:15} {size / 1e9:10.3f} GB" for part, size in predicted.memory.items() if size]
     if planner.site.device == "cuda" and predicted.phases:
-        reached = planner.ceiling(name)  # what the step can reach, and with each switch changed
+        reached = planner.ceiling(name)  # now, and with each switch changed
         lines.append(f"ceiling: {reached['now']:.1%} of the peak rate as useful operations; with")
         lines += [f"  {switch:35} {value:6.1%}" for switch, value in reached.items() if switch != "now"]
     return "\n".join(lines + ([f"unknown: {predicted.unknown}"] if predicted.unknown else []))
 
 
 def judge(names, planner):
-    """0 where every run fits and is within the machine's limits, and what is left of them all is within the budget; else 1, with reasons."""
+    """Print a verdict. Returns 0 if all runs fit and respect the machine's limits, and unfinished ones are within the budget; else 1."""
     project, partition = planner.project, planner.project.config.partition
-    submits = bool(partition or project.config.account)  # what only Slurm asks for
+    submits = bool(partition or project.config.account)  # only Slurm needs them
     site, jobs, left, refused = limits.live_site(project.site, submits), [], [], []
     for number, name in enumerate(names):
         run, prediction = planner.run(name), planner.prediction(name)
@@ -131,7 +131,7 @@ def judge(names, planner):
             kind="run",
         )
         jobs.append(job)
-        if not planner.reason(name).shown:  # what a finished one was charged is in what was spent
+        if not planner.reason(name).shown:  # charges of finished runs are part of `spent`
             left.append(job)
         if prediction.fits == "does not fit":
             refused.append(budget.of_memory(job.title, prediction))

@@ -1,4 +1,4 @@
-"""`parascale check` and `parascale schema`: whether a machine can run a project, and what can be set in it."""
+"""`parascale check` and `parascale schema`: check a machine or a model, and document the settings."""
 
 import json
 from pathlib import Path
@@ -29,8 +29,8 @@ def check(context, find, name):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
     If Slurm answers, it also checks account and partition; `parascale plan --check` checks the budget. The workflow makes these checks
-    before its first job. `parascale check gpu` tries this machine's GPUs, in ten minutes at most; `parascale check model` looks at a model
-    of yours.
+    before its first job. `parascale check gpu` tests this machine's GPUs, in at most ten minutes; `parascale check model` checks your own
+    model.
 
     \b
     Example: parascale check --run ddp
@@ -59,11 +59,11 @@ def check(context, find, name):
 @click.option("--vocabulary", type=COUNT, help="Entries or classes; default: the data's, the folder's, or 1,000.")
 @project_options
 def model(find, target, window, vocabulary):
-    """Say which layouts a model of yours offers, why not the others, and which parameters get no gradient; and count it for plans.
+    """Show which layouts your model supports, why not the others, and which parameters get no gradient; and count it for plans.
 
-    TARGET is the file of a workload, a language model's class, which gets the default settings, or a folder of `transformers`. What a
-    workload's model computes and keeps is counted on tensors without data, and written beside the class or folder, where plans read it;
-    so it is when the data is made. Nothing is trained.
+    TARGET is a workload file, the class of a language model (with default settings) or a folder of `transformers`. Operations and memory of
+    a workload's model are counted on tensors without data and written beside the class or folder, for plans. Preparing the data does the
+    same. Nothing is trained.
 
     \b
     Example: parascale check model config/workloads/lm-small.yaml
@@ -108,7 +108,7 @@ def model(find, target, window, vocabulary):
 @click.option("--page", type=InputFile(), default=PAGE, show_default="config/README.md", help="The page of the tables.")
 @click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing the page.")
 def schema(page, write):
-    """Print or write the tables of config/README.md, which explain every setting, and the JSON schemas beside it in schema/, by
+    """Print or write the tables of config/README.md, which explain every setting, and the JSON schemas in config/schema/, with
     which editors complete and check the files of config/.
 
     \b

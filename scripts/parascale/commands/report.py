@@ -1,4 +1,4 @@
-"""`parascale report` and `parascale watch`: what runs left, what they do just now, and what a plan expects."""
+"""`parascale report` and `parascale watch`, and the HTML page of a plan."""
 
 import functools
 import os
@@ -30,20 +30,20 @@ from parascale.report.tables import columns, make_table
 from parascale.report.timing import wants_too_much
 from parascale.report.verdict import RANKING, Verdict, heading
 
-WIDTH = 200  # of a table that is written into a file or a pipe
+WIDTH = 200  # columns of a table that goes to a file or pipe
 
 
 @click.command()
-@run_option("The report of this run alone, finished or not: NAME.html.")
+@run_option("Write only the page of this run, finished or not: NAME.html.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Include runs with results that the run table does not name.")
 @click.option("--output", type=OutputFolder(), help="Folder to write.  [default: results/report; its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
-    """Build the comparison report from the records of the runs in the run table; it names runs without results.
+    """Build the comparison report from the records of the runs in the run table; runs without results are listed too.
 
-    Writes index.html (one file, no network), verdict.txt, summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv
-    and figures/*.svg, and links the reports of single runs that are already in jobs/ below the folder.
+    Writes index.html (self-contained), verdict.txt, summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv
+    and figures/*.svg. Links the pages of single runs that are already in jobs/ below the folder.
 
     \b
     Example: parascale report
@@ -68,7 +68,7 @@ def report(project, name, only, everything, output):
 
 
 def write_job_report(project, name, output):
-    """Write the report of one run as a page, and say where."""
+    """Write the page of one run and print its path."""
     from parascale.report.job import load_job, render_job  # loads slowly
 
     job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.right.values()))
@@ -104,10 +104,10 @@ def watch(project, every, once):
 
 
 def write_comparison(project, output, names, datasets, measured):
-    """Write the report of these runs into a folder; returns their records.
+    """Write the report of these runs into a folder and return their records.
 
-    names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
-    measured: the runs whose measured communication is linked; None for all. DataError where nothing was started or measured.
+    names: in the order of the page; None: every run that left something. datasets: those whose formats are shown; measured: runs
+    whose communication tables are linked; None: all. Raises DataError if nothing was started or measured.
     """
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
@@ -138,7 +138,7 @@ def write_comparison(project, output, names, datasets, measured):
 
 
 def advised(records, paths):
-    """Yield every layout of each workload, the best first: on as many GPUs as its widest finished run computes with that has a core for each process."""
+    """Yield rows of all layouts of each workload, best first, on as many GPUs as its largest finished run with a core for each process."""
     widest = {}
     for record in records:
         if not record.done or record.run.workload.is_script or wants_too_much(record):
@@ -152,7 +152,7 @@ def advised(records, paths):
         facts = data_facts(run, paths)
         ranked = advise(run.workload, site, gpus, run.precision, calibration(site.name), facts)
         if ranked[0].prediction.memory_bytes is None:
-            continue  # a model without formulas
+            continue  # formulas do not know the model
         words = {"workload": run.workload.name, "site": site.title or site.name, "gpus": plural(gpus, record.gpu_word)}
         for each in ranked:
             said = {"layout": degrees_text(each.run), "strategy": each.layout.strategy(), "reason": each.reason}
@@ -160,7 +160,7 @@ def advised(records, paths):
 
 
 def planned_page(plan, planner):
-    """The page of a Plan as one text of HTML: a table for each workload, the fastest first, of the trainings that still have to run."""
+    """Render a Plan as a self-contained HTML page: for each workload a table of the trainings still to run, fastest first."""
     trainings = [job for job in plan.jobs if job.kind == "run"]
     workloads = grouped(trainings, lambda job: planner.run(job.run).workload.name)
     rows = (dict(zip(tables.COLUMNS, cells, strict=True)) for cells in tables.cells(plan))
@@ -182,7 +182,7 @@ def planned_page(plan, planner):
 
 
 def _planned(planner, name, jobs):
-    """The Verdict of a workload's trainings by their plans. What has no plan stands last, with what is missing."""
+    """The Verdict of a workload's planned trainings. Ones without a plan come last, with what is missing."""
     rows = sorted((_row(planner, job) for job in jobs), key=lambda row: row["training_seconds"] or float("inf"))
     longest = max(row["training_seconds"] or 0.0 for row in rows) or 1.0
     rows = [row | {"part": (row["training_seconds"] or 0.0) / longest} for row in rows]

@@ -1,4 +1,4 @@
-"""Verbs for what runs left: `generate`, `summarise`, `prove` and `calibrate`. Torch loads slowly, so only where it is needed."""
+"""Subcommands that use finished runs: `generate`, `summarise`, `prove` and `calibrate`. Functions import torch themselves because it loads slowly."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
 from parascale.settings import run_from_dict
 
-BATCH = 32  # documents at once; the summaries do not depend on it
+BATCH = 32  # documents at once; summaries do not depend on it
 DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device.  [default: the site's]")
 
 
@@ -31,14 +31,14 @@ DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Devi
 @click.option("--temperature", type=Number(0), default=0.8, help="0: always the likeliest token; higher: more random.")
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=WHICH, default="best", help="Checkpoint to use.")
-@click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of any form, instead.")
+@click.option("--checkpoint", type=Location(), metavar="DIR", help="Use this converted checkpoint (any form) instead.")
 @DEVICE
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
 def generate(project, name, prompt, prompts, batch, count, temperature, seed, which, checkpoint, device, allow_unknown):
-    """Continue texts with the language model of a run, in one process, whatever its layout was.
+    """Continue texts with the language model of a run, in one process, whatever the layout it was trained in.
 
-    With --prompts, each line gives one line of JSON with `prompt` and `text`. A text continues the same way alone as among others.
+    With --prompts, each line gives one line of JSON with `prompt` and `text`. The result for a text does not depend on the other texts.
 
     \b
     Example: parascale generate --run single --prompt "the function returns a"
@@ -81,7 +81,7 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
 
 
 def _lines(path):
-    """The lines of a file of prompts that say something."""
+    """The non-empty lines of a file of prompts."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except UnicodeDecodeError:
@@ -113,7 +113,7 @@ def summarise(project, name, device):
     folder = project.paths.data(run.workload.data.dataset, run.workload.data.format)
     import torch
 
-    device = device or project.site.device  # all its visible GPUs, or the processors as one
+    device = device or project.site.device  # all visible GPUs, or the CPU as one device
     count = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{number}" for number in range(count)] or [device]
     work = functools.partial(write_summaries, finished, folder, settings, devices)
@@ -131,7 +131,7 @@ def summarise(project, name, device):
 
 
 def _all_or_none(pool, work, count):
-    """Results of `work(0)` to `work(count - 1)`. If one fails, the others end at once: they would hold their GPUs for nothing."""
+    """Results of `work(0)` to `work(count - 1)`. If one fails, ends the others at once, so that they do not waste GPUs."""
     parts = [pool.submit(work, part) for part in range(count)]
     try:
         for part in as_completed(parts):
@@ -144,8 +144,8 @@ def _all_or_none(pool, work, count):
 
 
 def write_summaries(finished, folder, settings, devices, part):
-    """One process's part of the summaries of a finished run, as `evaluation.summaries.write` gives them. devices: of all parts. folder:
-    of the data."""
+    """Write one process's part of the summaries of a finished run, see `evaluation.summaries.write`. devices: of all parts. folder: of the
+    data."""
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -164,9 +164,9 @@ def write_summaries(finished, folder, settings, devices, part):
 @click.argument("parallel", type=OutputFolder())
 @click.option("--across-precisions", is_flag=True, help="Compare them even if they computed in different precisions.")
 def prove(single, parallel, across_precisions):
-    """Does a script of yours compute on several processes what it computes on one; and if not, in which step, pass and module does it
-    differ first? Both are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second; exits
-    with 1 if they differ, and with 3 if they are not comparable, as their precisions differ.
+    """Check that your script computes on several processes the same as on one; if not, find the first step, pass and module that differ.
+    Both arguments are folders of `parascale.prove.recording` (docs/proof.md). Writes proof.json and proof.txt into the second. Exits with 1
+    if they differ, and with 3 if they are not comparable because their precisions differ.
 
     \b
     Example: parascale prove proof/single proof/ddp
@@ -181,12 +181,12 @@ def prove(single, parallel, across_precisions):
 @click.option("--machine", is_flag=True, help="Instead: measure the processors of this machine, in 10 to 30 seconds.")
 @with_project
 def calibrate(project, probes, machine):
-    """Collect the measurements of finished probes in one file, which plans use from then on.
+    """Collect the measurements of finished probes in a file that later plans use.
 
-    Probes are short trainings; the Snakemake target `calibrate` runs them, and then this verb. Without names, it uses
+    Probes are short trainings; the Snakemake target `calibrate` runs them and then this command. Without names, it uses
     all probes of the run table. Writes results/calibration/SITE.json.
 
-    A workflow on this machine's own processors calls it with --machine before its first training, so that a first plan
+    A workflow on CPUs of this machine calls it with --machine before its first training, so that the first plan
     knows how fast they are. Writes results/calibration/SITE-machine.json.
 
     \b
@@ -204,7 +204,7 @@ def calibrate(project, probes, machine):
     planner = Planner(project)
     folders = [project.paths.probe(name) for name in probes or planner.probes]
     for name in probes:
-        planner.run(name, "probe")  # a name that is not known is told with the nearest
+        planner.run(name, "probe")  # raises for an unknown name, with the nearest match
     for folder in folders:
         if not RunFolder(folder).summary.is_file():
             raise ConfigError(f"{folder} holds no finished run (summary.json); the target `calibrate` runs the probes")
@@ -221,7 +221,7 @@ def calibrate(project, probes, machine):
 
 
 def require_finished(project, name, task):
-    """Raise ParascaleError unless a run has finished (one that the table no longer has, too) and trained a model for `task`."""
+    """Raise ParascaleError unless a run, which may no longer be in the table, has finished and trained a model for `task`."""
     described = RunFolder(project.paths.run(name)).record
     if described.is_file():
         trained = read_json(described)["settings"]["workload"]["task"]

@@ -1,4 +1,4 @@
-"""`parascale scaling`: what a scaling study has found so far."""
+"""`parascale scaling`: writes the results of a scaling study so far."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -31,16 +31,16 @@ OPTIONS = {
     "slurm_partition": "partition",
 }
 OPTIONS |= {"slurm_account": "account", "runtime": "time"}
-WORDS = {"dim": "width", "hidden": "feed-forward width"}  # settings of a model, as the field calls them
+WORDS = {"dim": "width", "hidden": "feed-forward width"}  # usual terms for settings of a model
 
 
 @click.command()
 @click.argument("study", metavar="NAME")
 @with_project
 def scaling(project: Project, study: str) -> None:
-    """Write the tables, the figure and the text of a scaling study from the points that are there, and print the text.
+    """Write the tables, the figure and the text of a scaling study from its finished points, and print the text.
 
-    The target `scaling` trains the points of all studies in the configuration. A point that is not there is predicted, if formulas know it.
+    The target `scaling` trains the points of all studies in the configuration. Other points are predicted if formulas know the model.
 
     \b
     Example: snakemake --profile profiles/local scaling --configfile laptop.yaml
@@ -53,7 +53,7 @@ def scaling(project: Project, study: str) -> None:
 
 
 def study_of(project: Project, name: str) -> StudyReport:
-    """The StudyReport of what is there of a study."""
+    """The StudyReport of a study, from its points so far."""
     ladders, planner, config = project.studies[name], Planner(project), project.config
     names = dict.fromkeys(run.run for point in ladders.points for run in point.runs)
     found = load_records(project.paths.results, project.paths.under_way, [*names])
@@ -67,7 +67,7 @@ def study_of(project: Project, name: str) -> StudyReport:
 
 
 def _facts(planner: Planner, ladders: Ladders) -> dict[str, str]:
-    """Title → what no record holds of the model, the data, the machine, and how a point is started."""
+    """Title → text on the model, data, machine and start command, which are in no record."""
     project, row, most = planner.project, ladders.row, max(ladders.points, key=lambda point: point.gpus)
     site, config, data, facts = project.site, project.config, project.paths.data_of(row), dict[str, str]()
     if not row.workload.is_script:
@@ -103,7 +103,7 @@ def _facts(planner: Planner, ladders: Ladders) -> dict[str, str]:
 
 
 def forecast(planner: Planner, point: Point) -> Row | None:
-    """What the plan says of a point, by columns; None where it knows no time."""
+    """The planned values of a point, by column; None if the plan knows no time."""
     run, said = point.runs[0], planner.predicted(point.runs[0])
     if run.workload.is_script or said.wall_seconds is None:
         return None
@@ -111,7 +111,7 @@ def forecast(planner: Planner, point: Point) -> Row | None:
     row = {"step_seconds_mean": said.step_seconds, "step_seconds_low": low, "step_seconds_high": high}
     row["work"] = model_sizes(run.workload.model, planner.facts(run).vocabulary, *run.workload.sizes).targets
     beside = said.beside
-    once = beside["evaluation"] / 2  # of the test split it counts with the start, as where it is measured
+    once = beside["evaluation"] / 2  # the other half, on the test split, counts as start-up, as in measurements
     row |= {"startup_seconds": beside["start-up"] + once, "evaluation_seconds": once}
     row |= {"saving_seconds": beside["saving"], "state_bytes": saved_bytes(run, planner.facts(run).vocabulary)}
     if row["state_bytes"] and run.workload.training.evaluate:

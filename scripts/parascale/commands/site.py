@@ -1,4 +1,4 @@
-"""`parascale site init`: the files of a cluster that nobody has described yet, as far as the cluster itself says what is in them."""
+"""`parascale site init`: writes first versions of the files for a new cluster, from what Slurm reports."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ CHECK, MISSING = "# ~ check this", "# ? not found out: "
 
 @click.group()
 def site():
-    """The machine that trainings run on."""
+    """Describe the machine that trainings run on."""
 
 
 @site.command()
@@ -36,10 +36,10 @@ def site():
 @click.option("--gpu", help="Their name, with --gpus.")
 @project_options
 def init(find, called, partition, printed, gpus, gpu):
-    """Begin the files of this cluster: config/sites/NAME.yaml, config/NAME.yaml and profiles/NAME/config.yaml. Without NAME, they take
+    """Write first versions of this cluster's files: config/sites/NAME.yaml, config/NAME.yaml and profiles/NAME/config.yaml. NAME defaults to
     the cluster's name.
 
-    Values marked ~ are assumed, and lines marked ? could not be found out.
+    Values marked ~ are assumed; values in lines marked ? could not be found out.
 
     \b
     Example: parascale site init mycluster
@@ -47,7 +47,7 @@ def init(find, called, partition, printed, gpus, gpu):
     """
     if (gpu and not gpus) or (gpus and (printed or partition)):
         raise click.UsageError("--gpu goes with --gpus, and --gpus without --from and --partition")
-    find()  # the process works in the project's folder from now on
+    find()  # changes into the project's folder
     if gpus:
         found = Survey(called or "machine", Shape(gpus, gpu))
     else:
@@ -55,7 +55,7 @@ def init(find, called, partition, printed, gpus, gpu):
     name, accounts = called or found.cluster, [] if gpus or printed else slurm.accounts()
     if not NAME.fullmatch(name):
         raise ConfigError(f"`{name}`: a name starts with a letter or digit, then letters, digits, `-`, `_` or `.`")
-    # The run table of the full reproduction takes two nodes of four GPUs.
+    # The run table of the full reproduction needs two nodes with four GPUs each.
     table = "runs-jureca.tsv" if found.shape.gpus >= 4 and found.partitions else f"runs-{name}.tsv"
     texts = {
         Path(f"config/sites/{name}.yaml"): site_file(name, found),
@@ -63,7 +63,7 @@ def init(find, called, partition, printed, gpus, gpu):
         Path(f"profiles/{name}/config.yaml"): profile_file(name, found, accounts),
     }
     if table == f"runs-{name}.tsv":
-        gpus = found.shape.gpus  # a training on one, and on all of them
+        gpus = found.shape.gpus  # one training on one GPU and one on all GPUs of a node
         rows = ["run\tworkload\tgpus_per_node\tdp", "single\twikitext2\t1\t1", f"ddp\twikitext2\t{gpus}\t{gpus}"]
         texts[Path("config", table)] = "\n".join(rows if gpus > 1 else rows[:2]) + "\n"
     if there := [str(path) for path in texts if path.exists()]:
@@ -131,7 +131,7 @@ def _slurm_lines(found):
 
 
 def configuration_file(name, found, table, accounts):
-    """The text of a configuration: what runs there."""
+    """The text of the configuration."""
     known = len(accounts) == 1 and found.needs_account
     account = f"account: {accounts[0]}" if known else f"{MISSING}account: <one of {', '.join(accounts)}>"
     return f"""\
@@ -146,7 +146,7 @@ title: parascale on {name}
 
 
 def profile_file(name, found, accounts):
-    """The text of a profile: a shipped one, with what Slurm says of this cluster, or for one machine where it has none."""
+    """The text of the profile: the shipped one for Slurm with changes for this cluster, or the local one for a machine without Slurm."""
     base, files = ("slurm", "slurm.yaml") if found.partitions else ("local", "config.yaml")
     text = (PROFILES / base / "config.yaml").read_text(encoding="utf-8")
     changes = {

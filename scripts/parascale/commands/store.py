@@ -1,4 +1,4 @@
-"""`parascale store`: what was trained, what of it results show, and what may go."""
+"""`parascale store`: lists and removes stored trainings."""
 
 from contextlib import suppress
 
@@ -13,21 +13,21 @@ from parascale.store.keys import data_known, key_of_run
 from parascale.store.trainings import SHORT, Store, shown_places, unfinished
 
 GB = 1e9
-FEWEST = 4  # that name one on the command line
+FEWEST = 4  # characters of a key on the command line
 
 
 @click.group()
 def store():
-    """Finished trainings by their keys, and unfinished ones."""
+    """List or free finished and unfinished trainings."""
 
 
 @store.command(name="list")
 @with_project
 def list_(project):
-    """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
+    """List all finished trainings: key, name, time of the end, core-hours, size, and where results show them.
 
-    Below them stand unfinished trainings, and what killed jobs, damaged files and earlier versions left. A training whose settings
-    changed is parked; it continues when they are changed back.
+    Then come unfinished trainings and leftovers of killed jobs, damaged files and earlier versions. A training whose settings changed is
+    parked; it continues if they are changed back.
 
     \b
     Example: parascale store list
@@ -49,13 +49,13 @@ def list_(project):
 
 @store.command()
 @click.argument("keys", nargs=-1, metavar="[KEY ...]")
-@click.option("--unused", is_flag=True, help="All that no result shows and no row asks for, and parked trainings.")
+@click.option("--unused", is_flag=True, help="All that no result shows and no row requests, and parked trainings.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
 def free(project, keys, unused, yes):
-    """Remove trainings from the store. Results that show them stay, but a training that is freed has to be paid for again.
+    """Remove trainings from the store. Results that show them stay, but training them again costs core-hours again.
 
-    KEY is the beginning of a key, 4 characters or more, or the name of an unfinished training, as `parascale store list` shows them.
+    KEY is the beginning of a key, at least 4 characters, or the name of an unfinished training, as shown by `parascale store list`.
 
     \b
     Example: parascale store free 3f9ac0d1
@@ -81,9 +81,9 @@ def free(project, keys, unused, yes):
 
 
 def trim(project):
-    """Free what was used longest ago until what neither results show nor the run table asks for is within `store.gigabytes`."""
+    """Free the least recently used trainings until those that neither results show nor the run table requests are within `store.gigabytes`."""
     found, bound = Store(project.paths.trainings), project.config.store.gigabytes
-    with suppress(OSError):  # another job frees the same
+    with suppress(OSError):  # another job may be freeing the same
         if bound is not None and sum(each.bytes for each in (*found.all(), *found.leftovers())) > bound * GB:
             for each in _surplus(found, project, bound):
                 print(f"store: frees {each.place}, which no result shows", flush=True)
@@ -91,9 +91,9 @@ def trim(project):
 
 
 def _surplus(found, project, gigabytes):
-    """What has to go, the one used longest ago first, for what no result shows to take no more than so many GB.
+    """Trainings to free, least recently used first, so that those that no result shows take at most `gigabytes` GB.
 
-    What the run table asks for stays: a job that waits for its turn is about to show it.
+    Keeps trainings that the run table requests: a queued job may be about to show them.
     """
     needed = shown_places(project.paths.results).keys() | _wanted(project, found)
     unused = [*found.leftovers(), *(kept for kept in found.all() if kept.key not in needed)]
@@ -107,7 +107,7 @@ def _surplus(found, project, gigabytes):
 
 
 def _wanted(project, found):
-    """Keys of the trainings that the run table asks for, of those whose data is there; in a user's own environment, of any versions."""
+    """Keys of the trainings that the run table requests, if their data exists; for scripts in an own environment, with any versions."""
     planner, paths, keys = Planner(project), project.paths, set()
     asked = {(each, "parity") for name in project.trained for each in project.compared(name)}
     asked |= {(name, "run") for name in project.runs}
@@ -121,7 +121,7 @@ def _wanted(project, found):
 
 
 def _named(word, known):
-    """The one training that a word of the command line names."""
+    """The training that a command-line argument names. Raises ConfigError unless it is exactly one."""
     keys = [each for each in known if len(word) >= FEWEST and each.key.startswith(word)]
     chosen = keys or [each for each in known if word in (each.place, each.folder.name)]
     if len(chosen) != 1:
@@ -130,6 +130,6 @@ def _named(word, known):
 
 
 def _words(each):
-    """The cells of a training, finished or not."""
+    """Table cells of a finished or unfinished training."""
     hours = "?" if each.core_hours is None else f"{each.core_hours:,.2f}"
     return [each.key[:SHORT], each.place, each.finished, hours, f"{each.bytes / GB:,.3g}"]

@@ -1,4 +1,4 @@
-"""`parascale train`: one run, in whatever layout, to its end."""
+"""`parascale train`: trains a run in any layout."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def train(project, name, kind):
     Example: parascale train --run single
     Example: torchrun --nproc-per-node 2 -m -- parascale train --run ddp
 
-    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed; 78 failed, and would fail again.
+    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed; 78 failed and would fail again.
     """
     run = Planner(project).run(name, kind)
     run.workload.refuse_script(f"`parascale launch --run {name}` starts it and keeps its record")
@@ -45,15 +45,15 @@ def train(project, name, kind):
         )
     belong(project.paths, project.site)
     job = job_of(project, run, kind)
-    # The first process decides for all, once they have met: the store may change while they start.
+    # With several processes, the first decides for all once they have met: the store may change while they start.
     if started == 1 and published(job):
         return 0
     require_fit(run, job.data)
     if os.environ.get("RANK", "0") == "0" and (edited := numerics.warning()):
         print(f"warning: {edited}", file=sys.stderr, flush=True)
     if project.site.device == "cuda":
-        os.environ |= of_allocator(os.environ)  # for those whom torchrun started
-    from parascale.train import loop  # not before it is needed, because torch loads slowly
+        os.environ |= of_allocator(os.environ)  # for processes started by torchrun
+    from parascale.train import loop  # torch loads slowly
 
     try:
         loop.train(with_prediction(job))
@@ -66,7 +66,7 @@ def train(project, name, kind):
 
 
 def with_prediction(job):
-    """Add to rank 0's job what its record keeps: the prediction before it started, and the allocation of Slurm."""
+    """Add to rank 0's job what its record keeps: the prediction from before the start, and the Slurm allocation."""
     if os.environ.get("RANK", "0") != "0":
         return job
     calibration = calibrate.known(Paths(job.results.parent), job.site.name)

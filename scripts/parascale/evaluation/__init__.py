@@ -1,1 +1,1 @@
-"""Figures of a trained model on a split: every sample counts exactly once, for any number of ranks."""
+"""Evaluation of models on a split. Every sample counts exactly once, for any number of ranks."""

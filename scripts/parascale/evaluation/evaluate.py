@@ -1,4 +1,4 @@
-"""The loss that training and evaluation share, and sums over a whole split in which each target counts once."""
+"""The loss for training and evaluation, and sums over a whole split in which each target counts once."""
 
 import itertools
 import math
@@ -21,9 +21,9 @@ FORESIGHT = (
 
 
 def summed_loss(logits_BTV, labels_BT, label_smoothing=0.0):
-    """Cross-entropy in nats, summed over the targets; labels that are IGNORED do not count. Never below fp32.
+    """Cross-entropy in nats, summed over targets, at least in fp32. Labels equal to IGNORED do not count.
 
-    label_smoothing: part of each target that is spread evenly over all classes.
+    label_smoothing: fraction of each target that is spread evenly over all classes.
     """
     if logits_BTV.itemsize < 4:
         logits_BTV = logits_BTV.float()
@@ -37,21 +37,21 @@ def summed_loss(logits_BTV, labels_BT, label_smoothing=0.0):
 
 
 def correct_within(logits_BK, labels_B, count):
-    """The number of samples whose label is among the `count` likeliest classes, as a tensor. Of equals the first ones count."""
+    """Number of samples, as a tensor, whose label is among the `count` most likely classes. Ties go to the first classes."""
     likeliest_Bn = logits_BK.topk(min(count, logits_BK.shape[-1])).indices
     return (likeliest_Bn == labels_B[:, None]).any(-1).sum()
 
 
 @torch.no_grad()
 def foresees(outputs: Callable, window: int, entries: int, device: torch.device | str, tolerance: float) -> bool:
-    """Whether a language model's outputs for earlier tokens change with later ones. False on a pipeline rank without the last stage.
+    """True if a language model's outputs for earlier tokens depend on later tokens. False on a pipeline rank without the last stage.
 
-    outputs: function from tokens (B, T) to numbers (B, T, …), or to None on such a rank. tolerance: changes up to this part of those
-    that later places show are rounding: kernels that group tokens may add up in another order.
-    Later tokens are all one, then all another: what attends to them moves as far as it can. The last one changes by itself too.
+    outputs: function from tokens (B, T) to numbers (B, T, …), or to None on such a rank. tolerance: smaller changes, relative to the largest
+    change at later positions, are rounding: kernels that group tokens may sum in another order.
+    All later tokens change to the same new token, which moves outputs that attend to them most. The last token is also changed alone.
     """
     first_BT = torch.arange(window, device=device).remainder(entries)[None]
-    cut = window // 2 | 1  # odd: no border of blocks of tokens
+    cut = window // 2 | 1  # odd, so that it is not at the border of a block of tokens
     first_BT[:, cut:] = 0
     before, moved = outputs(first_BT), []
     if not isinstance(before, torch.Tensor | None):
@@ -60,14 +60,14 @@ def foresees(outputs: Callable, window: int, entries: int, device: torch.device 
     for place in (cut, window - 1):
         changed_BT = first_BT.clone()
         changed_BT[:, place:] = entries - 1
-        after = outputs(changed_BT)  # on all ranks, whatever they know by now
-        if before is not None and before.shape[:-1].numel() == window:  # not outputs of some tokens alone
+        after = outputs(changed_BT)  # all ranks must take part in the forward pass
+        if before is not None and before.shape[:-1].numel() == window:  # skip outputs for only some of the tokens
             kind = torch.promote_types(before.dtype, torch.float32)
             moved.append(torch.linalg.vector_norm(after - before, dim=-1, dtype=kind).flatten())
     if not moved:
         return False
     earlier = torch.maximum(moved[0][:cut].max(), moved[1][:-1].max())
-    # Not so for numbers that are none, which have an error of their own.
+    # False for NaN, which has its own error.
     return bool(earlier > tolerance * moved[0][cut:].max())
 
 
@@ -75,14 +75,14 @@ def foresees(outputs: Callable, window: int, entries: int, device: torch.device 
 def split_sums(
     outputs, samples, rank, ranks, batch, device, metrics=(), workers=0, loss=summed_loss, between=lambda: None
 ):
-    """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
+    """Sums over this rank's share of a split: a float64 tensor (loss in nats, number of targets, *metrics).
 
-    outputs: function from a sample's inputs to what `loss` takes, such as logits (…, V), or to None on a pipeline rank without
-    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead.
-    between: called before each batch, by all ranks alike; what it raises ends the evaluation.
-    Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
-    the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
-    its first ones with labels that do not count.
+    outputs: function from a batch's inputs to the input of `loss`, such as logits (…, V), or to None on a pipeline rank without
+    the last stage. loss, metrics: functions (outputs, labels) → sum over the targets. workers: threads that decode ahead.
+    between: called before each batch, on all ranks; an exception from it ends the evaluation.
+    The sum of the results of all `ranks` with different samples is exact: no padding, no mean of means. All ranks make the same
+    number of forward passes, because strategies communicate in them; a rank that has no samples left runs sample 0 and ignores
+    the result.
     """
     share = evaluation_share(len(samples), rank, ranks)
     total = torch.zeros(2 + len(metrics), dtype=torch.float64, device=device)
@@ -94,7 +94,7 @@ def split_sums(
     for numbers in chosen:
         between()
         ((*inputs, labels),) = feed.take()
-        # A shorter last batch would compile again.
+        # A shorter last batch would trigger another compilation.
         with torch.compiler.set_stance("force_eager") if len(numbers) < batch else nullcontext():
             sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         feed.read_ahead()
@@ -104,7 +104,7 @@ def split_sums(
 
 
 def _batch_sums(outputs, labels, functions):
-    """A batch's share of the total, or None without outputs: those are gone when the next batch's are made."""
+    """Sums of a batch, or None without outputs. A function, so that outputs are freed before the next batch."""
     if outputs is None:
         return None
     loss, *sums = (function(outputs, labels) for function in functions)

@@ -1,22 +1,22 @@
-"""Continuing texts with a trained language model, one token at a time, several texts at once."""
+"""Generates continuations of several texts at once with a language model, one token at a time."""
 
 import torch
 
 
 @torch.no_grad()
 def continue_tokens(model, prompts, count, window, temperature, generators, forbidden=()):
-    """Lists of `count` token numbers that follow each of `prompts` (lists of token numbers), independent of the rest of the batch.
+    """Continue each of `prompts` (lists of token numbers) by `count` tokens. A result does not depend on the rest of the batch.
 
     model: (B, T) tokens → (B, T, V) logits, causal and in evaluation mode. It sees the last `window` tokens of each text.
-    temperature 0 takes the likeliest token each time; above, tokens are drawn by the text's own of `generators` (on the CPU).
-    forbidden: numbers that are never chosen.
+    temperature: 0 takes the most likely token; above 0, each text draws from its own CPU generator in `generators`.
+    forbidden: token numbers that are never chosen.
     """
     device = next(model.parameters()).device
     texts = [list(prompt) for prompt in prompts]
     for _ in range(count):
         seen = [torch.tensor(text[-window:]) for text in texts]
         lengths_B = torch.tensor([len(each) for each in seen])
-        # What fills up a shorter text stands behind it, where a causal model does not look.
+        # Padding follows a shorter text, where a causal model does not see it.
         filled_BT = torch.nn.utils.rnn.pad_sequence(seen, batch_first=True)
         logits_BV = model(filled_BT.to(device))[torch.arange(len(texts)), lengths_B - 1].float().cpu()
         logits_BV[:, list(forbidden)] = -torch.inf

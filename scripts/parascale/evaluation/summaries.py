@@ -1,6 +1,6 @@
-"""Summaries written by a trained encoder-decoder, and how much of the reference is in them (ROUGE).
+"""Writes summaries with a trained encoder-decoder and scores them against references (ROUGE).
 
-Dimensions: B batch, W beams, S places of a document, T places of a summary, V vocabulary.
+Dimensions: B batch, W beams, S positions of a document, T positions of a summary, V vocabulary.
 """
 
 import re
@@ -15,7 +15,7 @@ from parascale.data.progress import Progress
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-# Characters of scripts that put no spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese, Japanese.
+# Characters of scripts without spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese, Japanese.
 UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
@@ -23,17 +23,17 @@ UNSPACED = re.compile(
 
 @torch.no_grad()
 def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.0):
-    """The best summary found for each document: a list of arrays of numbers, without marks of begin and end.
+    """The best summary found for each document: a list of arrays of token numbers without begin and end tokens.
 
-    model: an EncoderDecoder in evaluation mode. length: most tokens, the end mark included. width: beams a document that
-    are followed at once; 1 is greedy search. Of the beams at the end, ended or cut at `length`, the one with the highest log
-    probability over (number of tokens)^length_penalty wins. `<unk>` is never written.
+    model: an EncoderDecoder in evaluation mode. length: most tokens, including the end token. width: beams per document; 1 is
+    greedy search. Of the final beams, ended or cut at `length`, the one with the highest log probability divided by
+    (number of tokens)^length_penalty wins. `<unk>` is never written.
     """
     batch, device = len(documents_BS), documents_BS.device
     memory = model.encode(documents_BS, mask_BS).repeat_interleave(width, 0)
     mask = mask_BS.repeat_interleave(width, 0)
     written = torch.full((batch, width, 1), END_ID, device=device)
-    # At first all beams are alike, so only the first may go on.
+    # At first all beams are equal, so only the first one continues.
     scores_BW = torch.full((batch, width), -torch.inf, device=device)
     scores_BW[:, 0] = 0.0
     ended_BW = torch.zeros(batch, width, dtype=torch.bool, device=device)
@@ -42,7 +42,7 @@ def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.
         logits = model.decode(written.flatten(0, 1), memory, mask)[:, -1].float()
         steps_BWV = logits.log_softmax(-1).unflatten(0, (batch, width))
         steps_BWV[..., UNKNOWN_ID] = -torch.inf
-        # A beam that has ended goes on with end marks that cost nothing.
+        # A beam that has ended continues with end tokens that cost nothing.
         steps_BWV[ended_BW] = -torch.inf
         steps_BWV[..., END_ID] = steps_BWV[..., END_ID].masked_fill(ended_BW, 0.0)
         vocabulary = steps_BWV.shape[-1]
@@ -61,9 +61,9 @@ def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.
 
 
 def rouge(references, summaries):
-    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L, by name (Lin 2004; the `rouge_score` library).
+    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L, by name (Lin 2004), from the library `rouge_score`.
 
-    Its own words are runs of a to z and digits, stemmed, as published for English. References in other scripts are compared by `AnyWords`.
+    The library's tokenizer, used for English as in publications, takes stemmed runs of a to z and digits. References in other scripts use `AnyWords`.
     """
     english, other = RougeScorer(ROUGE, use_stemmer=True), RougeScorer(ROUGE, tokenizer=AnyWords())
     pairs = zip(references, summaries, strict=True)
@@ -74,17 +74,17 @@ def rouge(references, summaries):
 
 
 class AnyWords:
-    """Words of any script for `rouge_score`: runs of letters, marks and digits, or each character where no spaces part words."""
+    """Tokenizer for `rouge_score` for any script: runs of letters, marks and digits, or single characters in scripts without spaces."""
 
     def tokenize(self, text):
-        """The words of a text; without any, its characters."""
+        """The words of a text, or its characters if it has no words."""
         text = " ".join(_pieces(unicodedata.normalize("NFKC", text).lower()))
         words = "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text).split()
         return words or list(text.replace(" ", ""))
 
 
 def _in_other_script(text):
-    """Whether a tenth of a text's letters are not Latin, accents apart, or none of them is a to z."""
+    """True if at least a tenth of the letters and digits, without accents, are not ASCII, or none of them is."""
     letters = [letter for letter in unicodedata.normalize("NFKD", text.lower()) if letter.isalnum()]
     return 10 * sum(not letter.isascii() for letter in letters) >= len(letters) or not re.search(
         "[a-z0-9]", text.lower()
@@ -97,9 +97,10 @@ def _pieces(text):
 
 
 def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
-    """[(number of the first document, its summaries: greedy, beam)] of a split, by batches: of every `parts`-th, from `part` on.
+    """Summarise a split. Returns [(number of the first document, greedy summaries, beam summaries)], one per batch.
 
-    pairs: the split (parascale.data.pairs.Pairs). decode: numbers → text. settings: a config Summaries. batch: documents at once.
+    pairs: the split (parascale.data.pairs.Pairs). decode: token numbers → text. settings: `Summaries` of the configuration. batch: documents
+    at once. part, parts: take every `parts`-th batch, starting with number `part`.
     """
     rows = np.arange(len(pairs.raw(settings.documents)))
     batches = [rows[first : first + batch] for first in range(0, len(rows), batch)][part::parts]
@@ -116,11 +117,10 @@ def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
 
 
 def judge(pairs, batches, settings):
-    """Scores of a model's summaries of a split: {documents, greedy, beam, lead: ROUGE by name, examples}.
+    """Score a model's summaries of a split: {documents, greedy, beam, lead: ROUGE by name, examples, …}.
 
-    Every document of the split is summarised, and every summary is compared with the reference as it was written, however long either
-    is. batches: what `write` gives, of all parts in any order. `lead` is what the first words of each document alone would reach, as many
-    as references have on average.
+    Compares every summary with its full reference. batches: results of `write`, of all parts in any order. `lead` is the score
+    of the first words of each document, as many as references have on average.
     """
     documents, references = zip(*pairs.raw(settings.documents), strict=True)
     rows = np.arange(len(documents))

@@ -1,7 +1,7 @@
-"""What a workload learns, as training and evaluation see it: its samples, and what is counted beside the loss.
+"""Tasks: the samples and metrics of a workload, for training and evaluation.
 
-All tasks share one loss, the cross-entropy summed over the labels that count, and one measure of work, the number of
-those labels. They differ in what a sample is and in the figures that people judge them by.
+All tasks share the loss, cross-entropy summed over the labels that count, and the measure of work, the number of
+those labels. They differ in their samples and in their metrics.
 """
 
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ from parascale.settings import SPLITS
 
 @dataclass(frozen=True)
 class Task:
-    """A workload's prepared data, opened.
+    """The opened data of a workload.
 
-    splits: name → samples; images may lack a `test` split. Samples have a `len`, and their `batch(numbers)` gives
-    (*inputs, labels) as integer arrays, the sample first: inputs are what the model is called with, and a label that is
-    IGNORED counts in no loss.
-    outputs: what a label may be, the last size of the logits: entries of the vocabulary, or classes.
-    metrics: name → function (logits, labels) that sums over the targets, as evaluations report it for each target.
-    augmented: samples of the train split differ from epoch to epoch, so they are numbered on (see Sampler).
-    excluded: split → {reason: samples that were left out or cut}, as the record of a run tells it.
+    splits: name → samples; images may lack a `test` split. Samples have `len` and `batch(numbers)`, which returns
+    (*inputs, labels) as integer arrays with the sample as first dimension: inputs of the model, and labels, which do not
+    count in the loss if they equal IGNORED.
+    outputs: number of values of a label, the last dimension of the logits: entries of the vocabulary, or classes.
+    metrics: name → function (logits, labels) that sums over the targets; evaluations report it per target.
+    augmented: samples of the train split differ from epoch to epoch, so their numbers continue over epochs (see Sampler).
+    excluded: split → {reason: number of samples that were left out or cut}, for the record of a run.
     workers: threads of each rank that decode ahead.
     """
 
@@ -40,17 +40,17 @@ class Task:
 
     @property
     def judged(self):
-        """The split that finished weights are judged by: `test`, or `validation` where there is no other."""
+        """The split for the final evaluation: `test`, or `validation` if there is none."""
         return self.splits.get("test", self.splits["validation"])
 
 
 def open_task(workload, folder, seed=0):
-    """The Task of a workload whose prepared data is in `folder`. seed: of what is random in a sample."""
+    """Open the Task of a workload whose prepared data is in `folder`. seed: for random augmentation."""
     return OPENERS[workload.task](workload, folder, seed)
 
 
 def empty_batch(workload, samples):
-    """(*inputs, labels) of a batch in its true shapes and types, without data: for those who ask what a step needs."""
+    """(*inputs, labels) of a batch with true shapes and types but no data, to find out what a step needs."""
     if workload.task == "classification":
         (size,) = workload.sizes
         return np.zeros((samples, 3, size, size), np.uint8), np.zeros(samples, np.int64)
@@ -62,7 +62,7 @@ def empty_batch(workload, samples):
 
 
 class EmptySamples:
-    """Samples without data, for each rank two batches of its evaluation: the second meets what the first leaves."""
+    """Samples without data, enough for two evaluation batches per rank: memory that the first leaves behind shows in the second."""
 
     def __init__(self, run):
         self.run = run
@@ -71,7 +71,7 @@ class EmptySamples:
         return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
 
     def batch(self, numbers):
-        """(*inputs, labels) of as many samples."""
+        """(*inputs, labels) of len(numbers) samples."""
         return empty_batch(self.run.workload, len(numbers))
 
 

@@ -1,4 +1,4 @@
-"""The comparison report: from the records of finished runs to one page. Imports no torch and no Snakemake."""
+"""The comparison report: turns the records of runs into one page. Imports neither torch nor Snakemake."""
 
 from parascale.report.comparing import build_report
 from parascale.report.measured import load_readings

@@ -1,6 +1,6 @@
-"""A picture in words: what plain matplotlib draws becomes an SVG that follows the page's theme, or a file.
+"""Charts drawn with plain matplotlib, as SVGs that follow the page's theme or as files.
 
-`style.mplstyle` has the light theme; `templates/chart.css` has both, as CSS variables that take its colours' place in an SVG.
+`style.mplstyle` has the light theme. `templates/chart.css` has the light and the dark one as CSS variables, which replace colours in an SVG.
 """
 
 import functools
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
-WIDTH = 6.0  # inches; a page shows up to 100 pixels for one
+WIDTH = 6.0  # inches; a page shows an inch as at most 100 pixels
 FOLDER = resources.files("parascale.report")
 CSS = (FOLDER / "templates/chart.css").read_text(encoding="utf-8")
 PALETTE = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.split("@media")[0]))
 VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
 DECIMAL = re.compile(r"-?\d+\.\d+")
-# What matplotlib writes → what a page needs: short numbers in tags, its own colours and font.
+# Pattern in matplotlib's SVG → replacement: shorter numbers in tags, the page's colours and font.
 WRITTEN = (
     (r"<[^>]+>", lambda tag: DECIMAL.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), tag[0])),
     (r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0])),
@@ -30,9 +30,7 @@ WRITTEN = (
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its words. draw: fills an empty Figure of matplotlib; height: in inches; said: what it shows, for those who do not
-    see it.
-    """
+    """A picture with its title and caption. draw(figure) fills an empty matplotlib Figure; height is in inches; said is the alternative text."""
 
     name: str
     title: str
@@ -43,7 +41,7 @@ class Chart:
 
     @contextmanager
     def drawn(self):
-        """The Figure of matplotlib, in the house's style while it is saved. Loaded late: few commands draw."""
+        """Yield the matplotlib Figure, with our style active. matplotlib is imported here because few commands draw."""
         import matplotlib.figure
 
         with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")):
@@ -54,7 +52,7 @@ class Chart:
 
     @functools.cached_property
     def svg(self):
-        """An element of a page."""
+        """The chart as an `<svg>` element for a page."""
         written = io.StringIO()
         with self.drawn() as figure:
             figure.savefig(written, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -70,13 +68,13 @@ class Chart:
 
     @property
     def file(self):
-        """An SVG of its own."""
+        """The chart as a standalone SVG file."""
         head, body = self.svg.split(">", 1)
         return f'{head}><style>{CSS}</style><rect width="100%" height="100%" fill="var(--paper)"/>{body}'
 
 
 def settle(figure):
-    """Lay a Figure of matplotlib out once: its engine gives other last digits each time, and so other bytes of the same records."""
+    """Lay out a matplotlib Figure once and round the positions: the layout engine varies in the last digits, so files would differ."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
@@ -84,24 +82,24 @@ def settle(figure):
 
 
 def empty(name):
-    """A Chart of nothing."""
+    """A Chart that says there is nothing to draw yet."""
     said = "Nothing to draw yet: no finished run has these figures."
     return Chart(name, name, "", lambda figure: figure.text(0.02, 0.5, said), 0.6, said)
 
 
 def shortened(name, most=24):
-    """A name beside a plot. Names differ at their ends more often than in the middle."""
+    """Shorten a name for a plot. Cuts the middle, since names mostly differ at their ends."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[1 - most // 2 :]}"
 
 
 def bars_height(count):
-    """Height in inches of a number of bars."""
+    """Height in inches of a plot with `count` bars."""
     return 0.7 + 0.3 * count
 
 
 def bars(axes, records, split, colours, words):
-    """A horizontal bar from 0 for each run, the baselines' names in bold. split(record): part → its length, of those in `colours`; words(record):
-    what is written behind it.
+    """Draw a stacked horizontal bar for each run, with the names of baselines in bold. split(record) maps each part in `colours` to its length;
+    words(record) is the label after the bar.
     """
     held, look = [split(record) for record in records], {"edgecolor": PALETTE["paper"], "linewidth": 0.8}
     places, ends = range(len(held)), [0.0] * len(held)

@@ -1,9 +1,9 @@
-"""A run beside its baseline: speed-up and efficiency, and why there is none.
+"""Comparison of runs with their baselines: speed-up and efficiency, or the reason why there is none.
 
-Speed-up is the baseline's training time over the run's (`timing`: neither start-up nor warm-up), for the same training: workload,
-machine, amount of work (of pairs, their number: their tokens follow from the seed), and global batch. Efficiency is the speed-up over the
-ratio of the GPUs held, idle ones included. Weak scaling keeps the batch of a data-parallel rank: its runs do other work and have no
-speed-up; their efficiency is the rate per GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
+Speed-up is the baseline's training time divided by the run's (without start-up and warm-up, see `timing`). Both must do the same training: same
+workload, machine, global batch and amount of work (for pairs, the number of pairs, as their tokens depend on the seed). Efficiency is the speed-up
+divided by the ratio of allocated GPUs, idle ones included. Weak scaling fixes the batch per data-parallel rank, so the work differs and
+there is no speed-up; efficiency is the rate per GPU relative to the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
 """
 
 import functools
@@ -16,15 +16,15 @@ from parascale.report.numbers import plural, whole
 from parascale.report.timing import unranked
 from parascale.settings import identity
 
-# Smaller differences count as zero, however narrow the ranges: two starts of the same run may differ by as much.
+# Smaller relative differences count as none, however narrow the ranges: two starts of the same run may differ by as much.
 MARGIN = 0.02
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its baseline. Without an efficiency, `reason` says why.
+    """A run compared with its baseline. `reason` says why there is no efficiency.
 
-    high: end of the speed-up's range. measured: how it was measured under other conduct or code than the baseline, in words.
+    high: upper end of the speed-up's range. measured: how conduct or code differed from the baseline's, in words.
     """
 
     speedup: float | None = None
@@ -35,12 +35,12 @@ class Comparison:
 
 
 def is_less(mean, highest, other, lowest):
-    """Whether a mean is measurably less than another: by more than MARGIN, without overlap. highest: end of its own range; lowest: of the other's."""
+    """True if `mean` is less than `other` by more than MARGIN and the ranges do not overlap. highest: top of its range; lowest: bottom of the other's."""
     return mean < (1 - MARGIN) * other and highest < lowest
 
 
 def compare(record, baseline):
-    """The Comparison of a run with its baseline. baseline: None where it is not in the report."""
+    """Compare a run with its baseline. baseline is None if it is not in the report."""
     if not record.done:
         return Comparison(reason=f"not finished ({record.status})")
     if is_different(record):
@@ -60,7 +60,7 @@ def compare(record, baseline):
 
 
 def measured_otherwise(record, baseline):
-    """How a run's conduct or code differs from its baseline's, in words; empty where they are the same."""
+    """Describe how a run's conduct or code differs from its baseline's; empty if it does not."""
     words = [identity.conduct_difference(record.run, baseline.run)]
     codes = {(each.provenance or {}).get("code_digest") for each in (record, baseline)}
     if len(codes) > 1 and record.run.engine == baseline.run.engine:
@@ -69,7 +69,7 @@ def measured_otherwise(record, baseline):
 
 
 def difference(record, baseline):
-    """Why the two do not do the same training on the same machine, in words; empty where they do."""
+    """Describe why two runs are not the same training on the same machine; empty if they are."""
     run, other = record.run, baseline.run
     if not (record.summary.seconds > 0 and baseline.summary.seconds > 0):
         return "no training time was recorded"
@@ -88,7 +88,7 @@ def difference(record, baseline):
         return "" if same else f"another batch per rank than `{baseline.name}`"
     if run.global_batch != other.global_batch:
         return f"another global batch than `{baseline.name}`"
-    # One seed draws the same samples, however they are spread.
+    # The same seed draws the same samples in every layout.
     other_tokens = run.seed == other.seed and record.summary.work != baseline.summary.work
     if work_of(record) != work_of(baseline) or other_tokens:
         return f"other work than `{baseline.name}`"
@@ -96,7 +96,7 @@ def difference(record, baseline):
 
 
 def work_of(record):
-    """(amount, unit, what tells other data): the same for runs of the same work, whatever their seeds."""
+    """(amount, unit, evaluated tokens or None): equal for runs that do the same work, whatever their seeds."""
     summary, run = record.summary, record.run
     if run.workload.of_pairs:
         return summary.steps * run.global_batch, "pairs", summary.evaluated_tokens
@@ -104,18 +104,18 @@ def work_of(record):
 
 
 def configuration(record):
-    """A key that runs share when they differ in their seed (and name and baseline) alone."""
+    """A key that is equal for runs that differ only in seed, name and baseline."""
     done = work_of(record) if record.done else None
     return json.dumps([identity.configuration_of(record.run), _machine(record), done], sort_keys=True)
 
 
 def is_different(record):
-    """The run was found to compute something other than its baseline."""
+    """True if the parity check found that the run does not compute the same as its baseline."""
     return record.parity is not None and record.parity.verdict == "different"
 
 
 def caveats(record, marked=False):
-    """Differences of a run from the others of its workload, each in few words; mostly none. marked: a mark says that it is different."""
+    """Short words on how a run differs from the others of its workload; mostly none. marked: the page already marks it as different."""
     said = ("" if record.done else record.status, "different" if is_different(record) and not marked else "")
     return list(filter(None, (*said, "weak scaling" if record.run.scaling == "weak" else "", record.run.way)))
 
@@ -126,7 +126,7 @@ def _machine(record):
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure of a configuration: its mean, and the range of its repeats."""
+    """Mean and range of a figure over the repeats of a configuration."""
 
     mean: float
     low: float
@@ -135,7 +135,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Member:
-    """A configuration: one run, or repetitions of it, mostly with other seeds."""
+    """A configuration: one run or several repeats of it, mostly with different seeds."""
 
     records: tuple
 
@@ -145,23 +145,23 @@ class Member:
 
     @property
     def label(self):
-        """Name of the run; where it was repeated, how often."""
+        """Name of the run, and the number of repeats if there are several."""
         count, seeds = len(self.records), len({record.run.seed for record in self.records})
         return self.first.name if count == 1 else f"{self.first.name} ({count} {'seeds' if seeds == count else 'runs'})"
 
     @property
     def extent(self):
-        """How it is spread: `2 processes`, `8 GPUs (compiled)`."""
+        """Its size and switches: `2 processes`, `8 GPUs (compiled)`."""
         return named(plural(self.first.gpus, self.first.gpu_word), self.first.run)
 
     def spread(self, figure):
-        """Spread of `figure(record)` over the runs that have it, or None."""
+        """Spread of `figure(record)` over the runs where it is known, or None."""
         values = [value for value in map(figure, self.records) if value is not None]
         return Spread(statistics.mean(values), min(values), max(values)) if values else None
 
     @property
     def time(self):
-        """Spread of the training time; of one run, what the run itself says of its range."""
+        """Spread of the training time, over repeats or, for a single run, over blocks of its steps."""
         if len(self.records) > 1:
             return self.spread(lambda each: each.timing.training)
         timing = self.first.timing
@@ -169,13 +169,13 @@ class Member:
 
     @property
     def unranked(self):
-        """Why it is shown and not ranked, in words, or empty."""
+        """Why it is shown but not ranked, in words, or empty."""
         return next(filter(None, map(unranked, self.records)), "")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Configurations that may stand in one scaling figure, the baseline's first. kind: strong or weak."""
+    """Configurations that one scaling figure may compare, the baseline first. kind: strong or weak."""
 
     kind: str
     members: tuple
@@ -185,7 +185,7 @@ class Experiment:
         return self.members[0].first
 
     def gain(self, member):
-        """(value, lowest, highest) of a configuration's speed-up over the baseline's mean; with weak scaling of the rate of each of its processes."""
+        """(value, lowest, highest) of the speed-up over the baseline's mean; in weak scaling, of the rate per process relative to it."""
         head, scale = self.members[0], 1.0
         if member is head:
             return 1.0, 1.0, 1.0
@@ -206,9 +206,9 @@ class Experiment:
 class Report:
     """Everything that pages, tables and figures read.
 
-    left_out: names of runs with results that were not asked for. conversions: rows of converted checkpoints, as `checkpoint.matrix` has
-    them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). advice: layouts of each workload, rows of `advice.csv`. tables: CSV files that benchmarks left,
-    as a link on the page reaches them. studies: a Part of the page. series: name of a run → number of its colour, as `series_of` has it.
+    left_out: names of runs that have results but were not requested. conversions: rows of converted checkpoints, from `checkpoint.matrix`.
+    jobs: run name → link to its own page. charges: run name → (core-hours charged, source). advice: rows of `advice.csv`. tables: links to
+    CSV files of benchmarks. studies: Sections of scaling studies. series: run name → colour number, from `series_of`.
     """
 
     title: str
@@ -225,7 +225,7 @@ class Report:
     tables: tuple = ()
     series: dict = field(default_factory=dict)
     studies: tuple = ()
-    charts: dict = field(default_factory=dict, init=False)  # those that `figures.chart` has made
+    charts: dict = field(default_factory=dict, init=False)  # cache of `figures.chart`
 
     @functools.cached_property
     def done(self):
@@ -233,19 +233,19 @@ class Report:
 
 
 def series_of(runs, table=()):
-    """Name of a run → number of its kind, which decides its colour. runs: name → Run; table: Runs whose kinds have the first colours."""
+    """Run name → number of its kind, which decides its colour. runs: name → Run; table: Runs whose kinds get the first colours."""
     kinds = list(dict.fromkeys(map(kind_of_run, (*table, *runs.values()))))
     return {name: kinds.index(kind_of_run(run)) for name, run in runs.items()}
 
 
 def build_report(records, title, table=(), **others):
-    """A Report of `records`. table: the Runs of the run table, whose kinds have the first colours on every page; others: as in Report."""
+    """Build a Report. table: Runs of the run table, whose kinds get the first colours on every page; others: further fields of Report."""
     by_name = {record.name: record for record in records}
     runs = {record.name: record.run for record in records if record.run is not None}
     comparisons = {name: compare(by_name[name], by_name.get(run.baseline)) for name, run in runs.items()}
 
     def repetition(record):
-        """Figures may be averaged of the same configuration and reference, or reason not to be compared."""
+        """Key of runs that may be averaged: same configuration, and same baseline or reason not to be compared."""
         return configuration(record), comparisons[record.name].reason or configuration(by_name[record.run.baseline])
 
     alike = grouped((record for record in records if record.done), repetition)
@@ -255,21 +255,21 @@ def build_report(records, title, table=(), **others):
 
 
 def _experiments(members, by_name, comparisons):
-    """Members by the configuration of their baseline, strong and weak apart."""
+    """Group members by the configuration of their baseline and by kind of scaling."""
     compared = [member for member in members if comparisons[member.first.name].efficiency is not None]
     groups = grouped(compared, lambda member: configuration(by_name[member.first.run.baseline]))
     for group in groups.values():
         baseline = by_name[group[0].first.run.baseline]
         head = next(member for member in members if baseline in member.records)
         for kind in ("strong", "weak"):
-            # A configuration on one process may be called strong or weak: as the baseline it begins both.
+            # The baseline belongs to both kinds, whichever kind its own run names.
             others = [member for member in group if member is not head and member.first.run.scaling == kind]
             if others:
                 yield Experiment(kind, (head, *others))
 
 
 def grouped(items, key):
-    """key(item) → its items, in the order in which keys first come."""
+    """key → items with that key, in order of first appearance."""
     groups = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

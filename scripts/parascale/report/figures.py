@@ -1,4 +1,4 @@
-"""The figures of the comparison page, in plain matplotlib. Each is a function of a Report: a Chart, or None where nothing is to be drawn."""
+"""Figures of the comparison page, in plain matplotlib. Each function takes a Report and returns a Chart, or None if there is nothing to draw."""
 
 import math
 import statistics
@@ -12,18 +12,18 @@ from parascale.report.plans import planned_and_charged
 from parascale.report.summary import PARTS
 from parascale.report.timing import PHASES, spent, unranked
 
-MOST = 12  # rows or lines of a plot; the tables have all
-NAMED = 10  # curves of a plot
-MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
+MOST = 12  # rows or lines in a plot; the tables have all
+NAMED = 10  # curves in a plot
+MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # cycled when colours repeat
 WAITING = ("communication", "bubble", "data")
-MUCH = 0.1  # part of a step that is told in words
-WHOLE = "not split"  # memory that was measured without its parts
+MUCH = 0.1  # fraction of a step above which waiting is mentioned
+WHOLE = "not split"  # memory that was measured only as a total
 COLOURS = dict(zip((*PARTS, WHOLE), ("backward", "forward", "optimizer", "data", "bubble", "other"), strict=True))
 
 
 def _plots(name, title, caption, groups, plot, height, words, legend=True):
-    """A Chart with a plot for each of (key, items) below one another; None without any. plot(axes, key, items) fills one; height: inches of so
-    many items; words: what is said of an item to those who do not see it.
+    """A Chart with one plot below the other, one per (key, items); None if there are none. plot(axes, key, items) draws one; height(number of
+    items) is in inches; words(item) is alternative text.
     """
     if not groups:
         return None
@@ -43,23 +43,23 @@ def _plots(name, title, caption, groups, plot, height, words, legend=True):
 
 
 def _of_workloads(records, most, more):
-    """([(workload, at most so many of its records)], `more` if a workload has more)."""
+    """([(workload, its first `most` records)], the text `more` if some workload has more records, else empty)."""
     found = grouped(records, lambda record: record.run.workload.name).items()
     return [(name, some[:most]) for name, some in found], more * any(len(some) > most for _, some in found)
 
 
 def _named(words):
-    """A function of a run: its name, and what `words` says of it."""
+    """A function that returns a record's name followed by words(record)."""
     return lambda record: f"{record.name} {words(record)}"
 
 
 def with_caveats(record, text):
-    """A value of a run in words, with what sets the run apart."""
+    """`text` followed by the run's caveats."""
     return ", ".join([text, *caveats(record), *(["not ranked"] if record.done and unranked(record) else [])])
 
 
 def scaling(report):
-    """Speed-up against processes; of weak scaling, the efficiency. A plot for each experiment."""
+    """Speed-up (weak scaling: efficiency) against the number of processes, one plot per experiment."""
     shown = [each for each in report.experiments if len({member.first.gpus for member in each.members}) > 1]
     hollow = " Hollow: not ranked." if any(member.unranked for each in shown for member in each.members) else ""
     groups = [(each, [(each, member) for member in each.members]) for each in shown]
@@ -76,7 +76,7 @@ def scaling(report):
 
 
 def _scaling(axes, report, experiment):
-    """One line a kind of run, over what was measured alone; a kind of one size is a dot."""
+    """One line per kind of run, through measured sizes only; a kind with one size is a dot."""
     weak, head = experiment.kind == "weak", experiment.members[0]
     counts = sorted({member.first.gpus for member in experiment.members})
     axes.plot(counts, [1.0 if weak else count / head.first.gpus for count in counts], ":", color=PALETTE["muted"])
@@ -110,7 +110,7 @@ def _scaling(axes, report, experiment):
 
 
 def phases(report):
-    """Where the time of a step goes: a bar for each run as long as its step takes, the quickest first."""
+    """Where the time of a step goes: a bar per run, as long as its mean step, fastest first."""
     timed = [record for record in report.done if any(record.summary.phases.values())]
     timed.sort(key=lambda record: sum(spent(record).values()))
     groups, more = _of_workloads(timed, MOST, f" The {MOST} quickest.")
@@ -123,7 +123,7 @@ def phases(report):
 
 
 def _step_words(record):
-    """How long a step takes, and the largest part of it that computes nothing, if that is much."""
+    """Duration of a step, and the largest phase of waiting if it exceeds MUCH."""
     seconds = spent(record)
     total, most = sum(seconds.values()), max(WAITING, key=lambda phase: seconds.get(phase, 0.0))
     share = seconds.get(most, 0.0) / total
@@ -132,7 +132,7 @@ def _step_words(record):
 
 
 def memory(report):
-    """Peak memory of the process that needs most, by its parts, with what was planned."""
+    """Peak memory of the process that needs most, by parts, and the planned peak."""
     known = [record for record in report.done if record.summary.peak_memory_bytes]
     groups, more = _of_workloads(known, MOST, f" The first {MOST} runs.")
     caption = f"Peak of the process that needs most. On GPUs only tensors count, on CPUs also libraries and data (process).{more}"
@@ -152,15 +152,15 @@ def memory(report):
 
 
 def _parts(record):
-    """Part → bytes. A GPU's peak is of tensors alone, without the process."""
+    """Part → bytes. On GPUs the peak counts tensors only, not the process."""
     held = record.summary.memory or {WHOLE: record.summary.peak_memory_bytes}
     return {part: size for part, size in held.items() if part != "process" or record.site.device == "cpu"}
 
 
 def loss(report):
-    """Loss against training time of every run, finished or under way."""
+    """Loss against training time, for finished and running runs."""
     known = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    # First the baselines, then what went wrong or is unlike the others.
+    # Baselines first, then runs that went wrong or differ from the others.
     known.sort(
         key=lambda each: (each.name != each.run.baseline, each.done and not is_different(each), not caveats(each))
     )
@@ -177,7 +177,7 @@ def loss(report):
 
 
 def _curves(axes, report, records):
-    """Each in the colour of its kind; those of one kind differ in their dashes."""
+    """Colour shows the kind of run; runs of the same kind differ in their dashes."""
     (size, unit), again = numbers.time_unit(max(record.curve.seconds[-1] for record in records)), Counter()
     for record in records:
         curve, number = record.curve, report.series[record.name]
@@ -196,7 +196,7 @@ def _curves(axes, report, records):
 
 
 def cost(report):
-    """Planned core-hours beside those that were charged, the dearest run first."""
+    """Planned and charged core-hours, most expensive run first."""
     pairs = sorted(planned_and_charged(report), key=lambda pair: -pair[2])
     off = [charged / planned for _, planned, charged in pairs] or [1.0]
     worst = max(off, key=lambda ratio: abs(math.log(ratio)))
@@ -211,7 +211,7 @@ def cost(report):
 
 
 def _against_plan(ratio):
-    """A cost as a multiple of the planned one, in words."""
+    """Charged cost relative to the planned cost, in words."""
     if ratio >= 2:
         return f"{numbers.significant(ratio, 2)} times the planned cost"
     return f"{numbers.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'} than planned"
@@ -227,12 +227,12 @@ def _costs(axes, _, pairs):
     axes.set(xlabel=f"{unit} of the whole job", xlim=(0, None), ylim=(len(names) - 0.5, -0.5))
 
 
-# Name → function of a Report; each becomes a file `figures/<name>.svg`.
+# Each function becomes a file `figures/<name>.svg`.
 FIGURES = {"scaling": scaling, "phases": phases, "cost": cost, "memory": memory, "loss": loss}
 
 
 def chart(report, name):
-    """The Chart of that name, or None where nothing is to be drawn. Made once for a Report: its page and its file share it."""
+    """The Chart `name`, or None if there is nothing to draw. Cached in the Report, as the page and the file both use it."""
     if name not in report.charts:
         report.charts[name] = FIGURES[name](report)
     return report.charts[name]

@@ -1,10 +1,9 @@
-"""What stands out about a run, in plain words: what was paid for and not used, what it waited for, why it stopped.
+"""Findings about a run in plain words: unused resources, waiting, reasons why it stopped.
 
-A rule is (whether it holds, the fields of a Finding). The thresholds are choices, made so that what they name is worth a look.
-What is not known makes no rule hold.
+A rule is (true if it applies, *fields of a Finding). Thresholds are chosen so that a finding is worth a look. Unknown values trigger no rule.
 
-All ranks wait for the slowest of a step. Its GPU runs at a lower clock, or idles while the others' wait in a kernel, which counts as
-use; on CPUs, where ranks that wait sleep, it keeps its cores busy for longer.
+All ranks wait for the slowest one in each step. The slow rank's GPU has a lower clock, or idles while the other GPUs wait in a kernel (which
+counts as use). On CPUs waiting ranks sleep, so the slow rank's cores are busy for longer.
 """
 
 from collections import Counter
@@ -16,7 +15,7 @@ from parascale.report.numbers import duration, percent, plural, significant
 from parascale.report.timing import cores_taken, held_cores, phases_of, unranked, wants_too_much
 from parascale.telemetry import figures
 
-IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
+IDLE_USE = 0.05  # a GPU below this is idle: the driver alone causes 1 or 2 %
 LOW_USE = 0.5
 NOT_TRAINING = 0.3
 FULL_MEMORY = 0.92
@@ -24,20 +23,20 @@ LITTLE_MEMORY = 0.25
 THROTTLED = 0.05
 BUSY = 0.7
 OVER_PLAN = 1.5
-LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving takes some of them
+LIMIT_SECONDS = 180.0  # in our profiles Slurm warns 120 s before the limit, and saving takes time
 LONG_LIMIT = 0.25
-LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
-SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
+LONG_LIMIT_SECONDS = 3600.0  # schedulers backfill shorter jobs anyway
+SHORT_RUN_SECONDS = 60.0  # start-up always dominates shorter runs
 ENDINGS = {"stopped": "stopped when asked to", "killed": "killed without warning", "failed": "failed"}
-WAITS = (  # phase, the least part of a step that is said, how
+WAITS = (  # phase, smallest fraction of a step to report, text
     ("data", 0.1, "Waits for data {} of the time: try faster storage, another format, more `training.workers`."),
     ("communication", 0.25, "Spends {} of the time in communication that no computation hides."),
     ("bubble", 0.2, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
 )
-APART = 0.05  # of the others' mean: a smaller difference is not worth a look
-CAUSE = 0.05  # of a device's samples with a reason of throttling; of a step spent waiting for data
-CORES = 0.5  # that others took of a node, more than of any other
-# Kind of device, column, sign of what is fast, how it is said.
+APART = 0.05  # relative difference from the others that is worth a look
+CAUSE = 0.05  # fraction of samples that were throttled, or of a step spent waiting for data
+CORES = 0.5  # cores that other programs took on this node beyond those on any other node
+# Kind of device, column, 1 if larger is faster (else -1), text.
 MEASURES = (
     ("gpu", "clock_mhz", 1, "{:,.0f} MHz".format),
     ("gpu", "utilisation", 1, lambda value: f"{percent(value)} busy"),
@@ -48,8 +47,8 @@ KINDS = ("failed", "bad", "note", "good")
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and what it rests on. kind: failed, bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if
-    it stands there. disturbs: the run was slower for something else than its layout."""
+    """A sentence and its source. kind: failed, bad (costs something), note (worth knowing) or good. short: words for a table row; empty: not
+    shown there. disturbs: something other than its layout slowed the run down."""
 
     kind: str
     text: str
@@ -59,7 +58,7 @@ class Finding:
 
 
 def findings(record, devices=(), comparison=None):
-    """The Findings of a run, worst first; one that says so where nothing stands out. comparison: with its baseline."""
+    """The Findings of a run, worst first; a single good one if nothing stands out. comparison: with its baseline."""
     gpus = [device for device in devices if device.kind == "gpu"]
     known, done = record.run is not None, record.done
     rules = (
@@ -75,13 +74,13 @@ def findings(record, devices=(), comparison=None):
         *(_unsaid(record) if done and record.run.workload.is_script else ()),
     )
     found = [Finding(*said) for holds, *said in rules if holds]
-    looked = "the samples of its devices" if devices else "no samples of its devices are there"
-    well = Finding("good", "Nothing stands out.", f"Looked at: its record; {looked}")
+    looked = "the samples of its devices" if devices else "no samples of its devices"
+    well = Finding("good", "Nothing stands out.", f"Checked: its record; {looked}")
     return sorted(found, key=lambda finding: KINDS.index(finding.kind)) or [well]
 
 
 def time_used(attempt):
-    """(seconds that an attempt had of its job's time, the job's time limit); None where either is not known."""
+    """(seconds of its job that an attempt used, time limit of the job), or None if either is unknown."""
     limit, since, seconds = (attempt.get(name) for name in ("limit_seconds", "allocated", "seconds"))
     if not limit or since is None or seconds is None:
         return None
@@ -89,7 +88,7 @@ def time_used(attempt):
 
 
 def ending(attempt):
-    """How an attempt ended that did not finish, in words; empty for one that did not."""
+    """Describe how an unfinished attempt ended; empty if it finished or still runs."""
     outcome, (used, limit) = attempt.get("outcome"), time_used(attempt) or (0.0, None)
     if limit and outcome in ("stopped", "killed") and used > limit - LIMIT_SECONDS:
         return f"stopped by the time limit of {duration(limit)}"
@@ -104,15 +103,15 @@ def _ends(record):
         text = f"{words[:1].upper()}{words[1:]}{often}; {again} from its checkpoint."
         yield words, "failed" if words == "failed" else worse, text, source
     for attempt in record.attempts:
-        yield attempt.get("cause"), worse, f"What kept it: {attempt.get('cause')}.", f"cause of the {source}"
+        yield attempt.get("cause"), worse, f"Cause: {attempt.get('cause')}.", f"cause of the {source}"
     yield record.status == "missing", "failed", "There is no readable record of this run.", "; ".join(record.notes)
 
 
 def _time(record):
-    """How the time of a finished run was spent, and asked for."""
+    """Time limit and wall time of a finished run compared with the time it used."""
     limit, seconds = ((*record.attempts, {})[0].get(name) or 0 for name in ("limit_seconds", "seconds"))
     long = len(record.attempts) == 1 and limit >= LONG_LIMIT_SECONDS and 0 < seconds < LONG_LIMIT * limit
-    text = f"Asked for {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
+    text = f"Requested {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
     yield long, "note", text, "attempts in run.json"
     trained, wall = record.summary.seconds, record.summary.wall_seconds or 0
     rest = 1 - trained / wall if wall > SHORT_RUN_SECONDS else 0
@@ -121,7 +120,7 @@ def _time(record):
 
 
 def _unsaid(record):
-    """Figures that a user's script does not record."""
+    """Values that a user's script does not record."""
     summary = record.summary
     known = {"steps": summary.steps or None, "loss": summary.train_loss, "samples": summary.work}
     names = ", ".join(name for name, value in known.items() if value is None)
@@ -130,7 +129,7 @@ def _unsaid(record):
 
 
 def _beside_others(record, compared):
-    """Slower than its machine, its baseline or its plan lets expect."""
+    """A different machine than the site file says; slower than the baseline or the plan."""
     elsewhere, baseline = contradictions(record), record.run.baseline
     yield elsewhere, "bad", f"It {elsewhere}", "machines in run.json", "another machine than the site's file"
     slower = compared.high and is_less(compared.speedup, compared.high, 1, 1)
@@ -145,15 +144,15 @@ def _beside_others(record, compared):
 
 
 def _cores(record, devices):
-    """On CPUs: cores that it lacks, that others took, or that its processes did not use."""
+    """On CPUs: cores that are missing, taken by other programs or not used."""
     if record.site.device != "cpu":
         return
     taken, held = cores_taken(record), held_cores(record)
     busy = record.summary.cores_busy if record.summary else None
     busy = figures(devices)["cores_busy"] if busy is None else busy
-    text = f"It computes with {unranked(record)}, which share them: its time says little."
+    text = f"It runs {unranked(record)}, which share them: its time is not meaningful."
     yield wants_too_much(record), "bad", text, "the layout in run.json", "", True
-    text = f"Other programs took {significant(taken, 2)} of the {plural(held, 'core')} that it computes with: its time says little."
+    text = f"Other programs took {significant(taken, 2)} of the {plural(held, 'core')} that it uses: its time is not meaningful."
     yield taken, "bad", text, "busy cores of the node and of the processes in device.csv", "", True
     said = f"{significant(busy, 2)} of {plural(held, 'core')}"
     text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
@@ -162,7 +161,7 @@ def _cores(record, devices):
 
 
 def _surroundings(record):
-    """What its attempts found around them when they started."""
+    """Problems of the environment that attempts noticed when they started."""
     found = {each["text"]: each for attempt in record.attempts for each in attempt.get("surroundings") or ()}
     for text, each in found.items():
         slows, source = each["costs"] == "speed", f"surroundings of the attempts in run.json; {each['source']}"
@@ -171,7 +170,7 @@ def _surroundings(record):
 
 
 def _idle(record, gpus):
-    """Resources paid for and not used: as sampled, or else by layout."""
+    """Resources paid for but not used, from samples or, without them, from the layout."""
     layout, hours = record.run.layout, record.summary and record.summary.core_hours
     uses = [use for gpu in gpus if (use := gpu.mean("utilisation")) is not None]
     count = sum(use < IDLE_USE for use in uses) if uses else layout.idle_gpus * layout.nodes
@@ -184,7 +183,7 @@ def _idle(record, gpus):
 
 
 def _use(gpus):
-    """How busy, full and slowed down GPUs were."""
+    """Utilisation, throttling and memory of GPUs."""
     uses = [use for gpu in gpus if (use := gpu.mean("utilisation") or 0.0) >= IDLE_USE]
     mean = sum(uses) / len(uses) if uses else 1.0
     text = f"The GPUs that work are busy {percent(mean)} of the time."
@@ -204,7 +203,7 @@ def _use(gpus):
 
 
 def _waiting(record):
-    """Which phases of a step compute nothing."""
+    """Phases of a step that compute nothing and take long."""
     waited, phases = record.summary and record.summary.bubble_measured, phases_of(record)
     total = sum(phases.values()) or 1.0
     for phase, least, text in WAITS:
@@ -214,13 +213,13 @@ def _waiting(record):
         yield share >= least, "bad", text.format(percent(share)), source, f"{phase} {percent(share)} of a step"
 
 
-# --- who is slower than the others, by more than they differ
+# --- ranks that are slower than the others, by more than those differ
 
 
 def stragglers(record, devices):
-    """A rule of each measure by which ranks or nodes are slower, with what else sets them apart."""
+    """A rule for each measure in which some ranks or a node are slower, with the likely cause."""
     for kind, column, sign, said in MEASURES:
-        stages = record.run is None or record.run.layout.pp > 1  # they do different work
+        stages = record.run is None or record.run.layout.pp > 1  # stages do different work
         if (stages and column != "clock_mhz") or (kind == "rank" and record.site.device != "cpu"):
             continue
         means = [(each.mean(column), each) for each in devices if each.kind == kind and _works(each)]
@@ -228,7 +227,7 @@ def stragglers(record, devices):
         cut = _gap([speed for speed, _ in speeds])
         slow, others = ([device for _, device in part] for part in (speeds[:cut], speeds[cut:]))
         hosts = {device.host for device in slow}
-        node = len(hosts) == 1 and not hosts & {device.host for device in others}  # all of one of several nodes
+        node = len(hosts) == 1 and not hosts & {device.host for device in others}  # one whole node is slow
         if slow and (node or len(slow) < len(others)):
             worst, lowest, highest = (said(abs(speeds[place][0])) for place in (0, cut, -1))
             places = sorted((each.rank, each.host) for each in slow)
@@ -244,20 +243,20 @@ def _works(device):
 
 
 def _gap(speeds):
-    """How many of these sorted numbers lie below the widest gap, if it is wider than what the others span; else 0."""
-    cuts = range(1, len(speeds) - 1)  # at least two others, which have a spread
+    """Count of sorted numbers below the widest gap if the gap is wider than the range of the numbers above it, else 0."""
+    cuts = range(1, len(speeds) - 1)  # leaves at least two above, so that they have a range
     cut = max(cuts, key=lambda cut: speeds[cut] - speeds[cut - 1], default=0)
     wide = cut and speeds[cut] - speeds[cut - 1] > max(speeds[-1] - speeds[cut], APART * abs(speeds[cut]))
     return cut if wide else 0
 
 
 def _why(record, slow, others, devices):
-    """Other differences of the slow ones."""
+    """Likely causes: other differences between the slow devices and the others."""
     for reason in sorted({reason for device in slow for reason in device.throttled}):
         slowed, at_most = ([each.throttled[reason] / len(each.times) for each in part] for part in (slow, others))
         if min(slowed) > CAUSE + max(at_most):
             yield f"it was throttled ({reason.replace('_', ' ')}) in {percent(min(slowed))} of the samples"
-    here, elsewhere = [], []  # cores that others than its ranks kept busy of a node
+    here, elsewhere = [], []  # cores of each node that other programs kept busy
     for host in (each for each in devices if each.kind == "host" and each.mean("cores_busy")):
         ranks = (each.mean("cores_busy") or 0.0 for each in devices if each.kind == "rank" and each.host == host.host)
         of = here if any(device.host == host.host for device in slow) else elsewhere

@@ -1,4 +1,4 @@
-"""The report of one job, of the kind that LLview gives, as a page: what it was, what stands out, and four figures."""
+"""A page about one job, similar to LLview's job report: its facts, findings and at most four figures."""
 
 import math
 import os
@@ -24,8 +24,8 @@ from parascale.report.tables import Column, columns, make_table
 from parascale.telemetry import read_samples, sample_files, total
 
 TRANSPOSED = (Column("fact", "Fact"), Column("value", "Value", text="words", link="page"))
-PARTS = 120  # of the running time, of which means are drawn
-MOST = 64  # lines of devices
+PARTS = 120  # intervals of the running time; charts show the mean of each
+MOST = 64  # devices drawn in a chart
 COLOURS = {"finished": "C2", "stopped": "C7", "killed": "C5", "failed": "C5", "running": "C0"}
 
 
@@ -33,7 +33,7 @@ def _clock(seconds):
     return "" if seconds is None else str(datetime.fromtimestamp(seconds, UTC))[:19]
 
 
-# The first questions about a job.
+# Rows of the first table.
 FACTS = (
     *columns(status="Status", strategy="Strategy", layout="Layout", hardware="Hardware", hosts="Nodes"),
     *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)"),
@@ -53,16 +53,16 @@ OPERATORS = (
     Column("calls", "Calls", numbers.whole),
     *columns(numbers.duration, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
-OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report that the page belongs to
+OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the comparison report
 LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
 TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """One run with the samples of its devices, what stands out, and the comparison report's view of it alone.
+    """One run with its device samples, its findings and a comparison Report that contains only this run.
 
-    samples: files that hold those of the devices.
+    samples: paths of the sample files.
     """
 
     record: object
@@ -80,7 +80,7 @@ class JobReport:
 
 
 def load_job(results, work, name, table=()):
-    """The JobReport of a run, finished or under way; table: as in Report. Raises ParascaleError where it left nothing."""
+    """Load the JobReport of a finished or running run. table: as in `build_report`. Raises ParascaleError if the run left no folder."""
     (record,) = load_records(results, work, [name])
     (baseline,) = load_records(results, work, [record.run.baseline]) if record.run else [None]
     finished = Path(results) / "runs" / name
@@ -95,7 +95,7 @@ def load_job(results, work, name, table=()):
 
 
 def render_job(job, folder=None):
-    """The page as one text of HTML that asks for no other file. folder: where it will be, from which it links tables."""
+    """Render the page as self-contained HTML. folder: where the page will be, for links to tables."""
     record, run = job.record, job.record.run
     of_run = (run.workload.name, run.strategy, record.site.title or record.site.name) if run is not None else ()
     folded = [
@@ -117,7 +117,7 @@ def render_job(job, folder=None):
 
 
 def facts(job):
-    """FACTS as rows of TRANSPOSED; what is not known is left out."""
+    """Rows of TRANSPOSED for the known FACTS, then for the attempts."""
     known, planned = _known(job), job.record.prediction
     planned = planned | {"peak_memory_bytes": planned.get("memory_bytes"), "training_seconds": planned.get("seconds")}
     for column in FACTS:
@@ -132,7 +132,7 @@ def facts(job):
 
 
 def _known(job):
-    """Values of FACTS: what the table of all runs knows, and Slurm and the record tell."""
+    """Values for FACTS, from the table of all runs, the samples and the attempts."""
     record, known = job.record, row_of(job.report, job.record)
     if record.run is not None:
         known["hardware"] = f"{hardware_text(record)}, {record.site.title or record.site.name}"
@@ -151,7 +151,7 @@ def _known(job):
 
 
 def attempts(record):
-    """Rows of the facts of a job: how each attempt went, which leads to the site's own page of its job."""
+    """Rows of TRANSPOSED, one per attempt, with a link to the site's page for its Slurm job."""
     page = record.site.job_page if record.site is not None else ""
     for number, each in enumerate(record.attempts, 1):
         job = str(each.get("job_id") or "")
@@ -163,7 +163,7 @@ def attempts(record):
 
 
 def attempts_chart(record):
-    """The attempts on the clock, or None."""
+    """A time line of the attempts, or None."""
     if not record.attempts:
         return None
     starts = [(each.get("submitted") or each["started"], each["started"]) for each in record.attempts]
@@ -189,8 +189,8 @@ def attempts_chart(record):
 # --- samples
 
 
-# A column of the samples of a kind of device. shown: how its value is written. unit: (name, size) of the unit in which it is drawn over time.
-# counter: it only grows, and says what it came to.
+# A sampled column of a kind of device. shown: formats a value. unit: (name, size) for the chart; without one it is not drawn.
+# counter: the value only grows, and the table shows its total.
 Metric = namedtuple("Metric", "kind column title shown unit counter", defaults=((), False))
 GIB = ("GiB", 2**30)
 METRICS = (
@@ -217,7 +217,7 @@ def _measuring(metric, devices):
 
 
 def usage_table(devices):
-    """Lowest, mean and highest value of every metric over all samples and devices; of a counter what it came to."""
+    """Lowest, mean and highest value of each metric over all samples and devices; totals of counters."""
     rows = (_extremes(metric, known, devices) for metric in METRICS if (known := _measuring(metric, devices)))
     return make_table("Every metric over all samples", EXTREMES, rows)
 
@@ -233,7 +233,7 @@ def _extremes(metric, known, devices):
 
 
 def usage_chart(devices):
-    """The use of the hardware over time, or None: a line for each GPU or process."""
+    """Hardware use over time, a line for each GPU or process, or None without samples."""
     drawn = [(metric, chosen) for metric in METRICS if metric.unit and (chosen := _measuring(metric, devices))]
     if not drawn:
         return None
@@ -256,7 +256,7 @@ def usage_chart(devices):
 
 
 def over_time(devices, column):
-    """A frame of pandas: running seconds, without pauses between attempts, → a column of each device. Means of at most PARTS stretches."""
+    """A DataFrame with a column per device, indexed by running seconds without pauses between attempts; means over at most PARTS intervals."""
     import pandas  # loads slowly
 
     frame = pandas.DataFrame({place: pandas.Series(device.values[column]) for place, device in enumerate(devices)})

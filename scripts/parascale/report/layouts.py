@@ -1,11 +1,11 @@
-"""Layouts and settings of runs in words: whatever two runs do differently, their words differ."""
+"""Layouts and settings of runs in words. Runs that differ in them get different words."""
 
 from parascale.report import numbers
 from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.run import SENT
 
-# Fields of a layout that are said otherwise; what is on neither list is said by its name.
+# Fields of a layout that are described elsewhere; fields in neither SAID nor WORDS are described by their names.
 SAID = ("nodes", "gpus_per_node", "idle_gpus", *DEGREES, "micro_batches", "schedule")
 WORDS = {
     "compile": "compiled",
@@ -17,11 +17,11 @@ WORDS = {
     "step": "gradients scattered once a step",
     "sync_batch_norm": "batch norm of each rank",
 }
-ZERO_1 = dict.fromkeys(("reshard_after_forward", "reduce"), "ZeRO-1")  # both together
+ZERO_1 = dict.fromkeys(("reshard_after_forward", "reduce"), "ZeRO-1")  # the two settings together
 
 
 def degrees_text(run):
-    """How the work is split: `dp 2 × tp 2`, `pp 4, 8 micro-batches, 1F1B`, with what is not the default."""
+    """How the work is split: `dp 2 × tp 2`, `pp 4, 8 micro-batches, 1F1B`, and settings that differ from the default."""
     layout = run.layout
     parts = [" × ".join(f"{axis} {degree}" for axis, degree in layout.dimensions.items()) or "one process"]
     if layout.pp > 1:
@@ -29,7 +29,7 @@ def degrees_text(run):
     return ", ".join(dict.fromkeys([*parts, *_schedule(layout), *switches(run)]))
 
 
-def _schedule(layout):  # even the default is said of a pipeline
+def _schedule(layout):  # named for a pipeline even if it is the default
     return [layout.schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
 
 
@@ -48,7 +48,7 @@ def switches(run):
         *((schedule, schedule != known["schedule"].field.default) for schedule in _schedule(layout)),
         (f"{layout.idle_gpus} of {layout.gpus_per_node} idle", layout.idle_gpus),
         (run.precision, run.precision != "fp32"),
-        # All of them are on or off, or have a word; what nobody decided, as in a run that no table held, is off.
+        # Each is on, off or has words. None counts as off: undecided, as in a run that no table held.
         *(
             (
                 (layout.pp == 1 and layout.zero_1 and ZERO_1.get(name))
@@ -73,17 +73,17 @@ def switches(run):
 
 
 def named(name, run, more=()):
-    """The name of a run, with what differs from the default, and more words about it."""
+    """The name of a run with its switches and the words in `more` in brackets."""
     words = dict.fromkeys([*switches(run), *more])
     return f"{name} ({', '.join(words)})" if words else name
 
 
 def strategy_word(run):
-    """The name of the strategy on the page, whatever the stage that trains it: `ddp` on any number of nodes, `dp × tp`."""
+    """Name of the strategy on the page, regardless of the stage that trains it: `ddp` on any number of nodes, `dp × tp`."""
     strategy = {"multi_node": "ddp", "hybrid": None, "three_d": None}.get(run.strategy, run.strategy)
     return strategy or " × ".join(run.layout.dimensions)
 
 
 def kind_of_run(run):
-    """Common label of the runs of one line in a figure, whatever their size: the strategy and its switches."""
+    """Label of a line in a figure, shared by runs of any size: the strategy and its switches."""
     return ", ".join(dict.fromkeys([strategy_word(run), *_schedule(run.layout), *switches(run)]))

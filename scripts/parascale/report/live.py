@@ -1,4 +1,4 @@
-"""Runs under way as one table, followed through their files as these grow. Nothing is written, and no job is asked anything."""
+"""A live table of running trainings, from the files that they write. Only reads; never contacts a job."""
 
 import json
 import time
@@ -12,20 +12,20 @@ from parascale.report import numbers
 from parascale.report.records import SILENT_SECONDS, found_runs
 from parascale.settings.workload import work_unit
 
-RECENT = 20  # last steps that give the rate
-TAIL = 1 << 16  # bytes that hold them
+RECENT = 20  # steps from which the rate is computed
+TAIL = 1 << 16  # bytes to read from the end of the file for them
 COLUMNS = ("run", "step", "loss", "rate", "left", "core-hours", "state")
 
 
 class Live:
-    """A run under way as last seen. recent: its last lines of steps, and one before them; steps: of the whole run, or None."""
+    """A running training as last read. recent: the last RECENT step lines and one before them; steps: of the whole run, or None."""
 
     def __init__(self, name, folder):
         self.name, self.files, self.described, self.attempts, self.lease = name, RunFolder(folder), {}, [], None
         self.recent, self.last, self.step, self.steps = [], {}, 0, None
 
     def update(self):
-        """Read what is there. Files that are not there yet, or are being replaced, are read next time."""
+        """Read the files. Missing ones, and ones that are being replaced, are read the next time."""
         self.described = _known(self.files.record) or self.described
         self.attempts = _known(self.files.attempts, read_json_lines) or self.attempts
         self.lease = _known(self.files.lease)
@@ -34,13 +34,13 @@ class Live:
         self.step, self.steps = self.last.get("step", 0), self.described.get("steps")
 
     def state(self, now):
-        """running, silent (its writer has given no sign for a minute), stopped, failed or starting."""
+        """`starting`, `running`, `silent` (no sign of life for a minute), or the last attempt's outcome (`stopped`, `failed`)."""
         if not self.attempts or self.attempts[-1].get("outcome"):
             return self.attempts[-1]["outcome"] if self.attempts else "starting"
         return "silent" if self.lease is None or now - self.lease["time"] > SILENT_SECONDS else "running"
 
     def times_planned(self):
-        """How many times what it was planned to take a run will take in all, at the pace of its last steps; None while that is not known."""
+        """Expected wall time over the planned one, at the pace of the last steps; None while unknown."""
         planned = self.described.get("prediction") or {}
         if not planned.get("wall_seconds") or not self.steps or self.step < 2 * RECENT:  # the first steps are slow
             return None
@@ -49,8 +49,8 @@ class Live:
         return whole / planned["wall_seconds"] if steps else None
 
     def _paced(self):
-        """(seconds, steps, lines) since the earliest of the last lines, or the last attempt's first, which a script's start is part of. A
-        script may record every tenth step."""
+        """(seconds, steps, lines) of the recent lines. Starts after an attempt's first line, since that includes a script's start-up; steps may
+        exceed the number of lines, since a script may record every tenth step."""
         since = max((number for number, line in enumerate(self.recent) if "first" in line), default=0)
         lines = self.recent[since + 1 :]
         steps = self.step - self.recent[since]["step"] if lines else 0
@@ -60,7 +60,7 @@ class Live:
         """Cells for COLUMNS; unknown ones are empty."""
         (seconds, steps, lines), unit = self._paced(), self.last and work_unit(self.last)
         state, cores = self.state(now), (self.described.get("site") or {}).get("cores_per_node")
-        # An open attempt lasts until now, or until its last sign of life.
+        # An open attempt counts until now or, if it is silent, until its last sign of life.
         sign = now if state == "running" else self.lease["time"] if self.lease else 0.0
         wall = sum(each.get("seconds") or max(0.0, sign - each["started"]) for each in self.attempts)
         hours = cores and cores * self.described["settings"]["layout"]["nodes"] * wall / 3600
@@ -81,7 +81,7 @@ def _known(path, read=read_json):
 
 
 def _last_lines(path):
-    """The last steps of a file that grows. A line that is being written waits, and one that is cut at the front is no JSON."""
+    """The last steps in a growing file. Skips the unfinished last line and the first one if it is cut."""
     lines = []
     with open(path, "rb") as handle:
         handle.seek(max(0, path.stat().st_size - TAIL))
@@ -92,7 +92,7 @@ def _last_lines(path):
 
 
 def table(folder):
-    """A table of rich of all runs under way below a folder."""
+    """A rich table of all running trainings below a folder."""
     from rich.table import Table
 
     now, names = time.time(), found_runs(folder.parent)

@@ -1,10 +1,10 @@
-"""The hardware of runs, as their nodes reported it, and where a site's file differs."""
+"""The hardware that nodes reported, and its differences from the site file."""
 
 import re
 
 from parascale.report import numbers
 
-# Firmware and devices keep some of the memory to themselves.
+# Relative tolerance for memory: firmware and devices reserve some.
 SLACK = 0.12
 
 
@@ -22,7 +22,7 @@ def machines_text(record):
 
 
 def contradictions(record):
-    """Differences between the nodes of a run and the file of its site, as the end of a sentence; empty without any."""
+    """Differences between a run's nodes and the site file, as the end of a sentence; empty if there are none."""
     site, said = record.site, {}
     for machine in record.provenance.get("machines") or ():
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
@@ -41,9 +41,9 @@ def contradictions(record):
 
 
 def _named(listed, read):
-    """Whether a GPU's own name has all words of the one that a site gives it: `A100` is an `NVIDIA A100-SXM4-40GB`.
+    """True if the name that the driver reports has all words of the listed one: `A100` matches `NVIDIA A100-SXM4-40GB`.
 
-    Sizes of memory are no such words: they are compared apart, and drivers call the GH200 with 96 GB `NVIDIA GH200 120GB`.
+    Ignores memory sizes, which are compared separately: drivers call the GH200 with 96 GB `NVIDIA GH200 120GB`.
     """
     listed, read = (re.findall(r"[a-z0-9]+", name.lower()) for name in (listed, read))
     return {word for word in listed if not re.fullmatch(r"\d+gb", word)} <= set(read)

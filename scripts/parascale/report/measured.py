@@ -1,4 +1,4 @@
-"""What runs recorded and readers of formats measured, checked while it is read: JSON of a schema, and tables that are CSV files."""
+"""Loads and checks recorded JSON and the CSV tables of format benchmarks."""
 
 import json
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from parascale.errors import DamagedError
 from parascale.files import read_json
 
 SCHEMA_VERSION = 1
-DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged table can end with
-# Columns of texts; all others are of numbers.
+DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError)  # errors that reading a damaged table can raise
+# Columns that hold text; all others hold numbers.
 TEXTS = ("dataset", "format", "access", "cache", "io", "place", "decoder")
 NEEDED = ("format", "access", "cache", "place", "decoder", "samples_per_second", "inodes", "bytes", "write_seconds")
-FACTS = ("unit", "format", "advice", "machine")  # of the JSON beside a table of readings
+FACTS = ("unit", "format", "advice", "machine")  # keys of the JSON file that belongs to a table
 
 
 def read_record(path, read=read_json):
-    """What `read` makes of a file; DamagedError that names it where it is missing, too."""
+    """Return read(path). Raises DamagedError also if the file is missing."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -26,12 +26,12 @@ def read_record(path, read=read_json):
 
 
 def typed(kind, path):
-    """A `kind` from a file of JSON. Keys that it does not know are passed over."""
+    """Load a JSON file as the dataclass `kind`, ignoring unknown keys. Raises DamagedError."""
     values = read_record(path)
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise DamagedError(f"{path}: not of schema_version {SCHEMA_VERSION}")
     try:
-        # As JSON again: strictly, pydantic takes a mapping for a dataclass from JSON alone.
+        # Converted back to JSON because in strict mode pydantic accepts a mapping for a dataclass only from JSON.
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
@@ -40,7 +40,7 @@ def typed(kind, path):
 
 
 def tables_in(folder, names=None):
-    """The tables `<name>.csv` in a folder, of the `names` that have one, in that order; without names of all, sorted."""
+    """Paths of the existing `<name>.csv` in a folder, in the order of `names`; without names all, sorted."""
     if names is None:
         names = sorted(path.stem for path in folder.glob("*.csv"))
     return [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
@@ -48,9 +48,9 @@ def tables_in(folder, names=None):
 
 @dataclass(frozen=True)
 class Readings:
-    """How fast formats of the dataset `name` are read: a frame of pandas, None where it cannot be read, which `note` says.
+    """Reading speeds of the formats of dataset `name`, as a DataFrame. If the table is damaged, frame is None and `note` says why.
 
-    unit: what a sample is (images, windows); format: the one that `advice` recommends; machine: the node that read.
+    unit: name of samples (images, windows); format: the one that `advice` recommends; machine: the node that measured.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Readings:
 
 
 def load_readings(results, names=None):
-    """The Readings of the datasets `names`, in that order, or of all that were measured, by name."""
+    """Load the Readings of the datasets `names`, in that order, or of all measured ones, sorted."""
     return tuple(map(_load, tables_in(Path(results) / "loaders", names)))
 
 
 def _load(path):
-    """A file that cannot be read does not stop the report."""
+    """Load a table. A damaged one does not stop the report."""
     import pandas  # loads slowly
 
     try:

@@ -1,4 +1,4 @@
-"""Figures as people read them. None becomes an empty text: unknown is never shown as 0."""
+"""Formats numbers for people. None becomes an empty string: an unknown value is never shown as 0."""
 
 TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 SIZES = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
@@ -6,12 +6,12 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def significant(value, digits=3):
-    """`digits` significant digits, thousands separated, no exponent: 12,300 and 0.0123."""
+    """`digits` significant digits with thousands separators and no exponent: 12,300 and 0.0123."""
     if value is None:
         return ""
     if value == 0:
         return "0"
-    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # once the value is rounded
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # after rounding
     decimals = max(0, digits - 1 - exponent)
     return f"{value:,.{decimals}f}"
 
@@ -26,7 +26,7 @@ def whole(value):
 
 
 def short(value):
-    """A large number as people say it: `5.24 M`, `48.9 k`, `812`."""
+    """A large number with an SI prefix: `5.24 M`, `48.9 k`, `812`."""
     if value is None:
         return ""
     if abs(value) < 10_000:
@@ -51,7 +51,7 @@ def duration(seconds):
 
 
 def time_unit(seconds):
-    """(seconds, name) of the unit in which an axis of about `seconds` counts."""
+    """(seconds, name) of the time unit for an axis of length `seconds`."""
     return next(entry for entry in TIME_UNITS if seconds >= 2 * entry[0] or entry[0] == 1.0)
 
 
@@ -67,14 +67,14 @@ def memory(count):
 
 
 def core_hours(hours):
-    """Core-hours, or core-seconds where these are few: `12.3 core-h`, `92 core-s`."""
+    """Core-hours, or core-seconds below 0.1 core-h: `12.3 core-h`, `92 core-s`."""
     if hours is None:
         return ""
     return f"{significant(hours)} core-h" if hours >= 0.1 else f"{significant(3600 * hours, 2)} core-s"
 
 
 def price(predicted):
-    """Core-hours of a prediction with the ends between which 80 of 100 runs are: `12.3 core-h (9.81 to 15.2)`."""
+    """Core-hours of a prediction and the range that contains 80 of 100 runs: `12.3 core-h (9.81 to 15.2)`."""
     hours = predicted.core_hours
     if hours is None:
         return ""
@@ -87,7 +87,7 @@ def price(predicted):
 
 
 def energy(joules):
-    """Joules, or kilowatt-hours where there are many: `532 J`, `1.24 kWh`."""
+    """Joules, or kilowatt-hours from 36 kJ: `532 J`, `1.24 kWh`."""
     if joules is None:
         return ""
     return f"{significant(joules)} J" if joules < 36_000 else f"{significant(joules / 3.6e6)} kWh"
@@ -98,7 +98,7 @@ def percent(fraction):
 
 
 def share(fraction):
-    """A fraction as a percentage with three digits, however small."""
+    """A fraction as a percentage with three significant digits."""
     return "" if fraction is None else f"{significant(100 * fraction)} %"
 
 
@@ -119,6 +119,6 @@ def plural(count, word):
 
 
 def aligned(rows):
-    """Rows of texts as lines whose columns stand below one another."""
+    """Rows of strings as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

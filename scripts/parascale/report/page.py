@@ -1,4 +1,4 @@
-"""The page: templates filled with what a Report holds, and the files of `results/report/`."""
+"""Renders the page of a Report from templates and writes the files of `results/report/`."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ NOTHING = (
 
 
 def render_page(report):
-    """The whole page as one text of HTML that asks for no other file."""
+    """Render the page as self-contained HTML."""
     return render(
         "comparison.html",
         report=report,
@@ -46,14 +46,14 @@ def render(template, **values):
     strict = {"autoescape": template.endswith(".html"), "undefined": jinja2.StrictUndefined}
     loader = jinja2.PackageLoader("parascale.report")
     made = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
-    # Escaped text, in which `names` between backticks are marked as code.
+    # Escapes text and turns `names` in backticks into <code>.
     made.filters["quoted"] = lambda text: Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))
     return made.get_template(template).render(**values)
 
 
 def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its comparisons and warnings as a terminal shows them, its CSV files and `figures/*.svg`
-    below the folder `output`, each whole or not at all."""
+    """Write `index.html`, `verdict.txt` (comparisons and warnings for a terminal), the CSV files and `figures/*.svg` into the folder
+    `output`, each file atomically."""
     output = Path(output)
     for name in figures.FIGURES:
         drawn = figures.chart(report, name) or chart.empty(name)
@@ -66,7 +66,7 @@ def write_report(report, output):
 
 
 def _charts(report, verdict):
-    """The two figures of a workload, in the colours that its runs have on the whole page."""
+    """The two figures of a workload; runs keep their colours of the whole page."""
     records = tuple(record for record in report.records if record.name in verdict.runs)
     experiments = tuple(each for each in report.experiments if each.first.name in verdict.runs)
     alone = dataclasses.replace(report, records=records, experiments=experiments)
@@ -75,7 +75,7 @@ def _charts(report, verdict):
 
 
 def _subtitle(report):
-    """Machines, the day of the last run, the commit, how many runs finished, and how many are the same."""
+    """Sites, day of the last run, commit, number of finished runs, and how many of them train the same."""
     done = report.done
     sites = sorted({record.site.title or record.site.name for record in done})
     days = sorted(attempt["end"][:10] for record in done for attempt in record.attempts if attempt.get("end"))
@@ -88,7 +88,7 @@ def _subtitle(report):
 
 
 def warnings(report):
-    """Warnings at the very top: runs that compute something other than their baseline, or on another machine than named."""
+    """Warnings for the top of the page: runs that compute something else than their baseline, or ran on another machine than the site's."""
     elsewhere = grouped(report.done, contradictions)
     said = [
         f"{shorten_list([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text
@@ -96,6 +96,6 @@ def warnings(report):
     alone = {each.name for each in report.records if each.run and each.run.layout.world_size == 1}
     for record in filter(is_different, report.records):
         wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"
-        found = f"; `parascale parity explain {record.name}` finds where they part" * (record.parity.baseline in alone)
+        found = f"; `parascale parity explain {record.name}` finds where they first differ" * (record.parity.baseline in alone)
         said.append(f"{wrong}. Do not compare its cost{found}.")
     return said

@@ -1,6 +1,6 @@
-"""The parts folded below the comparison: parity's numbers, memory, loss, quality, formats, checkpoints and origins.
+"""The folded parts below the comparison: parity, memory, loss, quality, formats, checkpoints and provenance.
 
-To add a part, write a function of a Report that returns a Section and name it in PARTS; one that holds nothing is left out.
+To add a part, write a function that turns a Report into a Section and add it to PARTS. Empty Sections are left out.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from parascale.report.tables import RUN, Column, columns, make_table
 
 @dataclass(frozen=True)
 class Section:
-    """words: sentences above its charts and tables; notes: a list below them."""
+    """A folded part of the page. words: sentences above its charts and tables; notes: a list below them."""
 
     identity: str
     title: str
@@ -33,7 +33,7 @@ def parts(report):
 
 
 def figure(name, title):
-    """A function of a Report that makes the Section of a figure alone."""
+    """A function that turns a Report into a Section with a single figure."""
     return lambda report: Section(name, title, charts=tuple(filter(None, [figures.chart(report, name)])))
 
 
@@ -48,14 +48,14 @@ PARITY = (
 )
 SAME = (
     "Each comparable layout trained a few extra steps from the same start as its baseline. `same` is about these "
-    "short exact runs: layouts add sums in other orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
+    "short exact runs: layouts sum in different orders, so over a whole training, in its own precision, final losses may end slightly apart. A difference is the "
     "largest over the steps.",
 )
 ALLOWED = {"loss": "in a loss", "grad_norm": "in a gradient norm", "weights": "in a tensor of weights"}
 
 
 def parity(report):
-    """Parity of each run with its baseline, what is allowed, and why a run is not the same."""
+    """Parity of each run with its baseline, the tolerances, and the reasons for other verdicts than `same`."""
     checked = [record for record in report.records if record.parity is not None]
     allowed, reasons = {}, []
     for name, found in ((record.name, record.parity) for record in checked):
@@ -88,7 +88,7 @@ EXAMPLES = (RUN, *columns(document="Document", reference="Reference", summary="S
 
 
 def quality(report):
-    """Losses of every run, ROUGE of summaries with examples, accuracy of classes, and what was left out of the data."""
+    """Losses and accuracies of all runs, ROUGE and examples of summaries, and samples that were left out."""
     rouge = "Summaries of the test split: mean F1 with the references"
     tables = (
         of_runs(report, "Losses and accuracies", QUALITY, report.done).known(),
@@ -100,7 +100,7 @@ def quality(report):
 
 
 def _scores(report):
-    """Both searches, and the first words of the document, which any summariser must beat."""
+    """Rows for beam search, greedy search and the document's first words, which a summariser must beat."""
     for record in (record for record in report.done if record.summaries):
         found = record.summaries
         writers = {"beam": f"{found['beams']} beams", "greedy": "greedy search"}
@@ -109,7 +109,7 @@ def _scores(report):
 
 
 def _examples(report):
-    """Of the first summariser of each workload."""
+    """Example summaries of the first summariser of each workload."""
     known = [record for record in report.done if record.summaries.get("examples")]
     for record, *_ in grouped(known, lambda record: record.run.workload.name).values():
         yield from ({"run": record.name, **example} for example in record.summaries["examples"])
@@ -127,7 +127,7 @@ def _exclusions(report):
 
 # --- data formats and checkpoints
 
-# How a format is read: access, cache, and whether into tensors.
+# Way of reading a format → (access, cache, True if decoded into tensors).
 WAYS = {"random": ("random", "warm", False), "sequential": ("sequential", "warm", False)}
 WAYS |= {"cold": ("random", "cold", False), "decoded": ("random", "warm", True)}
 RATES = {"random": "At random", "sequential": "In order", "cold": "Cold, at random", "decoded": "File to tensor"}
@@ -138,7 +138,7 @@ FORMATS = (
     Column("inodes", "Inodes", numbers.whole),
     Column("write_seconds", "Written in", numbers.duration),
 )
-# Those with a title are on the page, all of them in `checkpoints.csv`.
+# The page shows columns with a title; `checkpoints.csv` has all.
 FORMS = (
     *(RUN, Column("layout", "From layout"), Column("form", "To form", below="dtype"), Column("dtype")),
     Column("bytes", "Size", numbers.memory),
@@ -157,7 +157,7 @@ COPIES = (
 
 
 def formats(report):
-    """How fast each format of a dataset is read, what it costs to write, and which to take."""
+    """Reading speed, size and writing time of each format, and the recommended one."""
     known = [each for each in report.readings if each.frame is not None]
     words = tuple(f"`{each.name}`: {each.advice} Measured on {each.machine.get('cpu')}." for each in known)
     notes = tuple(each.note for each in report.readings if each.note)
@@ -165,7 +165,7 @@ def formats(report):
 
 
 def _formats_table(readings):
-    """The fastest way of each kind of reading from the disk."""
+    """A row per format, with its highest rate from disk for each of WAYS."""
     frame = readings.frame
     disk, table = frame[frame["place"] == "disk"], frame.groupby("format", sort=False).first()
     for name, (access, cache, decoded) in WAYS.items():
@@ -177,13 +177,13 @@ def _formats_table(readings):
 
 
 def conversions_table(report):
-    """A row for each form that a run's checkpoint was converted into."""
+    """A row for each converted checkpoint."""
     caption = "From the layout that trained, into the form that was written"
     return make_table(caption, FORMS, map(_form, report.conversions), report.series)
 
 
 def checkpoints(report):
-    """Converted checkpoints: the layout that trained, the form that was written, and whether it is the same model."""
+    """Converted checkpoints: layout that trained, form that was written, and the check that both are the same model."""
     return Section("checkpoints", "Checkpoints in other forms", COPIES, tables=(conversions_table(report),))
 
 
@@ -201,7 +201,7 @@ ORIGIN += columns(hosts="Hosts", versions="Versions")
 
 
 def provenance(report):
-    """By what code and on what: a row for runs of which all is the same."""
+    """Code, machine and versions; runs of the same origin share a row."""
     known = [record for record in report.records if record.provenance]
     groups = grouped(known, lambda record: tuple(_origin(record).items()))
     rows = [dict(origin) | {"run": shorten_list([each.name for each in some], 6)} for origin, some in groups.items()]

@@ -1,4 +1,4 @@
-"""What the production runs of a scaling study cost, need and write, from its points."""
+"""Cost, memory and storage of a scaling study's production runs, from its points."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from parascale.settings.study import Production
 from parascale.telemetry import read_samples, sample_files
 from parascale.telemetry import total as total_of
 
-Part = tuple[str, int, float]  # what, how often in a run, seconds of one
+Part = tuple[str, int, float]  # name, count in a run, seconds each
 ENDS = ("", "_low", "_high")
 HOURS = {"hours": "Hours a run", "node_hours": "Node-h", "gpu_hours": "GPU-h", "core_hours": "Core-h"}
 RUNS = (Column("name", "Run"), *columns(numbers.whole, runs="Runs"), *SIZE, *columns(layout="Layout"))
@@ -41,8 +41,8 @@ FILES += (*columns(numbers.duration, saving="Saving", startup="A start"), *colum
 
 
 def priced(study: StudyReport) -> list[Row]:
-    """A row for each production run, and one for each smaller size that would do its work sooner; of a size that nothing tells of, its size
-    alone. At last their sum."""
+    """A row for each production run and for each smaller size that would do the same work faster, then their sum. A run whose size has no
+    point gets no costs."""
     found, by_run = [], {row["run"]: row for row in reversed(study.rows)}
     for asked, point in study.ladders.production:
         row = by_run.get(point.runs[0].run, {})
@@ -52,7 +52,7 @@ def priced(study: StudyReport) -> list[Row]:
         for other in study.rows if STEP[0] in row else ():
             less = other["kind"] == row["kind"] and other["gpus"] < row["gpus"] and STEP[0] in other
             steps = [each["samples_per_step"] or (row["kind"] == "strong") for each in (other, row)] if less else [0, 1]
-            share = steps[0] / (steps[1] or 1)  # of a script that does not say: unknown unless all do the same
+            share = steps[0] / (steps[1] or 1)  # unknown for a script that records no samples, except in strong scaling
             if less and other[STEP[0]] < share * row[STEP[0]]:
                 sooner = replace(
                     asked, name=f"{asked.name}, on {other['gpus']:,}", steps=math.ceil(asked.steps / share)
@@ -70,7 +70,7 @@ def priced(study: StudyReport) -> list[Row]:
 
 
 def _priced(study: StudyReport, asked: Production, row: Row) -> Row:
-    """A production run where `row` tells of the size. The range of its hours is that of its steps."""
+    """The row of a production run whose size has the point `row`. The range of hours covers only the steps."""
     parts, runs, workload = parts_of(study, asked.steps, row), asked.runs, study.ladders.row.workload
     beside, often = sum(number * each for _, number, each in parts[1:]), {name: number for name, number, _ in parts}
     each = row | vars(asked) | {"nodes": row["nodes"], "parts": parts}
@@ -86,21 +86,21 @@ def _priced(study: StudyReport, asked: Production, row: Row) -> Row:
     record = max(study.done, key=lambda done: (done.name == row["run"], done.gpus), default=None)
     kept, best = _saved(study, record) if record else ([], 0)
     size = sum(kept) or row.get("state_bytes")
-    if record and kept:  # each process of ours writes a file
+    if record and kept:  # our trainings write one file per process
         more = row["spread"].world_size - record.run.layout.world_size
         each["files"] = len(kept) + (0 if workload.is_script else more)
     else:
         best = row.get("best_bytes") or 0
     if size:
         each |= {"bytes": size, "held": size + best, "left": size + best, "left_all": runs * (size + best)}
-    if size and not workload.is_script:  # while it saves, it holds one more than it keeps
+    if size and not workload.is_script:  # while saving, it holds one checkpoint more than it keeps
         each["held"] += workload.training.keep * size
         each["written"] = often["saves"] * size + often.get("evaluations", 0) * best
     return each
 
 
 def parts_of(study: StudyReport, steps: int, row: Row) -> list[Part]:
-    """The Parts of a run, its steps first. At the limit of its partition a job ends, and the run starts again."""
+    """The Parts of a run, steps first. A job ends at the partition's time limit and the run restarts."""
     evaluations, saves = _on_the_way(study.ladders.row.workload, steps, steps * row[STEP[0]])
     once = {name: (row.get(f"{name}_seconds") or 0.0) for name in ("startup", "evaluation", "saving")}
     found = [("steps", steps, row[STEP[0]])]
@@ -113,7 +113,7 @@ def parts_of(study: StudyReport, steps: int, row: Row) -> list[Part]:
 
 
 def tables(study: StudyReport) -> tuple[Table, Table, Table]:
-    """Of the production runs: their cost, and what that rests on; how the time of a run adds up; what they need and write."""
+    """Tables of the production runs: cost and its basis, parts of the time of a run, memory and storage."""
     rows, title = priced(study), f"{study.ladders.name}: production runs"
     found = []
     for row in (row for row in rows if "parts" in row):
@@ -127,7 +127,7 @@ def tables(study: StudyReport) -> tuple[Table, Table, Table]:
 
 
 def files_of(study: StudyReport) -> Table:
-    """What each point read and wrote, and needed of its node."""
+    """Table of files, traffic and memory of a node for each point."""
     found = []
     for record in study.done:
         timing, starts, (kept, _) = record.timing, max(1, len(record.attempts)), _saved(study, record)
@@ -141,25 +141,25 @@ def files_of(study: StudyReport) -> Table:
 
 
 def input_shares(study: StudyReport) -> list[float]:
-    """The part of its job in which each point waited for data or saved, the smallest first; of those that tell."""
+    """Fraction of each job spent waiting for data or saving, sorted, for points that recorded it."""
     told = [(record, phases_of(record).get("data")) for record in study.done if record.summary.wall_seconds]
     return sorted((read + (of.timing.saving or 0.0)) / of.summary.wall_seconds for of, read in told if read is not None)
 
 
 def restarted(study: StudyReport) -> tuple[int, float | None]:
-    """(restarts of the points that started again, the mean seconds of their starts); None without such points."""
+    """(number of restarts of all points, mean seconds of a start of restarted points or None)."""
     again = [record for record in study.done if len(record.attempts) > 1 and record.timing.startup]
     starts = sum(len(record.attempts) for record in again)
     return starts - len(again), sum(record.timing.startup for record in again) / starts if again else None
 
 
 def _of_node(study: StudyReport, gpus: int, nodes: int, process: int | None) -> int | None:
-    """Bytes that all processes of a node need, at most; one machine may play all nodes."""
+    """Upper bound of the bytes that the processes of a node need; one machine may play all nodes."""
     return process and process * (gpus if study.site.plays_nodes else gpus // nodes)
 
 
 def _saved(study: StudyReport, record: RunRecord) -> tuple[list[int], int]:
-    """Bytes of each file of a finished run's checkpoint, and of its best weights together."""
+    """(bytes of each file of a finished run's checkpoint, total bytes of its best weights)."""
     files = RunFolder(study.results / record.name)
     manifests = (folder / "checkpoint.json" for folder in (files.checkpoint, files.folder / "best"))
     found = (read_record(path)["files"].values() if path.is_file() else () for path in manifests)
@@ -168,7 +168,7 @@ def _saved(study: StudyReport, record: RunRecord) -> tuple[list[int], int]:
 
 
 def _on_the_way(workload: Any, steps: int, seconds: float) -> tuple[int, int]:
-    """(evaluations, saves) of a training of so many steps, the last of both at its end; a script's are in its steps."""
+    """(evaluations, saves) of a training, including those at its end. For scripts (0, 0), as their steps include them."""
     if workload.is_script:
         return 0, 0
     training = workload.training

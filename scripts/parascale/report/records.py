@@ -1,6 +1,6 @@
-"""Records of runs, loaded and checked: `results/runs/*`, `results/parity/*` and, for the unfinished, `work/runs/*`.
+"""Loads and checks the records of runs in `results/runs/*`, `results/parity/*` and, for unfinished runs, `work/runs/*`.
 
-A record that cannot be read does not stop the report: its run is shown as missing, with a note that names the file.
+An unreadable record does not stop the report: the run is shown as missing, with a note that names the file.
 """
 
 import functools
@@ -28,7 +28,7 @@ BESIDE = ("evaluation_seconds", "checkpoint_seconds")
 
 @dataclass(frozen=True)
 class Summary:
-    """`summary.json`: seconds, bytes, joules; losses in nats; `work` in tokens or images."""
+    """Contents of `summary.json`: seconds, bytes, joules; losses in nats; `work` in tokens or images."""
 
     work: int | None
     work_unit: str
@@ -60,10 +60,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Curve:
-    """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
+    """Columns of `steps.jsonl`: `seconds` is the training time up to the end of a step, `losses` are in nats.
 
-    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on; beside:
-    seconds between them; saves: how often it saved.
+    evaluations: (index into the columns, validation loss). phases: total seconds of each phase of steps. beside: total seconds of
+    evaluation and saving between steps. saves: number of saves.
     """
 
     steps: array
@@ -77,7 +77,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ParityVerdict:
-    """`verdict.json` of a run's parity run."""
+    """Contents of a parity run's `verdict.json`."""
 
     baseline: str
     verdict: str
@@ -94,10 +94,10 @@ class ParityVerdict:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the report knows it. What is not known is None, never 0.
+    """A run as the report knows it. Unknown values are None, never 0.
 
-    status: done, failed, running or missing. notes: what a reader must know about this row. prediction: what the plan
-    predicted before the run started, frozen into its record. summaries: what its summariser wrote, and its ROUGE.
+    status: done, failed, running or missing. notes: remarks to show with the run. prediction: the plan from before the run
+    started, as saved in its record. summaries: examples and ROUGE of its summaries.
     """
 
     name: str
@@ -115,36 +115,35 @@ class RunRecord:
 
     @property
     def done(self):
-        """The run finished and its figures can be read."""
+        """True if the run finished and its record is readable."""
         return self.status == "done"
 
     @functools.cached_property
     def timing(self):
-        """Where the time of a finished run went, and the range of its training time."""
+        """The Timing of a finished run."""
         return timing_of(self.summary, self.curve, self.attempts)
 
     @property
     def gpus(self):
-        """GPUs that the run holds, idle ones included: what is paid for."""
+        """Number of GPUs that are paid for, idle ones included."""
         return self.run.layout.nodes * self.run.layout.gpus_per_node
 
     @property
     def gpu_word(self):
-        """The name of one of them on the run's machine."""
+        """`GPU`, or `process` on a site without GPUs."""
         return "GPU" if self.site is not None and self.site.device == "cuda" else "process"
 
     @property
     def cores(self):
-        """Cores that are charged while the run lasts, or None."""
+        """Number of charged cores, or None if unknown."""
         cores = self.site.cores_per_node
         return None if cores is None else cores * self.run.layout.nodes
 
 
 def load_records(results, work, names=None, project=None):
-    """The records of the runs in `names`, in that order, or of every run that is found, by name.
+    """Load the records of the runs in `names`, in that order, or of all runs found, sorted by name.
 
-    results, work: the folders `results/` and `work/`. project: what its run table says of a run stands in for a record that
-    is not there.
+    results, work: the folders `results/` and `work/`. project: fills in settings from its run table for runs without a record.
     """
     results, work = Path(results), Path(work)
     if names is None:
@@ -157,7 +156,7 @@ def load_records(results, work, names=None, project=None):
 
 
 def _completed(record, project, submitted):
-    """A record with what the project knows of a run that left none. submitted: run → ids of its jobs."""
+    """Fill in what the project knows of a run that has no record. submitted: run → Slurm job ids."""
     if record.run is None and record.name in project.right:
         record = replace(record, run=project.right[record.name], site=project.site)
     if record.status == "missing" and record.name in submitted:
@@ -167,9 +166,9 @@ def _completed(record, project, submitted):
 
 
 def found_runs(*roots):
-    """Names of the runs that left something in `runs/` below one of these folders, `ddp-2` before `ddp-16`."""
+    """Names of the runs with a folder in `runs/` below one of the roots, in natural order (`ddp-2` before `ddp-16`)."""
     names = {entry.name for root in roots for entry in Path(root).glob("runs/*/")}
-    # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
+    # Folders with a leading dot are being written; superseded ones were set aside for a newer run of the same name.
     shown = (name for name in names if name[0] != "." and ".superseded" not in name)
     return sorted(shown, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(20), name))
 
@@ -227,7 +226,7 @@ def _unfinished(name, folder):
 
 
 def _progress(folder, attempts, curve):
-    """(status, words) of an unfinished run, from its last attempt and, while that is open, its writer's sign of life."""
+    """(status, words) of an unfinished run, from its last attempt and, if that is open, its lease."""
     reached = f"step {curve.steps[-1]:,}" if curve and len(curve.steps) else "no step yet"
     outcome = attempts[-1].get("outcome") if attempts else None
     if outcome == "failed":
@@ -242,7 +241,7 @@ def _progress(folder, attempts, curve):
 
 
 def _described(path):
-    """Fields of a RunRecord that `run.json` gives."""
+    """Fields of a RunRecord from `run.json`."""
     values = read_record(path)
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
@@ -258,7 +257,7 @@ def _described(path):
 
 
 def load_curve(path):
-    """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
+    """Load the Curve from a `steps.jsonl`. Lines without a finite loss add time but no point."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
     elapsed, phases, beside, saves = 0.0, Counter(), Counter(), 0
     try:

@@ -1,4 +1,4 @@
-"""A scaling study: the rows of its tables, from the records of its points and, where there are none, from predictions."""
+"""Rows for the tables of a scaling study, from records of its points or, for points without one, from predictions."""
 
 import itertools
 import statistics
@@ -24,11 +24,11 @@ from parascale.settings import Site
 from parascale.settings.study import Ladders, Point
 from parascale.telemetry import read_samples, sample_files
 
-ENOUGH = 0.75  # the efficiency that forms ask for
-# Parts of a step's time → phases of the record: all of them.
+ENOUGH = 0.75  # efficiency that application forms require
+# Column → phases of the record; together they cover the whole step.
 SHARES: dict[str, tuple[str, ...]] = {"compute": ("forward", "backward")}
 SHARES |= {name: (name,) for name in ("communication", "data", "bubble", "optimizer", "other")}
-# What a plan rests on, and what says a charge, in plain words.
+# Basis of a plan, or source of a charge → plain words.
 RESTS = {"formula": "formulas alone", "fit": "other runs on this machine", "probe": "runs of this workload"}
 RESTS |= {"history": "finished runs like it", "record": "the run's record", "sacct": "Slurm's accounting"}
 OF_JOBS = (
@@ -46,8 +46,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """Core-hours of a point, of all its repeats; None is unknown. planned: before it started; 80 of 100 such points cost between low and
-    high. basis: of the plan. charged: to all jobs of it that source knows."""
+    """Core-hours of all repeats of a point; None is unknown. planned: before it started; 80 of 100 such points cost between low and high.
+    basis: of the plan. charged: total over its jobs, according to source."""
 
     point: Point
     planned: float | None
@@ -60,9 +60,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """rows: of each ladder, the smallest first; `points.csv` has some of their columns. notes: what a reader must know. records: by the names
-    of runs, as they were left. costs: of each point that is trained. facts: title → text that no record holds. results: folder of the
-    finished runs. longest: hours of a job; None: as long as it takes."""
+    """A scaling study. rows: of each kind of scaling, smallest size first; `points.csv` has some of their columns. notes: remarks for the
+    reader. records: run name → record. costs: of each trained point. facts: title → text that is in no record. results: folder of
+    finished runs. longest: time limit of a job in hours; None: no limit."""
 
     ladders: Ladders
     site: Site
@@ -79,13 +79,13 @@ class StudyReport:
         return [record for record in self.records.values() if record.done]
 
     def of(self, word: str) -> str:
-        """Whose the figures of a table are. word: what repeats are combined to."""
+        """Title suffix that says how repeats are combined. word: `mean` or `sum`."""
         repeats = self.ladders.study.repeats
         return f"{word} of {repeats} repeats" if repeats > 1 else "one run a point"
 
 
 def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, Row]) -> list[Cost]:
-    """The costs of a StudyReport. plans, charges: by the names of runs, predictions and what `plan.ledger` compares."""
+    """Costs for a StudyReport. plans: run name → prediction; charges: run name → row of `plan.ledger.compare`."""
     found = []
     for points in grouped(ladders.points, lambda point: point.runs[0].run).values():
         names = [run.run for run in points[0].runs]
@@ -99,19 +99,19 @@ def costs_of(ladders: Ladders, plans: Mapping[str, Row], charges: Mapping[str, R
 
 
 def placed(charged: float | None, low: float | None, high: float | None) -> str | None:
-    """Where a charge lies in the range of its plan."""
+    """Position of a charge relative to the plan's range, or None if unknown."""
     if charged is None or low is None or high is None:
         return None
     return "below" if charged < low else "above" if charged > high else "within"
 
 
 def _price(plan: Row, end: str) -> float | None:
-    """Core-hours of a prediction, or at an end of its range."""
+    """Core-hours of a prediction. end: `wall_seconds`, or `wall_low` or `wall_high` for an end of the range."""
     return plan["core_hours"] * plan[end] / plan["wall_seconds"] if plan.get("wall_seconds") else None
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """Their sum, which is unknown where one of them is."""
+    """Sum of the values; None if one of them is None."""
     listed = [*values]
     return None if None in listed else sum(listed)  # type: ignore[arg-type]
 
@@ -119,8 +119,8 @@ def total(values: Iterable[float | None]) -> float | None:
 def rows_of(
     ladders: Ladders, records: dict[str, RunRecord], results: Path, forecasts: Mapping[str, Row]
 ) -> tuple[list[Row], list[str]]:
-    """(rows, notes) of a StudyReport. records: by the names of runs. forecasts: by the same names, what is predicted: STEP, `work` of a sample,
-    `flops_per_token`, and what stands in other columns."""
+    """(rows, notes) for a StudyReport. records: by run name. forecasts: run name → predicted STEP, `work` of a sample, `flops_per_token` and
+    further columns."""
     rows: list[Row] = []
     found_of = {name: _findings(record, results) for name, record in records.items()}
     disturbed = {name for name, said in found_of.items() if any(each.disturbs for each in said)}
@@ -131,7 +131,7 @@ def rows_of(
             if done := [records[run.run] for run in point.runs if run.run in records and records[run.run].done]:
                 counted = (_counted(record, ladders.study.warmup, results) for record in done)
                 measured[name] = point, Member(tuple(counted))
-        if any(member.first.curve is None for _, member in measured.values()):  # then whole jobs are compared, of all
+        if any(member.first.curve is None for _, member in measured.values()):  # then compare whole jobs
             for name, (point, member) in measured.items():
                 whole = (replace(records[each.name], curve=None) for each in member.records)
                 measured[name] = point, Member(tuple(whole))
@@ -151,7 +151,7 @@ def rows_of(
 
 
 def _findings(record: RunRecord, results: Path) -> list[Finding]:
-    """What stands out about a run: that it did not finish; what cost it time."""
+    """The Findings of a run that matter for a study: it did not finish, or something cost it time."""
     if not record.done:
         return [Finding("failed", f"{'; '.join((record.status, *record.notes))}.", "")]
     found = findings(record, read_samples(sample_files(results / record.name)))
@@ -159,7 +159,7 @@ def _findings(record: RunRecord, results: Path) -> list[Finding]:
 
 
 def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
-    """A record as if its first steps had not been; without a curve where a script recorded no more than those."""
+    """A record without its first `warmup` steps; without a curve if a script recorded no later ones."""
     lines = read_record(RunFolder(results / record.name).steps, read_json_lines)[warmup:]
     unit = record.run.workload.unit
     if not lines:
@@ -177,16 +177,16 @@ def _counted(record: RunRecord, warmup: int, results: Path) -> RunRecord:
 
 
 def _placed(point: Point) -> Row:
-    """Where a point was trained, and in which layout."""
+    """Columns that name a point: run, size and layout."""
     run = point.runs[0]
     words = degrees_text(replace(run, scaling="strong"))  # the table says the kind
     return {"run": run.run, "nodes": point.layout.nodes, "gpus": point.gpus, "layout": words, "spread": point.layout}
 
 
 def _predicted(point: Point, said: Row, base: Row) -> Row:
-    """The row of a point that a forecast stands in for. base: of the smallest point; empty: this one is it."""
+    """The row of a point that has only a forecast. base: row of the smallest point; empty if this is it."""
     batch, work = point.runs[0].global_batch, said["work"]
-    if "step_seconds_median" in base:  # measured: what a sample counted
+    if "step_seconds_median" in base:  # measured: use its work per sample
         work = base["rate"] * base["step_seconds_mean"] / base["samples_per_step"]
     rate, *ends = (work * batch / said[name] for name in (STEP[0], STEP[2], STEP[1]))
     first, growth = base.get("rate", rate), point.gpus / base.get("gpus", point.gpus)
@@ -205,18 +205,18 @@ def _predicted(point: Point, said: Row, base: Row) -> Row:
 
 
 def _gains(gains: list[float], growth: float) -> Row:
-    """Speed-up and efficiency with their ranges. gains: the speed-up, its lowest and its highest."""
+    """Columns of speed-up and efficiency with their ranges. gains: speed-up, its lowest and its highest value."""
     named = dict(zip(("", "_low", "_high"), gains, strict=True))
     found = {f"speedup{end}": gain for end, gain in named.items()}
     return found | {f"efficiency{end}": gain / growth for end, gain in named.items()} | {"growth": growth}
 
 
 def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
-    """The kind of a script's one ladder, empty where it is none, and a sentence on what tells it."""
+    """(kind of scaling of a script's points, empty if neither; a sentence that says why)."""
     if any(record.curve is None for record in records):
         return (
             "strong",
-            "The script records no step after the warm-up: whole jobs are compared, start and end included.",
+            "The script records no step after the warm-up: whole jobs are compared, including start and end.",
         )
     if any(record.summary.work is None for record in records):
         return "strong", "The script records no `samples`: times are compared as if each point did the same work."
@@ -226,13 +226,13 @@ def _kind_of_script(records: list[RunRecord]) -> tuple[str, str]:
         if max(values) <= 1.001 * min(values):
             return (
                 kind,
-                f"The script, which is not told `{{scaling}}`, records the same samples a {same}: it is called {kind}.",
+                f"The script does not use `{{scaling}}`, but records the same samples per {same}: its scaling is {kind}.",
             )
-    return "", "The script records neither the same samples a step nor the same a process: no efficiency follows."
+    return "", "The script records neither the same samples per step nor per process: there is no efficiency."
 
 
 def _as_kind(kind: str, record: RunRecord) -> RunRecord:
-    """A record whose run says how its batch came about, as comparisons ask for."""
+    """A record whose run names the kind of scaling and, for weak scaling, the batch per rank, as comparisons need it."""
     run: Any = replace(record.run, scaling="weak" if kind == "weak" else "strong")
     if kind == "weak" and not run.workload.is_script:
         training = run.workload.training
@@ -244,7 +244,7 @@ def _as_kind(kind: str, record: RunRecord) -> RunRecord:
 def _ladder(
     kind: str, placed: list[tuple[Point, Member]], records: dict[str, RunRecord], notes: list[str]
 ) -> list[Row]:
-    """Rows of the points that were measured, the smallest first, which the others are compared with."""
+    """Rows of the measured points, smallest first; the others are compared with the smallest."""
     rows: list[Row] = []
     members = [replace(each, records=tuple(_as_kind(kind, record) for record in each.records)) for _, each in placed]
     experiment, head = Experiment(kind, tuple(members)), members[0].first
@@ -262,12 +262,12 @@ def _ladder(
     gpus, cores = [member.first.gpus for member in members], [held_cores(member.first) for member in members]
     if head.site.device == "cpu" and any(c * gpus[0] < n * cores[0] for n, c in zip(gpus, cores, strict=True)):
         said = (", ".join(map(str, each)) for each in (gpus, cores))
-        notes.append("{} processes compute with {} cores: efficiency counts processes.".format(*said))
+        notes.append("{} processes use {} cores: efficiency counts processes.".format(*said))
     return rows
 
 
 def _row(point: Point, member: Member, records: dict[str, RunRecord]) -> Row:
-    """What is known of a point. Times of steps are without warm-up; memory, use, energy and core-hours are of whole jobs."""
+    """The row of a measured point. Step times exclude warm-up; memory, utilisation, energy and core-hours cover whole jobs."""
     first, run = member.first, point.runs[0]
     summary, time, flops = first.summary, member.time, first.prediction.get("flops_per_token")
     row = _placed(point) | {"work_unit": summary.work_unit}

@@ -1,4 +1,4 @@
-"""The tables of a scaling study, each once: the page shows them, `study.md` and `study.tex` hold them."""
+"""The tables of a scaling study, for the page, `study.md` and `study.tex`."""
 
 from dataclasses import replace
 
@@ -32,13 +32,13 @@ COST += (*columns(place="In that range", source="Charge says"),)
 
 
 def headed(study: StudyReport, columns: tuple[Column, ...]) -> list[Column]:
-    """Columns whose GPUs are processes where the site has CPUs alone."""
+    """Columns with headings that say processes instead of GPUs on a site with only CPUs."""
     titles = {} if study.site.device == "cuda" else PROCESSES
     return [replace(each, title=titles.get(each.name, each.title)) for each in columns]
 
 
 def ladders(study: StudyReport) -> dict[str, Table]:
-    """Kind → the table of its ladder."""
+    """Kind of scaling → table of its points."""
     found, site = {}, study.site
     for kind, rows in grouped(study.rows, lambda row: row["kind"]).items():
         for row in rows:
@@ -56,14 +56,14 @@ def ladders(study: StudyReport) -> dict[str, Table]:
 
 
 def use(study: StudyReport) -> tuple[Table, Table]:
-    """Of each measured point: where the time of a step went; memory, energy and times of its job."""
+    """Two tables of the measured points: parts of a step's time; memory, energy and times of the job."""
     measured = [row for row in study.rows if row["basis"] == "measured"]
     shares, jobs = (make_table("", headed(study, columns), measured).known() for columns in (USE, JOBS))
     return shares, jobs
 
 
 def costs(study: StudyReport) -> Table:
-    """A row for each point that is trained, and their sum: core-hours planned and charged."""
+    """Table of planned and charged core-hours: a row per trained point, then the sum."""
     kinds = grouped(study.rows, lambda row: row["run"])
     found, hours = [], ("planned", "low", "high", "charged", "node_hours", "gpu_hours")
     for cost in study.costs:
@@ -71,7 +71,7 @@ def costs(study: StudyReport) -> Table:
         said = [row["kind"] for row in kinds.get(cost.point.runs[0].run, ())] or [cost.point.kind]
         each = vars(cost) | {"run": cost.point.runs[0].run, "nodes": layout.nodes, "gpus": cost.point.gpus}
         each |= {"kind": ", ".join(filter(None, said)), "place": placed(cost.charged, cost.low, cost.high)}
-        whole = study.site.charges == "whole_nodes"  # else a job may have had some of the cores
+        whole = study.site.charges == "whole_nodes"  # otherwise a job may have used only some of the cores
         node = cost.charged / study.site.cores_charged(layout.nodes) if cost.charged and whole else None
         each |= {"node_hours": node and node * layout.nodes, "gpu_hours": node and node * cost.point.gpus}
         found.append(each)

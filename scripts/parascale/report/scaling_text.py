@@ -1,4 +1,4 @@
-"""A scaling study as a proposal wants it: `points.csv`, a figure, and its tables and facts as Markdown, as LaTeX and on the page."""
+"""Output of a scaling study for a proposal: `points.csv`, a figure, and tables and facts as Markdown, LaTeX and on the page."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from parascale.report.tables import Column, Table, make_table
 
 POINTS = ("study", "kind", "nodes", "gpus", "basis", "samples_per_step", *TIMES, "rate", "speedup", "efficiency")
 POINTS += ("startup_seconds", "peak_memory_bytes", "core_hours")
-NARROW = 6  # columns that a page of paper has room for; tables of more are made smaller in LaTeX
+NARROW = 6  # columns that fit on a printed page; LaTeX scales wider tables down
 LATEX = {
     **{each: f"\\{each}" for each in "&%$#_{}"},
     **{"\\": "\\textbackslash{}", "~": "\\~{}", "^": "\\^{}"},
@@ -32,7 +32,7 @@ LATEX = {
 
 
 def write_study(study: StudyReport, folder: Path) -> None:
-    """Write `points.csv`, `scaling.svg`, `scaling.pdf`, `study.md` and `study.tex` into a folder, each whole or not at all."""
+    """Write `points.csv`, `scaling.svg`, `scaling.pdf`, `study.md` and `study.tex` into a folder, each atomically."""
     drawn, record = chart(study), next(iter(study.done), None)
     files.write_text(folder / "points.csv", make_table("", map(Column, POINTS), study.rows).csv)
     files.write_text(folder / "scaling.svg", drawn.file)
@@ -48,7 +48,7 @@ def write_study(study: StudyReport, folder: Path) -> None:
 
 
 def part(studies: list[StudyReport]) -> Section:
-    """The folded section of the page."""
+    """The folded Section of all studies for the page."""
     made = (
         table for study in studies for table in (*ladders(study).values(), costs(study), production.tables(study)[0])
     )
@@ -58,7 +58,7 @@ def part(studies: list[StudyReport]) -> Section:
 
 
 def notes(study: StudyReport) -> list[str]:
-    """Those of a study. First sizes where strong and weak scaling contradict one another."""
+    """Notes of a study, first on sizes where strong and weak scaling contradict each other."""
     found, apart, word = [], [], "GPU" if study.site.device == "cuda" else "process"
     grown = [row for row in study.rows if row["basis"] == "measured" and row.get("growth", 1.0) > 1]
     for rows in grouped(grown, lambda row: row["gpus"]).values():
@@ -75,7 +75,7 @@ def notes(study: StudyReport) -> list[str]:
 
 
 def _software(origin: dict[str, Any]) -> str:
-    """What a training was computed with, each with its version and, where that is recorded, its licence."""
+    """Software of a training, with versions and, if recorded, licences."""
     licences = origin.get("licences") or {}
     found = {name: version for name, version in (origin["versions"] or {}).items() if version}
     used = {name: found[name] for name in found if not licences or name in licences or name not in DISTRIBUTIONS}
@@ -90,7 +90,7 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(markdown: str) -> str:
-    """The Markdown of a study as LaTeX: headings, a picture, tables, lists and paragraphs."""
+    """Convert a study's Markdown to LaTeX: headings, a picture, tables, lists and paragraphs."""
     made = ["% Needs \\usepackage{graphicx}."]
     for block in markdown.strip().split("\n\n"):
         head, _, rest = block.partition(" ")
@@ -117,7 +117,7 @@ def _tex(text: str) -> str:
 
 
 def chart(study: StudyReport) -> Chart:
-    """Speed-up of each ladder, the ideal, 75 %, and the sizes of production runs."""
+    """Speed-up for each kind of scaling, with lines for the ideal, 75 % and the sizes of production runs."""
     drawn = [row for row in study.rows if row.get("speedup")]
     marks = {point.gpus: each.name for each, point in study.ladders.production}
     groups = grouped(drawn, lambda row: row["kind"])
@@ -132,8 +132,8 @@ def chart(study: StudyReport) -> Chart:
         for row in drawn
     )
     caption = (
-        "Against the smallest size that was measured. Dotted: ideal; dashed: 75 %. Hollow: predicted. Cross: disturbed. "
-        "Whiskers: range, of a prediction that of 80 of 100 such runs."
+        "Relative to the smallest measured size. Dotted: ideal; dashed: 75 %. Hollow: predicted. Cross: disturbed. "
+        "Whiskers: range; for predictions, of 80 of 100 such runs."
     )
     name = study.ladders.name
     return (

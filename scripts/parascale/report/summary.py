@@ -1,4 +1,4 @@
-"""Every figure of a run that is one number, and how those that no record holds are computed: the columns of `summary.csv`."""
+"""The columns of `summary.csv`: every figure of a run that is a single value, recorded or derived."""
 
 import math
 
@@ -12,8 +12,8 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 LAYOUT = ("nodes", "world_size", *DEGREES)
 SPLITS = ("train", "validation", "test")
 PARTS = ("weights", "gradients", "optimizer", "activations", "process")
-TASKS_WITH_PERPLEXITY = ("language_model", "summarisation")  # where the loss is a mean over tokens
-# Column → name in Timing: seconds.
+TASKS_WITH_PERPLEXITY = ("language_model", "summarisation")  # their loss is a mean over tokens
+# Column, in seconds → field of Timing.
 TIMING = {
     "training_seconds": "training",
     "training_seconds_low": "low",
@@ -40,13 +40,13 @@ def runs_table(report):
 
 
 def of_runs(report, caption, columns, records, more=None):
-    """A Table with a row for each record, of what the main table knows; more: function of a record to a mapping of what else."""
+    """A Table with a row for each record, with values from `row_of`. more(record): mapping of further values."""
     rows = (row_of(report, record) | (more(record) if more else {}) for record in records)
     return make_table(caption, (RUN, *columns), rows, report.series)
 
 
 def row_of(report, record):
-    """A mapping of COLUMNS. What is not there is unknown or does not apply."""
+    """Column → value for COLUMNS. A missing value is unknown or does not apply."""
     comparison, parity = report.comparisons.get(record.name), record.parity
     row = {"run": record.name, "status": record.status}
     if record.run is not None:
@@ -63,14 +63,14 @@ def row_of(report, record):
 
 
 def stands_out(record, comparison):
-    """Findings, in few words; the run's own page says more."""
+    """Findings in few words; the run's own page has the sentences."""
     ranked = unranked(record) if record.done else ""
     said = [finding.short for finding in findings(record, (), comparison) if finding.short]
     return [f"not ranked: {ranked}", *said] if ranked else said
 
 
 def figures_of(record):
-    """Measurements of a finished run, and figures derived from them."""
+    """Measured and derived figures of a finished run."""
     summary, timing, joules = record.summary, record.timing, record.summary.energy_joules
     figures = vars(summary) | {name: getattr(timing, part) for name, part in TIMING.items()}
     figures |= {f"{part}_memory_bytes": value for part, value in summary.memory.items()}
@@ -86,17 +86,16 @@ def figures_of(record):
 
 
 def perplexity(record, loss):
-    """exp(loss) where the task has one and it can be written down, else None."""
+    """exp(loss), or None if the task has no perplexity or it is too large to show."""
     if loss is None or record.run.workload.task not in TASKS_WITH_PERPLEXITY or loss > 50:
         return None
     return math.exp(loss)
 
 
 def model_flops_utilisation(record):
-    """Achieved over peak rate of the GPUs that work (Chowdhery et al. 2022, arXiv:2204.02311), or None.
+    """Achieved over peak FLOP rate of the GPUs in use (Chowdhery et al. 2022, arXiv:2204.02311), or None.
 
-    Wants the training FLOPs of a token, or of an image, from the run's prediction and the site's peak rate in the run's
-    precision.
+    Needs the prediction's training FLOPs of a token or image, and the site's peak rate in the run's precision.
     """
     peak = record.site.peak_tflops.get(record.run.precision)
     flops = record.prediction.get("flops_per_token")

@@ -1,4 +1,4 @@
-"""Tables: a list of columns, and a frame of pandas that holds their values; the page and the CSV beside it come from both."""
+"""Tables: columns and a DataFrame with their values, from which the page and the CSV files are made."""
 
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """name: of its values in rows, CSV and page. title: its heading; without one the page has no such column.
+    """A column. name: key in rows, CSV and page. title: heading; without one the page leaves the column out.
 
-    shown: writes a number that is known, with its unit; a column without it is of texts. The others are names of values of the same row:
-    text, words that stand for the value; below, a second line; kind, of its tag; link, a page; bar, a part of the cell's width.
+    shown: formats a known number with its unit; without it the column holds text. The other fields are keys into the same row: text to
+    show instead of the value; below, a second line; kind of its tag; link to a page; bar, as a fraction of the cell's width.
     """
 
     name: str
@@ -28,24 +28,24 @@ class Column:
 
 
 def columns(shown=None, **titles):
-    """Columns that are written alike: name → title."""
+    """Columns with the same format, given as name=title."""
     return [Column(name, title, shown) for name, title in titles.items()]
 
 
 RUN = Column("run", "Run")
 
 
-# On the page. text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
+# A cell on the page. text: as shown. value: exact, for sorting and for programs. figure: name of the value. small: second line.
 Cell = namedtuple("Cell", "text value figure small kind link bar")
-# A row for one run; its first cell is the header. series: number of the run's colour, where it has one.
+# A row on the page; its first cell is the header. series: colour number of the run or None.
 Row = namedtuple("Row", "run cells series faded")
 
 
 @dataclass(frozen=True)
 class Table:
-    """The caption says what the rows are. frame: what rows hold; None is unknown. series: run → number of its colour.
+    """A table. caption: says what the rows are. frame: values of the rows; None is unknown. series: run → colour number.
 
-    `run` in it names the run of a row, else the first column does; `case` tells figures of several rows of a run apart; `faded` rows are grey.
+    The key `run` names the run of a row (default: the first column), `case` distinguishes rows of the same run, `faded` rows are grey.
     """
 
     caption: str
@@ -73,12 +73,12 @@ class Table:
         return len(self.frame)
 
     def known(self):
-        """Without the columns in which nothing is known."""
+        """The table without columns that hold no known value."""
         return replace(self, columns=tuple(each for each in self.columns if self.frame[each.name].notna().any()))
 
 
 def make_table(caption, columns, rows, series=None):
-    """A Table of rows: mappings by the columns' names, and more."""
+    """Build a Table. rows: mappings from column names, and other keys, to values."""
     import pandas  # loads slowly
 
     columns, rows = tuple(columns), list(rows)

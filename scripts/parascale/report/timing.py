@@ -1,9 +1,9 @@
-"""Where the time of a run went, how sure its training time is, and whether it may be ranked.
+"""Where the time of a run went, the uncertainty of its training time, and reasons not to rank it.
 
-A run's own uncertainty is the spread of blocks: its steps are cut into ten stretches, and the range reaches from the quickest to the
-slowest, each as if the whole training had gone like it. That is wider than a t-interval or a bootstrap over the blocks. Both take
-blocks for independent draws and shrink with their number, but what disturbs a machine (other jobs, clocks, a filesystem) often
-outlasts a block, so another run may meet throughout what this one met for a while. Repeats, where there are some, replace it.
+The uncertainty of a single run is the spread of ten blocks of its steps: the range from the fastest to the slowest block, each scaled to
+the whole training. This is wider than a t-interval or a bootstrap over blocks, which treat blocks as independent and shrink with
+their number. Disturbances (other jobs, clocks, a filesystem) often outlast a block, so a whole other run may be as slow as
+this run's slowest block. If a run was repeated, the range of the repeats is used instead.
 """
 
 import itertools
@@ -11,19 +11,19 @@ import statistics
 from dataclasses import dataclass
 
 BLOCKS = 10
-WARM_STEPS = 3  # of an attempt, which may compile or allocate
-WARM = 1.5  # times the median: what such a step took above the median is no training
-SHARED = 0.1  # part of the wanted cores; less is a shell, a monitor
-# First what computes nothing, so that a bar of them all shows its share.
+WARM_STEPS = 3  # first steps of an attempt, which may compile or allocate
+WARM = 1.5  # if such a step takes more than this × the median, its excess over the median is not training time
+SHARED = 0.1  # fraction of the cores; other programs that take less are a shell or a monitor
+# Phases that compute nothing come first, so that a stacked bar shows their total.
 PHASES = ("communication", "bubble", "data", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a finished run. What is not known is None.
+    """Seconds of a finished run; None is unknown.
 
-    training: the steps, without `compilation`, which is what the first ones took longer than the median. low, high: range of
-    `training`. startup: what is left of the wall time, start, loading and the end.
+    training: all steps without `compilation`, the excess of the first steps over the median. low, high: range of `training`. startup: the
+    rest of the wall time: start, loading and end.
     """
 
     training: float
@@ -36,7 +36,7 @@ class Timing:
 
 
 def timing_of(summary, curve, attempts):
-    """The Timing of a finished run; curve: None where its steps cannot be read."""
+    """The Timing of a finished run. curve: None if its steps cannot be read."""
     if curve is None or not len(curve.seconds):
         return Timing(summary.seconds, summary.seconds, summary.seconds)
     steps, compilation = step_seconds(curve, attempts)
@@ -44,7 +44,7 @@ def timing_of(summary, curve, attempts):
     count = min(BLOCKS, len(steps))
     edges = [block * len(steps) // count for block in range(count + 1)]
     means = [statistics.fmean(steps[start:end]) * len(steps) for start, end in itertools.pairwise(edges)]
-    # Steps without a finite loss are in the summary alone: the range is of the training as the summary counts it.
+    # The curve lacks steps without a finite loss; scale the range to the training time in the summary, which counts them.
     scale = training / sum(steps) if sum(steps) else 1.0
     beside = {name: curve.beside.get(f"{name}_seconds", 0.0) for name in ("evaluation", "checkpoint")}
     wall = summary.wall_seconds
@@ -54,7 +54,7 @@ def timing_of(summary, curve, attempts):
 
 
 def step_seconds(curve, attempts) -> tuple[list[float], float]:
-    """(seconds of each step, the first of each attempt cut down to the median; the seconds that this takes away)."""
+    """(seconds of each step, with slow first steps of attempts cut to the median; total seconds cut)."""
     steps, numbers = [after - before for before, after in itertools.pairwise((0.0, *curve.seconds))], curve.steps
     usual = statistics.median(steps)
     firsts = {attempt.get("first_step") for attempt in attempts} | {numbers[0]}
@@ -68,8 +68,8 @@ def step_seconds(curve, attempts) -> tuple[list[float], float]:
 
 
 def phases_of(record):
-    """Phase → seconds of all steps. They are rank 0's, but the wait for other stages is that of the mean rank: every figure then says what
-    the table of bubbles says. One process talks to nobody: what it spends on that is other work."""
+    """Phase → total seconds of all steps. Phases are those of rank 0, except for the bubble, which is the mean over ranks and so agrees with the
+    table of bubbles. In a run of one process, time counted as communication is moved to `other`."""
     summary = record.summary
     phases = (summary and summary.phases) or (record.curve and record.curve.phases) or {}
     if record.run is not None and record.run.layout.world_size == 1:
@@ -83,13 +83,13 @@ def phases_of(record):
 
 
 def spent(record):
-    """Phase → mean seconds a step of a finished run, of those that were measured."""
+    """Phase → mean seconds per step of a finished run, for measured phases."""
     seconds, steps = phases_of(record), max(record.summary.steps, 1)
     return {phase: seconds[phase] / steps for phase in PHASES if phase in seconds}
 
 
 def unranked(record):
-    """Why a run is shown and not ranked, in words; empty for one whose time says what its layout does."""
+    """Why a run is shown but not ranked, in words; empty if its time reflects its layout."""
     layout, wanted, there = record.run.layout, wanted_cores(record), cores_there(record)
     if wants_too_much(record):
         computing = f"{layout.world_size} processes" if wanted == layout.world_size else f"{wanted} threads"
@@ -100,29 +100,29 @@ def unranked(record):
 
 
 def wants_too_much(record):
-    """Whether a run computes with more cores than its machines have."""
+    """True if a run on CPUs wants more cores than its machines have."""
     return record.site.device == "cpu" and wanted_cores(record) > cores_there(record)
 
 
 def cores_there(record):
-    """Cores of the machines that a run was on. Its nodes may have been processes of a single machine."""
+    """Cores of a run's machines. A single machine may have played all nodes."""
     machines = len(set(record.provenance.get("hosts") or ())) or record.run.layout.nodes
     return machines * (record.site.cores_per_node or 1)
 
 
 def held_cores(record):
-    """Cores that a run can compute with on CPUs: those that it wants, as far as its machines have them."""
+    """Cores that a run on CPUs can use: the wanted ones, or fewer if its machines have fewer."""
     return min(wanted_cores(record), cores_there(record))
 
 
 def wanted_cores(record):
-    """Cores that a run's threads want on CPUs, over all nodes."""
+    """Number of threads of a run on CPUs, over all nodes."""
     layout = record.run.layout
     return layout.world_size * record.site.threads_of(layout)
 
 
 def cores_taken(record):
-    """Cores that others kept busy of those that a run computes with, where that is more than a trifle; None otherwise."""
+    """Cores that other programs took from a run on CPUs; None if unknown or at most SHARED of its cores."""
     busy, site = record.summary and record.summary.other_cores_busy, record.site
     if busy is None or site.device != "cpu":
         return None

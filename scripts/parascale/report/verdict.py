@@ -1,4 +1,4 @@
-"""The verdict of each workload: which configuration is best for time, for core-hours and for memory, in a sentence and a table."""
+"""The verdict for each workload: the best configurations by time, core-hours and memory, as sentences and a table."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from parascale.report.timing import cores_there, wanted_cores
 
 @dataclass(frozen=True)
 class Aim:
-    """A quantity to minimise: `spread` of a Member. badge: name of the best one; ranked: leave out members that are not ranked by time."""
+    """A quantity to minimise. spread: function of a Member; badge: word for the best one; ranked: exclude members that are not ranked by time."""
 
     badge: str
     spread: Callable
@@ -27,7 +27,7 @@ def training_core_hours(member):
     return cores and Spread(*(seconds * cores / 3600 for seconds in (time.mean, time.low, time.high)))
 
 
-MOST_LINES = 8  # of a workload, on a terminal
+MOST_LINES = 8  # lines per workload on a terminal
 AIMS = (
     Aim("fastest", lambda member: member.time),
     Aim("cheapest", training_core_hours),
@@ -45,9 +45,9 @@ RANKING = (
 
 @dataclass(frozen=True)
 class Winner:
-    """The best configuration for an aim: the baseline, or one that is measurably below it.
+    """The best configuration for an aim: the baseline, or one that is measurably better.
 
-    alike: other configurations that no measured difference tells from the best one; worse: whether there are any more.
+    alike: configurations without a measurable difference from the best one; worse: True if there are others.
     """
 
     aim: Aim
@@ -58,7 +58,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One workload: a Table of RANKING of its runs, sentences on the fastest configuration and what that rests on, and the winners."""
+    """The verdict for a workload. table: its runs by RANKING; sentences: on the fastest configuration; basis: sentences on how it was decided."""
 
     name: str
     title: str
@@ -70,12 +70,12 @@ class Verdict:
 
     @property
     def identity(self):
-        """The name as a part of an anchor."""
+        """The name in a form that is valid in an HTML id."""
         return re.sub(r"[^\w-]", "-", self.name)
 
 
 def verdicts(report):
-    """The Verdict of each workload. Only runs that do the same work are set against each other."""
+    """The Verdict for each workload. Only runs that do the same work are compared."""
     named = grouped(report.records, lambda record: record.run.workload.name if record.run else "without a record")
     return [_verdict(report, name, records) for name, records in named.items()]
 
@@ -97,7 +97,7 @@ def _winners(experiment):
 
 
 def _apart(low, high):
-    """Whether the first Spread is measurably below the second."""
+    """True if the Spread `low` is measurably below `high`."""
     return is_less(low.mean, low.high, high.mean, high.low)
 
 
@@ -107,7 +107,7 @@ def _winner(aim, rivals):
     if baseline is None or not baseline.mean or len(ranked) < 2:
         return None
     ranked.sort(key=lambda entry: entry[0].mean)
-    # Not the lowest mean alone: that of a disturbed run may be no different from the baseline's, and a steadier one's is.
+    # The lowest mean may belong to a noisy run that does not differ measurably from the baseline, while a steadier one does.
     value, best = next((entry for entry in ranked if _apart(entry[0], baseline)), (baseline, head))
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
@@ -115,7 +115,7 @@ def _winner(aim, rivals):
 
 
 def _sentence(experiment, winners):
-    """The fastest, and members that do not differ clearly from it."""
+    """A sentence on the fastest member and those that do not clearly differ from it."""
     head = experiment.members[0]
     if head.unranked:
         return f"Nothing is ranked: baseline `{head.label}`: {head.unranked}. Measure it again."
@@ -123,7 +123,7 @@ def _sentence(experiment, winners):
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = shorten_list([f"`{member.label}`" for member in winner.alike], most=4)
-    mean, alike = (" by its mean", f"; no clear difference to {alike}") if alike else ("", "")
+    mean, alike = (" by its mean", f"; no clear difference from {alike}") if alike else ("", "")
     best, took = winner.best, numbers.duration(winner.best.time.mean)
     if best is head:
         return f"Nothing is measurably faster than the baseline `{head.label}` ({took}){alike}."
@@ -132,10 +132,10 @@ def _sentence(experiment, winners):
 
 
 def _basis(experiments):
-    """Sentences on what a verdict rests on."""
+    """Sentences on how a verdict was decided."""
     if experiments:
         spread = "Ranges span blocks of a run's steps or, where it was repeated, its repeats."
-        yield f"{spread} Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
+        yield f"{spread} Two runs differ if their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
     for record in (experiment.first for experiment in experiments if experiment.first.site.charges == "whole_nodes"):
         used, there, what = record.run.layout.gpus_per_node, record.site.gpus_per_node or 0, "GPUs"
         if record.site.device == "cpu":
@@ -146,9 +146,8 @@ def _basis(experiments):
 
 
 def _table(report, title, records, winners, strong):
-    """All runs of a workload: what is ranked, the fastest first; then what is not, with the reason; then what is not finished.
-
-    Beside one another stands what shares a baseline."""
+    """All runs of a workload: ranked ones, fastest first, then unranked ones with the reason, then unfinished ones. Runs with the same
+    baseline are grouped."""
     names = {record.name for record in records}
     members = [member for member in report.members if member.first.name in names]
     best = {}
@@ -177,7 +176,7 @@ def _row(report, member, experiment, longest, badges):
     said = [f"not compared: {compared.reason}"] if compared.reason and not is_different(record) else []
     said += [f"each process at {numbers.percent(gain)} of the rate"] if gain and not strong else []
     said += [*stands_out(record, compared), *caveats(record, True)]
-    said += [*(f"measured otherwise: {words}" for words in otherwise if words), *record.notes]
+    said += [*(f"measured differently: {words}" for words in otherwise if words), *record.notes]
     return heading(record, member.label, said, report.jobs.get(record.name)) | {
         "training_seconds": time.mean,
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
@@ -191,7 +190,7 @@ def _row(report, member, experiment, longest, badges):
 
 
 def heading(record, label, notes, page=None):
-    """The beginning of a row of RANKING. notes: what is said below the layout; page: of the run's own."""
+    """The first values of a row of RANKING. notes: remarks shown below the layout; page: link to the run's page."""
     extent = f"{layouts.degrees_text(record.run)}; {layouts.hardware_text(record)}" if record.run else ""
     checked = record.parity.verdict if record.parity else "not checked" if record.done else ""
     row = {"run": label, "label": label, "first": record.name, "page": page, "extent": extent, "checked": checked}
@@ -199,7 +198,7 @@ def heading(record, label, notes, page=None):
 
 
 def lines(verdict):
-    """A Verdict as a terminal shows it: its configurations, the fastest first; where it is not ranked, why."""
+    """A Verdict as lines for a terminal: configurations, fastest first, and why some are not ranked."""
     rows = [(verdict.title, "", *(column.title for column in RANKING[1:]), "Best")]
     for row, values in zip(verdict.table.rows, verdict.table.frame.to_dict("records"), strict=True):
         said = "; ".join(filter(None, (values["badge"], values["notes"] if row.faded else "")))
