@@ -226,7 +226,7 @@ def test_weights_that_differ_in_their_middle_are_others(tmp_path):
 
 
 def test_bad_folders_are_named(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"training\.window = 33 is longer than the 32 places"):
+    with pytest.raises(ConfigError, match=r"training\.window = 33 is longer than the 32 positions"):
         build(folder, window=33)
     with pytest.raises(DataError, match=r"the data has 102 different tokens, but the model 101; make the data"):
         build(folder, vocabulary=102)
