@@ -81,11 +81,7 @@ def _found(place_of, *of):
     try:
         path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
-    except (
-        ParascaleError,
-        OSError,
-        metadata.PackageNotFoundError,
-    ):  # folder and environment variables may be elsewhere
+    except (ParascaleError, OSError, metadata.PackageNotFoundError):  # the folder may be on another machine
         return None
 
 

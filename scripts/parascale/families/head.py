@@ -36,9 +36,7 @@ class Head(nn.Linear):
         """`summed_loss` of `parascale.evaluation` for hidden states (…, D) instead of logits, over `divisor`, a number or tensor."""
         weight_VD: Any
         weight_VD, first, group = self.weight if self.copy is None else self.copy(self.weight), 0, None
-        if isinstance(
-            hidden, DTensor
-        ):  # each rank has all hidden states, and a part of the vocabulary and of the gradient
+        if isinstance(hidden, DTensor):  # whole on each rank, while vocabulary and gradient are split
             group = weight_VD.device_mesh.get_group()
             first = share(self.out_features, group.size()) * group.rank()
             weight_VD, hidden = weight_VD.to_local(), hidden.to_local(grad_placements=[Partial()])

@@ -105,7 +105,5 @@ def _along(placement, dimension):
     """A placement restricted to one dimension of the tensor."""
     if getattr(placement, "dim", None) != dimension:
         return Replicate()
-    factor = getattr(
-        placement, "split_factor", None
-    )  # set if FSDP shards a dimension that tensor parallelism has split
+    factor = getattr(placement, "split_factor", None)  # set if FSDP shards what tensor parallelism has split
     return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)

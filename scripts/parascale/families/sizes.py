@@ -155,9 +155,7 @@ class Sizes:
     norm: int = 0  # the final norm
     head: int = 0  # the output layer, even if tied to the embedding
     tied: bool = False
-    cut: bool = (
-        False  # a `pipeline_plan` names the modules before and after the blocks, which are FSDP units unless tied
-    )
+    cut: bool = False  # a `pipeline_plan` names the modules before and after the blocks: FSDP units unless tied
     unit: float = 1.0  # the largest FSDP unit, as a fraction of a block
     block_flops: float  # operations of a block's forward pass on one sample
     ends_flops: float  # operations outside the blocks
@@ -165,9 +163,7 @@ class Sizes:
     statistics: int = 0
     targets: int = 1  # labels per sample that count in the loss
     splits_logits: bool = True  # tensor parallelism splits the logits
-    chunked: bool = (
-        True  # the loss computes logits in chunks if `loss_bytes` says so; False: all at once, as other programs do
-    )
+    chunked: bool = True  # the loss computes logits in chunks if `loss_bytes` says so; False: all at once
 
     # Operations of a block, and of everything else including the loss. The flag: `torch.compile` fuses operations.
     block_operations: Callable[[MicroBatch, bool], Operations]

@@ -16,9 +16,7 @@ from parascale.parallel.mesh import Mesh
 
 # Rank of the matrices that PowerSGD sends instead of a gradient; Vogels et al. 2019 train language models with 4.
 POWER_RANK = 4
-EXACT_STEPS = (
-    10  # steps before PowerSGD starts: the first gradients are large, and DDP rebuilds its buckets after step 1
-)
+EXACT_STEPS = 10  # steps before PowerSGD: first gradients are large, and DDP rebuilds its buckets after step 1
 
 
 def replicate(model: nn.Module, mesh: Mesh, sent: str = "none") -> DistributedDataParallel:

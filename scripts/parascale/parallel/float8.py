@@ -19,10 +19,7 @@ from parascale.errors import ConfigError
 from parascale.settings import Run
 from parascale.settings.run import FLOAT8_MULTIPLE
 
-LARGEST, LEAST = (
-    448.0,
-    2.0**-100,
-)  # the largest number in e4m3; lower bound for a row's largest element, which is divided by
+LARGEST, LEAST = 448.0, 2.0**-100  # the largest number in e4m3; lower bound for a row's largest element
 EXPONENT = 0x7F800000  # mask for the exponent bits of an fp32 number
 
 

@@ -94,9 +94,7 @@ def start_processes(device_kind: str, timeout_seconds: float, store: dist.Store 
             {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         )
         if device.type == "cuda":
-            place["device_id"] = (
-                device  # lets NCCL split communicators for groups instead of creating each from scratch
-            )
+            place["device_id"] = device  # lets NCCL split communicators for groups instead of creating new ones
         else:
             disable_wakeup_preemption()
         dist.init_process_group(backend, timeout=timeout, store=store, **place)

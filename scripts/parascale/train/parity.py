@@ -183,9 +183,7 @@ def smallest_gradient(run, steps, checkpoint, precision=None):
     kind = _kind(precision or run.precision)
     elements = sum(shape.numel() for shape, _ in _weights(checkpoint).values())
     optim = run.workload.optim
-    begun = (
-        math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0
-    )  # the moving average started at 0
+    begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # the mean started at 0
     return NOISE * torch.finfo(kind).eps / 2 * applied * begun / math.sqrt(elements)
 
 
@@ -247,9 +245,7 @@ def _judged(weight, tensors, smallest):
         return torch.ones_like(tensors[weight], dtype=torch.bool)
     (name,) = held
     gradients = tensors[name].sqrt() if name.endswith("exp_avg_sq") else tensors[name].abs()
-    return (gradients >= smallest) | (
-        gradients == 0
-    )  # with zero gradients there is no rounding either: the weight is unchanged
+    return (gradients >= smallest) | (gradients == 0)  # zero gradients have no rounding: the weight is unchanged
 
 
 def _weights(folder):

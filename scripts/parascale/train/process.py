@@ -21,12 +21,8 @@ from parascale.train.flight_state import FlightState
 PATIENCE = 30 * 86400.0
 GRACE = 1.5  # multiple of the timeout for a step that waits for no peer
 SLACK = 0.1  # interval between checks, as a fraction of that time
-NOTED = (
-    0.7  # fraction of the timeout after which a rank notes what it is doing; at the full timeout, waiting peers exit
-)
-MOVED_BYTES = (
-    16 << 20
-)  # I/O between checks that counts as progress: only a checkpoint is so large, not logs or device samples
+NOTED = 0.7  # fraction of the timeout after which a rank writes its note; at the full timeout, waiting peers exit
+MOVED_BYTES = 16 << 20  # I/O between checks that counts as progress: checkpoints are so large, logs are not
 
 # The guard is a separate process: while a thread holds the GIL, none of our threads runs. It gets our ticks and counts its own.
 GUARD = """

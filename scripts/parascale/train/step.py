@@ -70,8 +70,7 @@ def local_samples(sampler, first_step, steps, run, mesh):
 def torch_seed(run, step, mesh):
     """The seed for random draws of torch's attention and a user's model in a step: different on each rank, same when resumed.
 
-    Ranks with different heads of the same samples get different seeds only for attention's own masks: a user's model may apply dropout
-    to tensors that all of them hold.
+    Ranks with different heads of the same samples differ only in attention's own masks: a user's model may drop what they all hold.
     """
     apart = run.workload.model.dropout_masks == "per-rank"
     heads = mesh.coordinate("tp") + run.layout.tp * mesh.coordinate("cp") if apart else 0

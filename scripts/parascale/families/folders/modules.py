@@ -162,9 +162,7 @@ def pipeline_plan(network):
     units = repeated(network)
     blocks = [name for name in names if f"{name.removeprefix(NETWORK)}.*" in units]
     if len(blocks) != 1:
-        raise Underivable(
-            f"`base_model_pp_plan` must name one list of repeated layers, not {', '.join(blocks) or 'none'}"
-        )
+        raise Underivable(f"`base_model_pp_plan` needs one list of repeated layers, not {', '.join(blocks) or 'none'}")
     for name, _ in network.named_parameters():
         if not any(f"{NETWORK}{name}".startswith(f"{place}.") for place in names):
             raise Underivable(f"`base_model_pp_plan` has no place for `{name}`")

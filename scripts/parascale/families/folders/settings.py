@@ -82,10 +82,7 @@ class Folder(Model):
             raise ConfigError("model.kind = `transformers` needs model.folder, a folder with the model's config.json")
         try:
             described = Pretrained(self.folder, "model.folder").config
-        except (
-            ConfigError,
-            DataError,
-        ):  # the folder may be on another machine, and its environment variables set there
+        except (ConfigError, DataError):  # the folder or its environment variables may be on another machine
             described = {}
         if self.weights:
             refuse_other_forms(self.folder)

@@ -270,9 +270,7 @@ def _flex(name="flex_attention"):
     def called(*given, **named):
         if torch.compiler.is_compiling():
             return compiled(*given, **named)
-        with torch.compiler.set_stance(
-            "default"
-        ):  # even for short batches and a pipeline's first step, which are otherwise eager
+        with torch.compiler.set_stance("default"):  # short batches and a pipeline's first step are otherwise eager
             return compiled(*given, **named)
 
     return called

@@ -108,7 +108,7 @@ def weight_bytes(model, batch):
 
 
 def attention_bytes(model, batch, tokens, window):
-    """Kept by the attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
+    """Kept by attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
     result is kept again as the next layer's input.
 
     In explicit attention, and on GPUs in fp32, keys are repeated for each query head. Explicit attention keeps weights, mask and product.
