@@ -87,7 +87,7 @@ class LiveBytes(TorchDispatchMode):
         self.begin_block(0)
 
     def begin_block(self, products: int) -> None:
-        """Start a block with `products` matrix products. Sets `dear`, the bytes that selective recomputation keeps."""
+        """Start a block with `products` matrix products. `dear` then counts the bytes that selective recomputation keeps."""
         self.products, self.number, self.dear = products, 0, nothing()
         self.last: Any = None
 

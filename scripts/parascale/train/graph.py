@@ -15,7 +15,7 @@ from parascale.families.kind import offer_of
 
 SAMPLES = 2
 OWN_DRAWS = (
-    "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
+    "the model draws random numbers of its own, which differ between layouts. Dropout masks are the same if dropout is an "
     "`nn.Dropout` whose input has the samples as its first dimension"
 )
 WHOLE = 4e8  # up to this many parameters and logits, a model is also tried with real numbers

@@ -166,7 +166,7 @@ ROWS = (
     Check("ulimit -u", lambda seen: limited(resource.RLIMIT_NPROC, 1024), "failure", "each rank starts many threads", LIMITS),
     Check("ulimit -l", lambda seen: limited(resource.RLIMIT_MEMLOCK, FREE_BYTES) if seen.nodes > 1 else "", "failure", "InfiniBand locks its buffers in memory", TROUBLE, "cuda"),
     Check("ulimit -v", lambda seen: limited(resource.RLIMIT_AS, None), "failure", "torch reserves many more addresses than it has memory", LIMITS),
-    Check("ulimit -t", lambda seen: limited(resource.RLIMIT_CPU, None), "failure", "the kernel ends a process that has computed for so many seconds", LIMITS),
+    Check("ulimit -t", lambda seen: limited(resource.RLIMIT_CPU, None), "failure", "the kernel kills a process after this many seconds of CPU time", LIMITS),
     Check("ulimit -f", lambda seen: limited(resource.RLIMIT_FSIZE, None), "failure", "larger files, such as checkpoints, cannot be written", LIMITS),
 )
 # fmt: on
