@@ -103,7 +103,7 @@ class Folder(Model):
             )
         if run.precision == "float8" and (mixture or kind in CONVOLUTIONS):
             raise ConfigError(
-                f"precision float8 needs blocks of nn.Linear only, unlike `{kind}` in {self.folder}: take bf16"
+                f"precision float8 needs blocks of nn.Linear alone, unlike `{kind}` in {self.folder}: take bf16"
             )
         for name in ("hidden_size", "intermediate_size"):
             if run.precision == "float8" and (described.get(name) or 0) % (FLOAT8_MULTIPLE * run.layout.tp):
@@ -113,7 +113,7 @@ class Folder(Model):
         tokens = run.workload.data.pretrained
         if self.weights and tokens != self.folder:
             raise ConfigError(
-                "model.weights = true needs data in the model's own vocabulary: data.text.tokenizer = `pretrained` "
+                "model.weights = true uses the model's own vocabulary: it needs data.text.tokenizer = `pretrained` "
                 f"and the same folder, but model.folder = `{self.folder}` and data.text.pretrained = `{tokens}`"
             )
 

@@ -35,7 +35,7 @@ class Pretrained(Model):
         tokens = run.workload.data.pretrained
         if self.pretrained is None or self.pretrained != tokens:
             raise ConfigError(
-                "model.kind = `pretrained` needs data in its own vocabulary: data.text.tokenizer = `pretrained` and "
+                "model.kind = `pretrained` uses its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
                 f"the same folder, but model.pretrained = `{self.pretrained}` and data.text.pretrained = `{tokens}`"
             )
         refuse_other_forms(self.pretrained)
