@@ -38,7 +38,7 @@ def prepare(blocks: list[Any], run: Run, device: torch.device) -> None:
         if not any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
             continue
         if type(module).forward is not nn.Linear.forward or any(each % size for each in module.weight.shape):
-            raise ConfigError(f"precision float8 needs nn.Linear in multiples of {size}; `{name}` is not: take bf16")
+            raise ConfigError(f"precision float8 needs nn.Linear in multiples of {size}, unlike `{name}`: take bf16")
         vars(module)["forward"] = _computing(module)
 
 
