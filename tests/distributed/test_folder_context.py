@@ -109,7 +109,7 @@ def test_parts_of_positions_give_what_one_process_does(kinds, ranks, tmp_path):
     assert not differ
 
 
-NOT_SHARED = "is none of the models whose attention, masks and positions were tried"
+NOT_SHARED = "is not one of the models whose attention, masks and positions were tested"
 # What `parascale plan` says of cp = 2, before the model is counted. None: it is offered.
 TABLE = {
     **dict.fromkeys(FAMILIES),

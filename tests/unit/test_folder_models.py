@@ -146,7 +146,7 @@ def test_a_layout_that_cannot_be_derived_is_refused_with_the_reason(folder):
     if "Llama" in str(type(model.network)):
         check_plans(model, Layout(gpus_per_node=2, tp=2))
         model.network.tp_plan["model.layers.*.mlp.up_proj"] = "local_colwise"
-        with pytest.raises(Underivable, match=r"splits it by `local_colwise`, which has no equal here"):
+        with pytest.raises(Underivable, match=r"splits it by `local_colwise`, which is not supported here"):
             tensor_plan(model.network)
         model.network.pp_plan.pop("model.norm")
         with pytest.raises(Underivable, match=r"`base_model_pp_plan` has no place for `model\.norm\.weight`"):
@@ -166,7 +166,7 @@ def test_parameters_on_split_heads_that_the_library_does_not_declare_are_refused
     with torch.device("meta"):
         assert tensor_plan(PhiForCausalLM(PhiConfig(**sizes)))
         network = PhiForCausalLM(PhiConfig(**sizes, qk_layernorm=True))
-    with pytest.raises(Underivable, match=r"does not say what becomes of `model\.layers\.0\.self_attn\.q_layernorm`"):
+    with pytest.raises(Underivable, match=r"does not say how to split `model\.layers\.0\.self_attn\.q_layernorm`"):
         tensor_plan(network)
 
 
@@ -226,7 +226,7 @@ def test_weights_that_differ_in_their_middle_are_others(tmp_path):
 
 
 def test_bad_folders_are_named(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"training\.window = 33 is longer than the 32 places"):
+    with pytest.raises(ConfigError, match=r"training\.window = 33 is longer than the 32 positions"):
         build(folder, window=33)
     with pytest.raises(DataError, match=r"the data has 102 different tokens, but the model 101; make the data"):
         build(folder, vocabulary=102)
@@ -243,7 +243,7 @@ def test_bad_folders_are_named(folder, tmp_path):
 def test_a_folder_of_quantized_weights_is_refused(weights, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     edit_config(tmp_path / "copy", quantization_config={"quant_method": "fp8"})
-    with pytest.raises(DataError, match=r"config\.json: its weights are quantized; take the folder of the model befo"):
+    with pytest.raises(DataError, match=r"config\.json: its weights are quantized; use the folder of the model befo"):
         build(tmp_path / "copy", weights=weights)
 
 

@@ -217,7 +217,7 @@ def test_a_machine_at_work_is_not_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processors.multiprocessing, "get_context", lambda method: context)
     words = ["calibrate", "--machine", "--root", str(tmp_path)]
     assert cli.parascale.main(words, standalone_mode=False) == FAILED
-    assert "others kept 90% of this machine busy" in capsys.readouterr().err
+    assert "other processes kept 90% of this machine busy" in capsys.readouterr().err
     assert not Paths(tmp_path).machine("local").exists()
 
 

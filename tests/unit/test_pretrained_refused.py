@@ -87,7 +87,7 @@ def test_other_data_longer_samples_and_a_missing_package_are_errors(tmp_path, mo
     folder = make_bart(tmp_path / "bart")
     with pytest.raises(DataError, match=r"the data was prepared with 7;"):
         build(folder, vocabulary=7)
-    with pytest.raises(ConfigError, match=r"training\.window = 65 is longer than the 64 places"):
+    with pytest.raises(ConfigError, match=r"training\.window = 65 is longer than the 64 positions"):
         build(folder, window=65)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RequirementError, match=r"needs the package `transformers`"):

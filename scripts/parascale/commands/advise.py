@@ -95,7 +95,9 @@ def advise(
     if core_hours:
         print("Core-hours are for the training only; `-n` adds data, proof and checkpoints")
     print(
-        "Fewer GPUs may be as fast or give more steps: --scaling shows this\n" if gpus > (site.gpus_charged_whole or 1) else ""
+        "Fewer GPUs may be as fast or give more steps: --scaling shows this\n"
+        if gpus > (site.gpus_charged_whole or 1)
+        else ""
     )
     offers = [(advice, paid(advice)) for advice in ranked[:top]]
     for number, (advice, bought) in enumerate(offers, 1):

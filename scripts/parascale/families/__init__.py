@@ -1,22 +1,22 @@
-"""Model families: all that is known of a kind of model stands in its family's folder, and everything else asks here.
+"""Model families: a family's folder has all code specific to its kinds of models, and other code accesses it through this module.
 
-A family is a folder beside this file: it is found, no list names it. It says in `KINDS` which kinds it has (`Kind`), and holds
+A family is a folder next to this file and is discovered automatically. Its `KINDS` lists its kinds (`Kind`), and it contains
 
-- `settings.py`: what a model can be told: keys, defaults, bounds, and what does not go together
-- `modules.py`: plain torch modules that know nothing of parallelism (any file `*modules.py`)
-- `sizes.py`: what a plan needs to know of them by formula (`parascale.families.sizes.Sizes`; any file `*sizes.py`); without it plans
-  read what was counted (`parascale.families.counted`)
-- `export.py`: the same model in the words of `transformers`, where it has an equal there
+- `settings.py`: a model's settings: keys, defaults, bounds, and incompatible combinations
+- `modules.py`: plain torch modules that know nothing about parallelism (any file `*modules.py`)
+- `sizes.py`: formulas for plans (`parascale.families.sizes.Sizes`; any file `*sizes.py`); without it plans use counts
+  (`parascale.families.counted`)
+- `export.py`: conversion to `transformers`, if it has an equivalent model
 
 A model class may *offer plans*, which are plain data and which `parascale.parallel` reads:
 
 - `shard_units`: patterns of submodules that FSDP gathers, and that are checkpointed or compiled, one at a time (`"blocks.*"`);
 - `tensor_plan`: pattern → how tensor parallelism splits that submodule (see `parallel/tensor.py`);
-- `context_plan`: pattern → what a submodule does where a rank holds a part of each sample's positions (see `parallel/context.py`);
-- `pipeline_plan`: which submodules stand before, in and after the sequence of blocks that is cut into stages; FSDP gathers those before and
-  after by themselves, unless they are tied.
+- `context_plan`: pattern → a submodule's role if a rank holds a part of each sample's positions (see `parallel/context.py`);
+- `pipeline_plan`: the submodules before, in and after the sequence of blocks that is cut into stages; FSDP gathers those before and
+  after as separate units, unless they are tied.
 
-A layout that needs a plan which a model does not offer is refused, naming those that it has.
+A layout that needs a plan that a model does not offer is refused; the message names the layouts that it can be trained with.
 """
 
 import ast
@@ -34,7 +34,7 @@ def kinds():
 
 
 def settings_of(task, kind):
-    """The class of settings of a kind of model; of the task's usual kind for a class of the user's own, or an unknown one."""
+    """The settings class of a kind of model. For a user's class or an unknown kind, that of the task's default kind."""
     known = kinds()
     if not isinstance(kind, str) or kind not in known:
         kind = next(name for name, each in known.items() if each.task == task and each.usual)
@@ -46,17 +46,17 @@ def families():
 
 
 def families_of(kind):
-    """Names of the families whose modules a kind of model is made of: its own first."""
+    """Names of the families whose modules a kind of model uses, its own first."""
     return (_name(family_of(kind)), *kinds()[kind].builds_on)
 
 
 def family_of(kind):
-    """The package of the family that has a kind of model; None if none has it, as for a user's class."""
+    """The package of the family with this kind of model, or None, as for a user's class."""
     return next((family for family in _families(tuple(__path__)) if kind in family.KINDS), None)
 
 
 def part_of(kind, part):
-    """A family's part for a kind of model, imported now. part: settings | model | sizes | export. None where it has none."""
+    """Import and return a family's part for a kind of model, or None if it has none. part: settings | model | sizes | export."""
     family = family_of(kind)
     place = getattr(family.KINDS[kind], part) if family else None
     if place is None:
@@ -67,9 +67,9 @@ def part_of(kind, part):
 
 
 def model_sizes(model, outputs, *places):
-    """The Sizes of a config Model with `outputs` (entries of its vocabulary, or classes), for samples of `places` (a workload's `sizes`).
+    """The Sizes of a config Model with `outputs` (vocabulary entries or classes), for samples of `places` (a workload's `sizes`).
 
-    None where `unknown_sizes` says why: what is unknown is never counted as 0.
+    None if unknown, which is never counted as 0; `unknown_sizes` gives the reason.
     """
     if (formula := part_of(model.kind, "sizes")) is not None:
         return formula(model, outputs, *places)
@@ -78,17 +78,17 @@ def model_sizes(model, outputs, *places):
 
 
 def unknown_sizes(model, outputs, *places):
-    """Why `model_sizes` knows none, in words: a model that is not counted, or a file that is missing; else None."""
+    """The reason why `model_sizes` returns None: the model is not counted, or a file is missing. None if sizes are known."""
     return unknown_count(model, outputs, *places) if is_counted(model) else None
 
 
 def is_counted(model) -> bool:
-    """Whether plans know a config Model by counting; else by a formula."""
+    """True if plans get a config Model's sizes by counting, False if by formula."""
     return part_of(model.kind, "sizes") is None
 
 
 def check_class(path, name, kind):
-    """Raise ConfigError where the user's file of a model `kind` has no such name. The file is read, not run: it may load torch."""
+    """Raise ConfigError if the user's file for a model `kind` has no such name. The file is parsed, not run, as it may import torch."""
     try:
         nodes = list(ast.iter_child_nodes(ast.parse(path.read_bytes())))
     except SyntaxError as error:

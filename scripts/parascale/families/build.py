@@ -1,4 +1,4 @@
-"""Building a model from its settings, and filling it with the same weights in every layout."""
+"""Build a model from its settings, and initialise it with the same weights in every layout."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from parascale.families.shards import Shard
 
 
 def model_class(kind):
-    """The class of a model kind: a family's, or `file.py:Class` of the user's own, relative to the current folder."""
+    """The class of a model kind: a family's, or a user's `file.py:Class`, relative to the current folder."""
     if (known := part_of(kind, "model")) is not None:
         return known
     place, _, name = kind.partition(":")
@@ -36,9 +36,9 @@ def model_class(kind):
 
 
 def build_model(settings, outputs, *sizes):
-    """The module for `settings` (a config Model). Its weights are whatever the constructor draws; see `initialise`.
+    """The module for `settings` (a config Model), with the constructor's random weights; see `initialise`.
 
-    outputs: entries of the vocabulary, or classes. sizes: of a sample, as the workload's `sizes` gives them.
+    outputs: vocabulary entries, or classes. sizes: of a sample, from the workload's `sizes`.
     """
     model = model_class(settings.kind)(settings, outputs, *sizes)
     if not settings.is_own:
@@ -50,20 +50,20 @@ def build_model(settings, outputs, *sizes):
 
 @torch.no_grad()
 def initialise(part, whole_model, seed, tied, restored=False, alive=lambda: None):
-    """Fill a model, or the part of it that this rank holds, with weights that depend on the seed and the name alone.
+    """Initialise a model, or this rank's part of it, with weights that depend only on seed and name.
 
     part: module on its device, its parameters perhaps DTensors. whole_model: a function that builds the whole model.
-    tied: second name → first name of shared parameters; a stage that holds the second alone fills it as the first.
-    restored: a checkpoint has filled what checkpoints hold. alive: called after each tensor.
-    A class with `initialise_parameter` is given the rank's part of one parameter or buffer after the other, and draws no more; any
-    other class is built on the CPU from the seed, and the part takes its slices from there.
+    tied: second name → first name of tied parameters; a stage with only the second initialises it as the first.
+    restored: a checkpoint has filled everything that checkpoints contain. alive: called after each tensor.
+    A class with `initialise_parameter` fills the rank's part of each parameter and buffer in turn. Any other class is built whole on
+    the CPU from the seed, and this rank copies its slices.
     """
     held = part.state_dict(keep_vars=True) if restored else ()
     targets = [entry for entry in (*part.named_parameters(), *part.named_buffers()) if entry[0] not in held]
     if targets and not hasattr(part, "initialise_parameter"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            whole = whole_model()  # shared tensors under each of their names
+            whole = whole_model()  # tied tensors under each of their names
             reference = dict(whole.named_parameters(remove_duplicate=False))
             reference |= dict(whole.named_buffers(remove_duplicate=False))
     for own_name, target in targets:

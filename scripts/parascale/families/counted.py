@@ -1,7 +1,7 @@
-"""Sizes of models without a formula, which are all but our decoder: what `parascale.train.counting` found.
+"""Sizes of models without a formula (all except our decoder), from counts by `parascale.train.counting`.
 
-The counts of a folder of `transformers` and of a class of one's own lie beside it, in `<folder or file>.counts.json`, those of our kinds
-in a folder beside the workload's file (`model.counts`); each under a digest of what it depends on.
+The counts of a `transformers` folder or a user's class are next to it, in `<folder or file>.counts.json`; those of our kinds are in a
+folder next to the workload file (`model.counts`). Each is stored under a digest of its inputs.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from parascale.families.sizes import LossBytes, MicroBatch, Operations, Product,
 from parascale.files import read_json
 from parascale.pretrained import CONFIG, Pretrained
 
-SAMPLES = (2, 6)  # what is counted of both is a line in the number of samples
+SAMPLES = (2, 6)  # the two counts define a line over the number of samples
 NOT_COUNTED = "its model is not counted yet: run parascale check model "  # and the workload's file
-_version = functools.cache(metadata.version)  # of the library, which decides what a folder's model offers
-FORM = 5  # of a count; another one is counted again
+_version = functools.cache(metadata.version)  # what a folder's model offers depends on the library's version
+FORM = 5  # format version of counts; older ones are counted again
 
 
 def counts_of(model: Any, outputs: int | None, *places: int) -> tuple[Path, str]:
-    """(file of the counts, digest of that of a config Model with `outputs` for samples of `places`).
+    """(file of the counts, digest for a config Model with `outputs` and samples of `places`).
 
-    Raises DataError or OSError where the class's file or the folder's `config.json` is missing.
+    Raises DataError or OSError if the class's file or the folder's `config.json` is missing.
     """
     settings = dict(vars(model))
     place, read = settings.pop("counts", None), None
@@ -49,24 +49,24 @@ def _folder(model: Any) -> Pretrained:
 
 
 def offer_place(model) -> tuple[Path, str]:
-    """(file of the counts, digest in it of what a config Model offers), whatever its data is; errors as `counts_of`."""
+    """(file of the counts, digest for what a config Model offers), independent of its data. Raises like `counts_of`."""
     place, digest = counts_of(model, None)
     return place, f"{digest}-{_version('transformers') if model.folder else 'own'}"
 
 
 def check_counted(model, layout, uncounted: dict | None = None) -> None:
-    """Raise ConfigError for a layout that a model does not offer, as it was counted. uncounted: what it offers where it was not."""
+    """Raise ConfigError for a layout that the counted model does not offer. uncounted: its offers if it was not counted."""
     if offer := _found(offer_place, model) or uncounted:
         check_offer(offer, layout)
 
 
 def count_found(model: Any, outputs: int, *places: int) -> dict[str, Any] | None:
-    """The count of a config Model with `outputs` for samples of `places`; None where there is none."""
+    """The count of a config Model with `outputs` for samples of `places`, or None."""
     return _found(counts_of, model, outputs, *places)
 
 
 def unknown_count(model: Any, outputs: int, *places: int) -> str | None:
-    """Why there is no count: a missing folder, which may be on another machine, or nothing was counted; None where there is one."""
+    """Why there is no count: the folder is missing (perhaps on another machine), or the model was not counted. None if there is one."""
     if count_found(model, outputs, *places):
         return None
     try:
@@ -77,11 +77,11 @@ def unknown_count(model: Any, outputs: int, *places: int) -> str | None:
 
 
 def _found(place_of, *of):
-    """The entry of a file of counts at `place_of`, or None."""
+    """The entry at `place_of` in a file of counts, or None."""
     try:
         path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
-    except (ParascaleError, OSError, metadata.PackageNotFoundError):  # the folder, and its variables, may be elsewhere
+    except (ParascaleError, OSError, metadata.PackageNotFoundError):  # the folder may be on another machine
         return None
 
 
@@ -91,13 +91,13 @@ def _read(path, modified):
 
 
 def _bytes(name: str) -> Any:
-    """A method: bytes of that name that a rank holds of a MicroBatch."""
+    """Make a method that returns a rank's bytes of that name for a MicroBatch."""
 
     def held(self: "CountedSizes", batch: MicroBatch) -> int:
         few, many = (_of_rank(each[name], batch) for each in self.form(batch)["bytes"])
         found = few + (many - few) * (batch.samples / batch.cp - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])
         queries, keys, times = self._attended(batch)
-        # Of what is exchanged the result is kept a second time, and repeated keys and values.
+        # Context parallelism keeps the result a second time, and repeated keys and values.
         again = queries + 2 * keys * (times - 1) if name in ("block", "last") else 0
         return max(0, math.ceil(found + again))
 
@@ -105,13 +105,13 @@ def _bytes(name: str) -> Any:
 
 
 def _of_rank(amount: list[float], batch: MicroBatch) -> float:
-    """A rank's share of an amount, which has the parts of `parascale.train.dispatch`."""
+    """A rank's share of an amount with the components of `parascale.train.dispatch`."""
     split, of_sequence, whole = amount
     return split / batch.tp + of_sequence / (batch.tp if batch.sequence_parallel else 1) + whole
 
 
 class CountedSizes(Sizes):
-    """A model as it was counted. Its blocks are its repeated layers; without such all of it is one."""
+    """Sizes of a counted model. Its blocks are its repeated layers; without any, the whole model is one block."""
 
     block_bytes, start_bytes, last_bytes, forward_bytes, logits = map(
         _bytes, ("block", "start", "last", "forward", "logits")
@@ -129,7 +129,7 @@ class CountedSizes(Sizes):
         self.block_flops, self.ends_flops = (found["forms"]["4"][part]["full"] for part in ("blocks", "ends"))
 
     def form(self, batch: MicroBatch) -> dict[str, Any]:
-        """The count in the batch's numbers on its device; in a type in which passes fail, as if it were in fp32."""
+        """The count for the batch's dtype and device; falls back to fp32 for a dtype in which passes fail."""
         forms = self.found["forms"]
         return forms.get(f"{batch.compute} {batch.device}") or forms.get(str(batch.compute)) or forms["4"]
 
@@ -146,7 +146,7 @@ class CountedSizes(Sizes):
             ways = {name: batch.tp if split == name else 1 for name in ("rows", "inner", "outputs")}
             rows = batch.samples / batch.cp * rows / ways["rows"]
             whole, rest = divmod(times, 1)
-            for each in [1.0] * int(whole) + [rest] * (rest > 0):  # blocks that differ count by their mean
+            for each in [1.0] * int(whole) + [rest] * (rest > 0):  # if blocks differ, their mean counts
                 products.append(Product(each * rows, inner / ways["inner"], outputs / ways["outputs"], again))
         samples = batch.samples / batch.cp
         names = ("attention", "joined", "masks") if fused else ("attention", "moved", "drawn")
@@ -154,7 +154,7 @@ class CountedSizes(Sizes):
         kernels = found["kernels"] + found["draws"]
         if fused:
             kernels = sum(times for *_, times in found["products"]) + found["joins"]
-        # What is moved was counted in fp32.
+        # Moved bytes were counted in fp32.
         return Operations(tuple(products), attention, moved * batch.compute / 4, round(kernels), batch.compute, drawn)
 
     def exchanged_bytes(self, batch: MicroBatch) -> float:
@@ -162,19 +162,19 @@ class CountedSizes(Sizes):
         return 2 * (queries + times * keys)
 
     def _attended(self, batch: MicroBatch) -> tuple[float, float, int]:
-        """(bytes of queries, of keys, how often those of a group are there) that ranks of `cp` exchange; zeros where none do."""
+        """(query bytes, key bytes, repeats of grouped keys) that `cp` ranks exchange; zeros without `cp`."""
         queries, keys, heads = self.found.get("attended", (0, 0, 1)) if batch.cp > 1 else (0, 0, 1)
         each = batch.samples * self.targets / batch.cp / batch.tp * batch.compute
         return each * queries, each * keys, repeats(batch.cp, max(1, heads // batch.tp))
 
     def split_bytes(self, batch: MicroBatch) -> float:
-        """What goes from a block to the next, whole."""
+        """The whole tensor between two blocks."""
         return self.boundary_bytes(dataclasses.replace(batch, sequence_parallel=False))
 
     def logits_bytes(self, batch: MicroBatch, loss_parallel: bool) -> float:
         return self.logits(batch) * max(4, batch.compute) / batch.compute
 
     def loss_bytes(self, batch: MicroBatch) -> LossBytes | None:
-        """Of a model whose output layer is ours, with which the loss makes the logits in chunks."""
+        """For models with our output layer, for which the loss computes logits in chunks."""
         chunks = self.found["chunks"]
         return loss_bytes(batch, round(batch.samples * self.targets / batch.cp), *chunks) if chunks else None

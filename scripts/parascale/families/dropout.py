@@ -1,4 +1,4 @@
-"""Dropout with the same masks in every layout: a function of seed, step, layer, sample, position and feature.
+"""Dropout with the same masks in every layout: they are a function of seed, step, layer, sample, position and feature.
 
 A block that is recomputed draws the same again.
 """
@@ -11,11 +11,11 @@ from parascale.families.hashing import key, mixed, numbers
 
 
 class Dropout(nn.Dropout):
-    """torch's dropout until a `DropoutKeys` takes the module up. Its input's dimensions are samples and the places in a sample. Where
-    the first one has another length, in a class of the user's own, it draws as torch does.
+    """Like torch's dropout until a `DropoutKeys` manages the module. The input's dimensions are samples, then positions in a sample. If
+    the first has another length, in a user's class, it draws as torch does.
 
-    key: random numbers of the samples under way. part: which of so many equal `parts` of the second dimension this rank holds, where
-    tensor or context parallelism splits it.
+    key: random keys of the current samples. part, parts: which of how many equal parts of the second dimension this rank holds, if tensor
+    or context parallelism splits it.
     """
 
     def __init__(self, probability):
@@ -29,15 +29,14 @@ class Dropout(nn.Dropout):
     def forward(self, values):
         if self.key is None or not self.active:
             return super().forward(values)
-        if values.is_meta:  # a pipeline that looks at shapes
+        if values.is_meta:  # shape inference of a pipeline
             return values
         if values.ndim == 0 or len(values) != len(self.key):
             return super().forward(values)
         return torch.where(self._mask(values), values * (1 / (1 - self.p)), 0.0)
 
     def _mask(self, values):
-        """Where values are kept. The random numbers take more memory than the mask: they change in place, and are freed before anything
-        is masked."""
+        """The mask of kept values. Random numbers take more memory than the mask, so they are changed in place and freed before masking."""
         places = values[0].numel()
         first = self.part * places
         place = mixed(torch.arange(first, first + places, dtype=torch.int32, device=values.device))
@@ -46,12 +45,12 @@ class Dropout(nn.Dropout):
 
 
 class OwnDropout(Dropout):
-    """Of a class of the user's own, which may call one module in several places: their masks would be one."""
+    """Dropout in a user's class. Calling one module in several places is an error: their masks would be equal."""
 
     used = None
 
     def forward(self, values):
-        """Raises ConfigError where the same samples come a second time, but for a block that is recomputed in the backward pass."""
+        """Raises ConfigError if called twice for the same samples, except in recomputation during the backward pass."""
         if self.key is not None and self.active and not torch.compiler.is_compiling():
             if self.used is self.key and torch._C._current_graph_task_id() == -1:
                 raise ConfigError(
@@ -62,7 +61,7 @@ class OwnDropout(Dropout):
 
 
 def by_place(model):
-    """Let each `nn.Dropout` of a model, a class of the user's own, draw as our `Dropout` does. Returns the model."""
+    """Make each `nn.Dropout` of a user's model draw like our `Dropout`. Returns the model."""
     for name, module in model.named_modules():
         if type(module) is nn.Dropout and not module.inplace:
             module.__class__, module.name, module.key, module.part = OwnDropout, name, None, 0  # type: ignore[assignment] # new class
@@ -71,16 +70,16 @@ def by_place(model):
 
 
 def generators(device):
-    """The state of torch's random numbers on the CPU and on a device: it changes whenever some are drawn."""
+    """The states of torch's random generators on the CPU and on a device; any draw changes them."""
     states = [torch.get_rng_state()]
     return torch.cat([*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states)
 
 
 class DropoutKeys:
-    """The random keys of this rank's dropout: one for each layer and each sample of what it computes at the moment.
+    """The random keys of this rank's dropout, one per layer and current sample.
 
-    parts: this rank's modules. positions: of its samples in a step's global batch, in the parts in which it computes them.
-    micro_batches: into how many equal pieces a pipeline cuts a part.
+    parts: this rank's modules. positions: of its samples in a step's global batch, grouped by accumulation part.
+    micro_batches: the number of equal pieces into which a pipeline cuts a part.
     """
 
     def __init__(self, parts, seed, positions, micro_batches, device):
@@ -90,16 +89,16 @@ class DropoutKeys:
         self.positions = [torch.tensor(part, dtype=torch.int32, device=device) for part in positions]
 
     def begin_part(self, step, number):
-        """The samples that follow are those of part `number` of a step."""
+        """Set the keys for the samples of part `number` of a step."""
         if self.modules:
             samples = mixed(mixed(self.positions[number]) + key(f"{self.seed}/{step}"))
             self.part = mixed(self.layers ^ samples)
             self.begin_micro_batch(0)
 
     def begin_micro_batch(self, number):
-        """The samples that follow are those of one micro-batch of the part, in a pipeline."""
+        """Set the keys for one micro-batch of the current part, in a pipeline."""
         if self.modules:
-            # Tensors of the modules: a number of a layer would make `torch.compile` a graph for each, and soon give up.
+            # Use tensors: with a Python number per layer, `torch.compile` would make a graph for each and soon give up.
             keys = self.part.chunk(self.micro_batches, dim=1)[number].unbind()
             for module, own in zip(self.modules, keys, strict=True):
                 module.key = own

@@ -1,5 +1,5 @@
-"""Needs of modules that were not written for this project: blocks, where nobody names them; places of submodules on another stage; and
-weights from a folder in Hugging Face's form, read a tensor at a time."""
+"""Support for modules not written for this project: find their blocks, replace submodules of other pipeline stages, and read weights
+from a folder in Hugging Face's format, one tensor at a time."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from parascale.pretrained import CONFIG
 
 
 def repeated(model):
-    """Patterns of a model's repeated layers, as `shard_units` has them: the children of each outermost container of one class."""
+    """Patterns of a model's repeated layers, for `shard_units`: children of each outermost container whose children share a class."""
     found = []
     for name, module in model.named_modules():
         inside = any(name.startswith(pattern.removesuffix("*")) for pattern in found)
@@ -27,7 +27,7 @@ def repeated(model):
 
 
 class Passed(nn.Module):
-    """In the place of what another stage holds: it hands on its input, or what this stage received."""
+    """Placeholder for a submodule of another stage: returns its input, or the tensor that this stage received."""
 
     received = None
 
@@ -36,12 +36,12 @@ class Passed(nn.Module):
 
 
 def theirs_of(pretrained, places):
-    """The config of `transformers` that a `Pretrained` folder has, without dropout: its masks would be other ones in every layout.
+    """The `transformers` config of a `Pretrained` folder, without dropout, whose masks would differ between layouts.
 
-    Raises DataError for one that the library does not take, ConfigError for more places than the model has, RequirementError without it.
+    Raises DataError if the library rejects it, ConfigError if `places` exceed the model's positions, RequirementError without the library.
     """
     try:
-        from transformers import CONFIG_MAPPING  # slow to load, and needed for these kinds alone
+        from transformers import CONFIG_MAPPING  # slow to import, and only these kinds need it
     except ImportError:
         raise RequirementError(
             "a model from a folder needs the package `transformers`: pip install 'parascale[train]'"
@@ -51,13 +51,13 @@ def theirs_of(pretrained, places):
     if kind not in CONFIG_MAPPING:
         raise DataError(f"{file}: the installed `transformers` has no `model_type` = {kind}")
     for key in ("_attn_implementation", "attn_implementation"):
-        if values.get(key) != "eager":  # of the maker's machine; the library chooses what computes the same here
+        if values.get(key) != "eager":  # chosen for the author's machine; let the library choose
             values.pop(key, None)
     theirs = taken(pretrained, "take", CONFIG_MAPPING[kind].from_dict, values)
-    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
+    longest = getattr(theirs, "max_position_embeddings", None)  # None for T5, whose relative positions have no limit
     if longest is not None and places > longest:
         raise ConfigError(
-            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
+            f"training.window = {places} is longer than the {longest} positions of the model in {pretrained.folder}"
         )
     for key, value in vars(theirs).items():
         if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "layerdrop"))):
@@ -66,7 +66,7 @@ def theirs_of(pretrained, places):
 
 
 def taken(pretrained, verb: str, function, config, **more):
-    """What a function of `transformers` makes of a config. Raises DataError for whatever it raises: its checks have many kinds of errors."""
+    """Call a function of `transformers` on a config. Turns any exception into DataError, as the library's checks raise many kinds."""
     try:
         return function(config, **more)
     except Exception as error:
@@ -75,12 +75,12 @@ def taken(pretrained, verb: str, function, config, **more):
 
 
 class StoredWeights:
-    """What the safetensors of a `Pretrained` folder hold for the parameters of `network`, a module of `transformers`, under its own names:
-    stored ones are renamed, and experts joined, as the library does when it loads them. What has no place there is an error, unless the
-    library calls it harmless, or it is a buffer that earlier versions stored."""
+    """Weights in the safetensors of a `Pretrained` folder for `network`, a module of `transformers`, under the module's names: stored names
+    are converted, and experts joined, as the library does on loading. A surplus tensor is an error, unless the library ignores it or it is
+    a buffer that earlier versions stored."""
 
     def __init__(self, pretrained, network):
-        # Slow to load; who comes here has done it.
+        # Slow to import, but already imported by the caller.
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self.pretrained, self.config, self.prefix = pretrained, network.config, network.base_model_prefix
@@ -92,11 +92,11 @@ class StoredWeights:
         same = {}
         for name, tensor in network.named_parameters(remove_duplicate=False):
             same.setdefault(id(tensor), []).append(name)
-        # A shared matrix is stored once, under whichever of its names.
+        # A tied matrix is stored once, under any of its names.
         self.names = {name: names for names in same.values() for name in names}
 
     def tensor(self, name):
-        """The tensor for a parameter, or None. Raises DataError where the folder stores several for it that differ."""
+        """The stored tensor for a parameter, or None. Raises DataError if the folder has several that differ."""
         first, *others = [alias for alias in self.names.get(name, [name]) if alias in self._sources] or [None]
         tensor: Any = self._made(first) if first else None
         for other in others:
@@ -109,7 +109,7 @@ class StoredWeights:
         return tensor
 
     def _made(self, name):
-        """The tensor of a name for which something is stored."""
+        """Read and convert the stored tensors of a name."""
         first, converter, stored = self._sources[name]
         if converter is None:
             return self._read(next(iter(stored)))
@@ -120,18 +120,18 @@ class StoredWeights:
         return made[0] if isinstance(made, list) else made
 
     def check(self):
-        """Raise DataError unless all that is stored has its place. Names are read, no numbers."""
+        """Raise DataError if a stored tensor has no place in the model. Reads names, not values."""
         _ = self._sources
 
     def _harmless(self, name, stored):
         if any(re.search(pattern, name) for pattern in self.ignored):
             return True
-        # The mask of attention, as GPT-2's folders have it.
+        # The attention mask stored in GPT-2's folders.
         return name.endswith(".attn.bias") and all(self._read(each).ndim == 4 for each in stored)
 
     @functools.cached_property
     def _sources(self):
-        """Name of a parameter → (first name that its WeightConverter makes, this or None, {stored name: the converter's pattern})."""
+        """Parameter name → (first name that its WeightConverter makes, the converter or None, {stored name: the converter's pattern})."""
         from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
         converters = [each for each in self.transforms if isinstance(each, WeightConverter)]
@@ -140,7 +140,7 @@ class StoredWeights:
         found = {}
         for stored in sorted(self._file_of, key=dot_natural_key):
             first, pattern = rename_source_key(stored, renamings, converters, self.prefix, self.held)
-            if first not in self.held:  # written by the library's own names
+            if first not in self.held:  # stored under the library's current names
                 first, pattern = rename_source_key(stored, [], [], self.prefix, self.held)
             converter = of_pattern.get(pattern)
             ends = converter.target_patterns if converter is not None else [""]
@@ -162,7 +162,7 @@ class StoredWeights:
             return file.get_tensor(stored)
 
     def fill(self, name, shard, stored):
-        """Fill this rank's part of a parameter with a stored tensor. Raises DataError where it lacks, is quantized or does not fit."""
+        """Fill this rank's part of a parameter with a stored tensor. Raises DataError if it is missing, quantized or of another shape."""
         if stored is None:
             raise DataError(f"{self.pretrained.folder}: its weights lack `{name}`; fetch the folder again")
         if stored.shape != shard.shape:
@@ -176,7 +176,7 @@ class StoredWeights:
 
     @functools.cached_property
     def _file_of(self):
-        """Name of a stored tensor → its file."""
+        """Name of each stored tensor → its file."""
         found = {}
         for path in self.pretrained.weight_files:
             with _opened(path) as file:

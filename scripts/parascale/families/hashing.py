@@ -1,7 +1,7 @@
-"""Random numbers by place: each is a hash of where it stands, a counter-based generator (Salmon et al. 2011,
-doi:10.1145/2063384.2063405), so that no rank needs to know what another has drawn.
+"""Counter-based random numbers (Salmon et al. 2011, doi:10.1145/2063384.2063405): each is a hash of its position, so ranks can draw
+independently of each other.
 
-The hash is `lowbias32` of https://github.com/skeeto/hash-prospector, in 32-bit integers that wrap around: the same on every device.
+The hash is `lowbias32` from https://github.com/skeeto/hash-prospector, in 32-bit integers with wrap-around: equal on every device.
 """
 
 import hashlib
@@ -10,19 +10,19 @@ FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
 
 
 def key(words):
-    """32 bits of a text's hash, as a signed number."""
+    """The first 32 bits of a text's SHA-256, as a signed integer."""
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "little", signed=True)
 
 
 def mixed(number):
-    """Other bits for each of a tensor's 32-bit integers."""
+    """Hash each of a tensor's 32-bit integers."""
     number = (number ^ (number >> 16)) * FIRST
     number = (number ^ (number >> 15)) * SECOND
     return number ^ (number >> 16)
 
 
 def numbers(rows, columns):
-    """(rows, columns) random numbers, each the hash of a row's and a column's `mixed` integer; their upper bits are the best."""
+    """(rows, columns) random integers: hashes of the rows' and columns' `mixed` integers. The upper bits are the most random."""
     number = rows[:, None] + columns
     number *= FIRST
     number ^= number >> 15

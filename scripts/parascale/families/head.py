@@ -1,10 +1,10 @@
-"""The output layer of a language model, and its loss without all logits at once.
+"""The output layer of a language model, and a loss that never holds all logits at once.
 
-The loss goes over the tokens in chunks. The logits of a chunk give its part of the loss and, in their place, their gradient, from
-which its part of the other gradients follows at once, so that no logits are kept (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
-Their rows are filled up to a multiple of `ALIGNED` bytes; entries of the vocabulary that do not exist are impossible.
+The loss processes tokens in chunks. A chunk's logits yield its part of the loss and are overwritten by their gradient, from which its
+part of the other gradients is computed at once, so no logits are kept (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
+Rows of logits are padded to a multiple of `ALIGNED` bytes; padding entries have probability 0.
 
-Dimensions: N tokens, C of a chunk, D width, V entries of the vocabulary on this rank, P those and what fills them up.
+Dimensions: N tokens, C tokens of a chunk, D width, V vocabulary entries on this rank, P the same with padding.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from parascale.families.sizes import chunk_tokens, padded, share
 
 
 class Head(nn.Linear):
-    """Hidden states (…, D) → logits (…, V). deferred: it hands on what it gets, because the loss makes the logits.
+    """Hidden states (…, D) → logits (…, V). deferred: return the input unchanged, because the loss computes the logits.
 
-    score: the function `score`, or its compiled form. copy: function that gives the copy of a parameter to compute with, if any.
+    score: the function `score`, possibly compiled. copy: function that returns the half-precision copy of a parameter, if any.
     """
 
     deferred, copy = False, None
@@ -36,7 +36,7 @@ class Head(nn.Linear):
         """`summed_loss` of `parascale.evaluation` for hidden states (…, D) instead of logits, over `divisor`, a number or tensor."""
         weight_VD: Any
         weight_VD, first, group = self.weight if self.copy is None else self.copy(self.weight), 0, None
-        if isinstance(hidden, DTensor):  # whole on each rank, which has a part of the vocabulary and of the gradient
+        if isinstance(hidden, DTensor):  # whole on each rank, while vocabulary and gradient are split
             group = weight_VD.device_mesh.get_group()
             first = share(self.out_features, group.size()) * group.rank()
             weight_VD, hidden = weight_VD.to_local(), hidden.to_local(grad_placements=[Partial()])
@@ -46,9 +46,9 @@ class Head(nn.Linear):
 
 
 class _Loss(torch.autograd.Function):
-    """The gradients are made with the loss; the backward pass scales them, as often as it is called.
+    """Computes the gradients together with the loss; each backward pass scales them.
 
-    They are divided from the start: in fp16 their sums over tokens overflow otherwise, where no factor of the loss can help.
+    They include the division from the start: otherwise sums over tokens overflow in fp16, whatever the loss scale.
     """
 
     @staticmethod
@@ -72,7 +72,7 @@ class _Loss(torch.autograd.Function):
                     gradient_PD = part_PD if step >= tokens else part_PD.to(exact)
                 else:
                     gradient_PD += part_PD
-            del logits_CP  # before the next chunk's are made
+            del logits_CP  # free them before the next chunk's are allocated
         if wanted:
             gradient_VD = torch.zeros_like(weight_VD) if gradient_PD is None else gradient_PD[:entries]
             context.save_for_backward(gradient_ND, gradient_VD)
@@ -86,7 +86,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _filled(weight_VD):
-    """The matrix, with rows of zeros up to a multiple of ALIGNED bytes of logits: one at least, where a rank has no entry."""
+    """Pad the matrix with rows of zeros to a multiple of ALIGNED bytes of logits; non-empty even if a rank has no entries."""
     entries, width = weight_VD.shape
     filled = padded(entries, weight_VD.itemsize)
     if filled == entries:
@@ -97,10 +97,10 @@ def _filled(weight_VD):
 
 
 def score(logits_CP, labels_C, first, entries, vocabulary, smoothing, group, weight):
-    """Summed loss of a chunk; its logits become their gradient. A label that is negative does not count.
+    """Return the summed loss of a chunk and overwrite its logits with their gradient. Negative labels are ignored.
 
-    first: number of this rank's first entry of the whole `vocabulary`. group: of the ranks that hold the others, or None.
-    weight: what the gradient is multiplied by before it is rounded, a tensor.
+    first: index of this rank's first entry in the whole `vocabulary`. group: the ranks that share the vocabulary, or None.
+    weight: a tensor that multiplies the gradient before it is rounded.
     """
     counts_C1, places_C1 = (labels_C >= 0)[:, None], labels_C[:, None]
     here_C1 = counts_C1

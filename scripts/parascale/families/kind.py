@@ -1,23 +1,22 @@
-"""A family's description of its models in plain data: of each kind, and where a model may be cut into stages."""
+"""Plain data that describes a family's models: their kinds, and where they may be cut into stages."""
 
 import fnmatch
 from dataclasses import dataclass
 
 from parascale.errors import ConfigError
 
-# Degree → what a model must have for it. A degree that is missing here is refused for classes of the user's own.
+# Degree → the plan that a model needs for it. A degree that is missing here is refused for a user's classes.
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan", "cp": "context_plan"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model, as its family's `KINDS` has it.
+    """A kind of model, an entry in its family's `KINDS`.
 
-    task: what it learns. degrees: beside `dp`, those that it can be spread over. settings, model, sizes, export: where its class of
-    settings, its class, its Sizes and its words of `transformers` are found in the family's folder, as `module:Name` or `module`;
-    None where it has none; without `sizes` it is counted. usual: taken where a workload of the task names no kind. compiled: on GPUs,
-    unless a run says otherwise. separates: its models are told where documents start, and keep them apart. builds_on: other families
-    whose modules its own are made of.
+    task: what it learns. degrees: supported degrees besides `dp`. settings, model, sizes, export: location in the family's folder of its
+    settings class, model class, Sizes and conversion to `transformers`, as `module:Name` or `module`, or None; without `sizes` it is
+    counted. usual: the default for workloads of the task. compiled: compile on GPUs unless a run says otherwise. separates: its models
+    take document starts and keep documents separate. builds_on: other families whose modules it uses.
     """
 
     task: str
@@ -36,7 +35,7 @@ class Kind:
 class PipelinePlan:
     """Where a model may be cut: submodules before the blocks, the container of the blocks, submodules after them.
 
-    leaves_places: what another stage holds leaves a `Passed` (families/foreign.py) in its place, not None or nothing.
+    leaves_places: modules of other stages are replaced by `Passed` (families/foreign.py), rather than None or nothing.
     """
 
     first: tuple[str, ...]
@@ -46,13 +45,13 @@ class PipelinePlan:
 
 
 def matches(name, pattern):
-    """Shell pattern on dotted names, one `*` for one part of the name."""
+    """Match a dotted name against a shell pattern; `*` stays within one part of the name."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def offer_of(model) -> dict:
-    """A model's offers, as plain data that plans keep: its class's name, the layouts, and why not the others."""
+    """What a model offers, as plain data for plans: class name, layouts, and reasons for refusing the others."""
     missing, said = [axis for axis in PLANS if not hasattr(model, PLANS[axis])], getattr(model, "refusals", {})
     refusals = {axis: said.get(axis, f"it offers no `{PLANS[axis]}`") for axis in missing}
     layouts = ["single", "ddp", *(axis for axis in PLANS if axis not in refusals)]
@@ -61,7 +60,7 @@ def offer_of(model) -> dict:
 
 
 def check_offer(offer: dict, layout) -> None:
-    """Raise ConfigError where a layout needs what a model does not offer, and would do nothing or fail."""
+    """Raise ConfigError if a layout needs something that the model does not offer."""
     name = offer["name"]
     for axis, degree in layout.dimensions.items():
         if axis not in ("dp", *offer["layouts"]):

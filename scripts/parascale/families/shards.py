@@ -1,7 +1,7 @@
-"""What a rank holds of a parameter, filled with its part of the whole one's numbers: no others are drawn, and nothing is sent.
+"""Fill a rank's part of a parameter with its part of the whole tensor's values, without drawing others or communicating.
 
-A random weight is the quantile of its distribution that the hash of seed, name and place chooses: the same bits in every layout
-and on every device.
+A random weight is a quantile of its distribution, chosen by a hash of seed, name and position: the same bits in every layout and
+on every device.
 """
 
 import functools
@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from parascale.families.hashing import key, mixed, numbers
 
-QUANTILES = 2**16  # those of a normal distribution end 4.3 standard deviations from its mean
-AT_ONCE = {"cpu": 2**16, "cuda": 2**24}  # numbers; as many for each thread of a CPU as its caches hold
+QUANTILES = 2**16  # for a normal distribution they reach 4.3 standard deviations
+AT_ONCE = {"cpu": 2**16, "cuda": 2**24}  # numbers drawn at once; on CPUs per thread, to fit into its caches
 
 
 class Shard:
-    """This rank's part of a parameter or buffer, which a model's `initialise_parameter` fills.
+    """This rank's part of a parameter or buffer, for a model's `initialise_parameter` to fill.
 
-    shape: of the whole. values: what the rank holds of it: all, or the local part of a DTensor.
+    shape: of the whole tensor. values: this rank's part: all of it, or the local part of a DTensor.
     """
 
     def __init__(self, target, name, seed):
@@ -28,26 +28,26 @@ class Shard:
         self.key = key(f"{seed}/{name}")
 
     def fill_(self, value):
-        """One value everywhere."""
+        """Fill with one value."""
         self.values.fill_(value)
 
     def copy_(self, whole):
-        """The part of a whole tensor that is there already."""
+        """Copy this rank's part of a whole tensor."""
         for dimension, places in enumerate(self.places):
             if len(places) < whole.shape[dimension]:
                 whole = whole.index_select(dimension, places.to(whole.device))
         self.values.copy_(whole)
 
     def normal_(self, deviation):
-        """Normal numbers around zero."""
+        """Fill with normally distributed numbers of mean 0."""
         self._draw(_normal_quantiles() * deviation)
 
     def uniform_(self, bound):
-        """Numbers between −bound and bound."""
+        """Fill with uniform numbers between −bound and bound."""
         self._draw((2 * _probabilities() - 1) * bound)
 
     def bits(self):
-        """The sum of a hash of each number's bits and place: those of a whole tensor's parts add up to its own."""
+        """The sum of hashes of each number's bits and position. The sums of all parts add up to that of the whole tensor."""
         total = torch.zeros((), dtype=torch.int64, device=self.values.device)
         for part, rows, columns in self._pieces():
             number = rows[:, None] + columns
@@ -65,7 +65,7 @@ class Shard:
             part.copy_(quantiles.index_select(0, chosen.flatten()).view(part.shape))
 
     def _pieces(self):
-        """(values, hashes of their rows' places, of their columns') of some at a time, as temporaries take several times as much."""
+        """Yield (values, hashes of row positions, hashes of column positions) in pieces, as temporaries need several times the memory."""
         if not self.values.numel():
             return
         device = self.values.device
@@ -88,12 +88,12 @@ def _normal_quantiles():
 
 
 def _probabilities():
-    """The midpoints of so many equally likely intervals."""
+    """The midpoints of QUANTILES equal intervals."""
     return (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
 
 
 def _places(target, dimension):
-    """Where, along one dimension of the whole tensor, the elements stand that this rank holds."""
+    """Positions of this rank's elements along one dimension of the whole tensor."""
     whole = torch.arange(target.shape[dimension], dtype=torch.int32, device=target.device)
     if not isinstance(target, DTensor):
         return whole
@@ -102,8 +102,8 @@ def _places(target, dimension):
 
 
 def _along(placement, dimension):
-    """How a placement of a tensor divides one of its dimensions."""
+    """A placement restricted to one dimension of the tensor."""
     if getattr(placement, "dim", None) != dimension:
         return Replicate()
-    factor = getattr(placement, "split_factor", None)  # where FSDP divides what tensor parallelism has divided already
+    factor = getattr(placement, "split_factor", None)  # set if FSDP shards what tensor parallelism has split
     return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)

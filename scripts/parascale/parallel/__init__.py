@@ -1,4 +1,4 @@
-"""Strategies of training in parallel, one file each, composed by `parallelize()` on the mesh of a layout."""
+"""Parallel training strategies, one per file, composed by `parallelize()` on a layout's mesh."""
 
 from parascale.parallel.mesh import Mesh, make_mesh, start_processes, stop_processes
 from parascale.parallel.parallelize import ParallelModel, check_plans, parallelize

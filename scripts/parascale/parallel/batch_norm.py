@@ -1,7 +1,7 @@
-"""Batch norm over the samples of all ranks: the same training whatever the layout (Peng et al. 2017, arXiv:1711.07240).
+"""Batch norm over the samples of all ranks: the same training in every layout (Peng et al. 2017, arXiv:1711.07240).
 
-Every sample weighs the same, however many a rank has. A layer calls one collective in each direction and reads no value back to
-the host, on CPUs as on GPUs; torch's own `SyncBatchNorm` refuses CPUs, and on GPUs the host waits in each layer.
+Every sample has equal weight, however many a rank has. A layer calls one collective in each direction and never synchronises with
+the host. torch's own `SyncBatchNorm` does not run on CPUs, and on GPUs the host waits in each layer.
 Dimensions: R ranks, B batch, C channels, H height, W width.
 """
 
@@ -15,19 +15,19 @@ from torch import nn
 
 
 def prepare(model: Any, group: dist.ProcessGroup | None) -> None:
-    """Make every batch norm of `model` count the samples of all ranks of `group`, or of its own rank if that is None.
+    """Make every batch norm of `model` use the samples of all ranks of `group`, or only its own rank's if `group` is None.
 
     Replacing the method, not the module, keeps the names of parameters and buffers.
     """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.forward = partial(_forward, module, group)  # type: ignore[method-assign]  # of this module alone
+            module.forward = partial(_forward, module, group)  # type: ignore[method-assign]  # on this instance only
 
 
 def _forward(norm: Any, group: dist.ProcessGroup | None, images_BCHW: torch.Tensor) -> torch.Tensor:
     if norm.training:
         norm.num_batches_tracked += 1
-    # In half precision weights are rounded, but no statistics, and on CPUs torch refuses one without the other.
+    # In half precision only the weights are rounded, not the statistics; on CPUs torch refuses to mix the two dtypes.
     weight_C, bias_C = (values.to(norm.running_mean.dtype) for values in (norm.weight, norm.bias))
     statistics = norm.running_mean, norm.running_var
     if norm.training and group is not None:
@@ -36,7 +36,7 @@ def _forward(norm: Any, group: dist.ProcessGroup | None, images_BCHW: torch.Tens
 
 
 class _OverRanks(torch.autograd.Function):
-    """torch's batch norm with given statistics, which are those of all ranks; its backward pass adds what depends on them."""
+    """torch's batch norm with the statistics of all ranks; the backward pass adds the gradient through those statistics."""
 
     @staticmethod
     def forward(
@@ -63,8 +63,8 @@ class _OverRanks(torch.autograd.Function):
         gradient_BCHW, weight_gradient_C, bias_gradient_C = torch.ops.aten.native_batch_norm_backward(
             gradient_BCHW, images_BCHW, weight_C, mean_C, variance_C, None, None, False, context.eps, [True] * 3
         )
-        # Every rank's loss depends on mean and variance: Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, in which the two
-        # sums over all samples are the gradients of weight and bias.
+        # Every rank's loss depends on mean and variance (Ioffe and Szegedy 2015, arXiv:1502.03167, section 3). The two sums over all
+        # samples in their formulas are the gradients of weight and bias.
         sums_2C = torch.stack((weight_gradient_C, bias_gradient_C))
         dist.all_reduce(sums_2C, group=context.group)
         deviation_C = torch.rsqrt(variance_C + context.eps)
@@ -79,7 +79,7 @@ class _OverRanks(torch.autograd.Function):
 def _gathered(
     images_BCHW: torch.Tensor, kind: torch.dtype, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(mean, variance, count) of all ranks' samples by channel, from each rank's own (Chan et al. 1979, STAN-CS-79-773)."""
+    """Combine each rank's statistics to (mean, variance, count) over all samples, by channel (Chan et al. 1979, STAN-CS-79-773)."""
     channels, count = images_BCHW.shape[1], images_BCHW.numel() // images_BCHW.shape[1]
     own = torch.zeros(2 * channels + 1, dtype=kind, device=images_BCHW.device)
     if count:
@@ -97,11 +97,11 @@ def _gathered(
 def _statistics(images_BCHW: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean, variance) of this rank's samples, in one pass and without a copy in higher precision.
 
-    A compiler sees to that itself, and has no rule for torch's operator where sizes are symbols: under FSDP its graph would break.
+    The compiler avoids the copy itself, and has no rule for torch's operator with symbolic sizes: under FSDP its graph would break.
     """
     if torch.compiler.is_compiling():
         variance_C, mean_C = torch.var_mean(images_BCHW.to(kind), (0, 2, 3), correction=0)
         return mean_C, variance_C
-    # The running statistics that the operator wants say in which precision it keeps its own.
+    # The dtype of the running statistics determines the operator's precision.
     unused = torch.zeros(images_BCHW.shape[1], dtype=kind, device=images_BCHW.device)
     return torch.ops.aten.batch_norm_update_stats(images_BCHW, unused, unused.clone(), 0.0)

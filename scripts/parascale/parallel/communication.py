@@ -1,12 +1,12 @@
-"""Collective operations by themselves: does every link work, and how fast is each operation at each size?
+"""Communication tests: does every link work, and how fast is each operation at each size?
 
-Bandwidth is that of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the *algorithm* bandwidth is
-size over time; the *bus* bandwidth multiplies it with what the operation must move over the slowest link, to compare with the
-hardware's rate. `size` is that of the whole tensor.
+Bandwidth is defined as in nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the *algorithm* bandwidth is
+size over time, where size is that of the whole tensor; the *bus* bandwidth multiplies it by the operation's traffic over the slowest
+link, for comparison with the hardware's rate.
 
-Each operation is measured between all ranks, and along each dimension of a mesh that has several: there all groups of a
-dimension communicate at the same time, as in a training. So do copies to the GPUs: they are slow where processes are bound to cores
-far from their GPU.
+Each operation is measured between all ranks and, on a mesh with several dimensions, along each of them; all groups of a dimension
+then communicate at the same time, as in a training. All ranks also copy to their GPUs at the same time: copies are slow if processes
+are bound to cores far from their GPU.
 """
 
 import os
@@ -28,22 +28,22 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_r
 COLUMNS: tuple[str, ...] = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
 COLUMNS += ("algorithm_gigabytes_per_second", "bus_gigabytes_per_second")
 WARM_UPS = 2  # the first calls open connections
-PROBE_ELEMENTS = 1 << 16  # what a link is tried with
+PROBE_ELEMENTS = 1 << 16  # size of the tensor that tests a link
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth for `ranks` ranks (nccl-tests, PERFORMANCE.md)."""
+    """Ratio of bus to algorithm bandwidth for `ranks` ranks (nccl-tests, PERFORMANCE.md)."""
     others = (ranks - 1) / ranks
     return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others}.get(operation, 1.0)
 
 
 def sizes_between(smallest: int, largest: int) -> list[int]:
-    """Sizes in bytes, each four times the one before."""
+    """Sizes in bytes, each four times the previous."""
     return [smallest, *sizes_between(4 * smallest, largest)] if smallest <= largest else []
 
 
 def groups_of(layout: Layout, device: torch.device, timeout_seconds: float) -> dict[str, Any]:
-    """Name → this process's group: `all`, and one for each dimension of a layout that has several. Called by every rank."""
+    """Name → this process's group: `all` and, if the layout has several dimensions, one per dimension. Every rank must call this."""
     groups = {"all": dist.group.WORLD}
     if len(layout.dimensions) > 1:
         devices = make_mesh(layout, device, timeout_seconds).devices
@@ -60,8 +60,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Time every operation in every group (of `groups_of`) at every size (bytes, fp32 elements); returns rows of COLUMNS.
 
-    A repeat takes as long as the slowest of all ranks; `seconds` is the median of the repeats. Every rank gets the same
-    rows but for the nodes, which are those of its own groups.
+    A repeat is timed by its slowest rank; `seconds` is the median of the repeats. Every rank gets the same rows, except that
+    `nodes` counts the nodes of its own group.
     """
     rows = []
     for dimension, group in groups.items():
@@ -82,13 +82,13 @@ def measure(
 def operation(
     name: str, elements: int, device: torch.device, group: dist.ProcessGroup, filled: float = 1.0
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """(function that does the operation once, tensor with what this rank gets) on `elements` fp32 elements, each `filled`."""
+    """(function that runs the operation once, this rank's result tensor) for `elements` fp32 elements, each equal to `filled`."""
     members = dist.get_process_group_ranks(group)
     rank, ranks = dist.get_rank(group), len(members)
     whole = torch.full((elements,), filled, device=device)
     part = torch.full((elements // ranks,), filled, device=device)
     if name == "send_receive":
-        # A ring, as nccl-tests has it: every rank sends to the next and receives from the one before.
+        # A ring, as in nccl-tests: every rank sends to the next and receives from the previous.
         received = torch.empty_like(whole)
 
         def ring() -> None:
@@ -135,7 +135,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def meet(timeout_seconds: float) -> dist.TCPStore:
-    """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come."""
+    """Return a store in which all ranks have registered, for `start_processes`; raises RequirementError naming the missing ranks."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # The others wait longer: rank 0 knows who is missing, so it should speak first.
     patience = timedelta(seconds=timeout_seconds * (1 if rank == 0 else 2))
@@ -154,7 +154,7 @@ def meet(timeout_seconds: float) -> dist.TCPStore:
 
 
 def preflight(store: dist.Store, device: torch.device, timeout_seconds: float, processes_per_node: int) -> None:
-    """Try the links of `links`; raises RequirementError that names the one that does not work. store: of `meet`."""
+    """Test the links of `links`; raises RequirementError naming one that does not work. store: from `meet`."""
     rank = dist.get_rank()
     set_timeout(dist.group.WORLD, timeout_seconds)
     for pairs in links(dist.get_world_size() // processes_per_node, processes_per_node):
@@ -164,9 +164,9 @@ def preflight(store: dist.Store, device: torch.device, timeout_seconds: float, p
 
 
 def links(nodes: int, ranks: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rounds of disjoint pairs: all of a node's ranks, and each rank with that of its number on the next node, which make rings.
+    """Rounds of disjoint pairs: all pairs within a node, and each rank with the same local rank on the next node, forming rings.
 
-    Every rank, and every network card, is tried, with at most `ranks` + 1 connections each, however many nodes there are.
+    This tests every rank and every network card with at most `ranks` + 1 connections each, however many nodes there are.
     """
     for pairs in rounds(ranks):
         yield [(node * ranks + one, node * ranks + other) for node in range(nodes) for one, other in pairs]
@@ -178,7 +178,7 @@ def links(nodes: int, ranks: int) -> Iterator[list[tuple[int, ...]]]:
 
 def rounds(ranks: int) -> Iterator[list[tuple[int, ...]]]:
     """Rounds of disjoint pairs in which every two ranks meet exactly once (the circle method of tournaments)."""
-    players = list(range(ranks + ranks % 2))  # with an odd number one sits out each round
+    players = list(range(ranks + ranks % 2))  # if odd, one sits out each round
     for _ in range(len(players) - 1):
         half = len(players) // 2
         pairs = zip(players[:half], reversed(players[half:]), strict=True)
@@ -187,7 +187,7 @@ def rounds(ranks: int) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _try_link(rank: int, partner: int, store: dist.Store, device: torch.device, timeout_seconds: float) -> None:
-    """Send a tensor there and back, and compare what arrives."""
+    """Exchange a tensor with the partner and check what arrives."""
     link = f"the link between {_named(min(rank, partner), store)} and {_named(max(rank, partner), store)}"
     mine = torch.full((PROBE_ELEMENTS,), float(rank), device=device)
     received = torch.empty_like(mine)

@@ -1,13 +1,12 @@
-"""Precision float8: linear layers of blocks take their factors in 8 bits (e4m3), all else is as in bf16.
+"""Precision float8: the linear layers inside blocks multiply in 8 bits (e4m3); everything else is as in bf16.
 
-Factors of a layer's product, and of that for the gradient of its input, are rounded when they are used. The sum runs along rows, so each
-row has a scale of its own, by its largest element; the kernel undoes both, sums in fp32 and rounds to bf16. The gradient of weights stays
-a product in bf16: its sum runs over tokens, whose scales would depend on how layouts share samples. It is torchao's recipe
-`rowwise_with_gw_hp`.
+The forward product and the gradient of the input round both factors to e4m3 on use. Sums run along rows, so each row has its own scale,
+taken from its largest element; the kernel removes the scales, sums in fp32 and rounds to bf16. The gradient of the weights stays in bf16:
+its sum runs over tokens, so its scales would depend on how a layout divides the samples. This is torchao's recipe `rowwise_with_gw_hp`.
 
-Scales are powers of two, as torchao's are, by which a row's largest element becomes more than 224: a number that is at least 2⁻¹³ of it
-then has all of e4m3's digits (from 2⁻⁶), and is rounded to the same ones whatever else is in its row. So ranks of tensor parallelism, each
-with its part of a row and a scale for that, round as one process does.
+Scales are powers of two, as in torchao, that bring the largest element of a row above 224. A number of at least 2⁻¹³ of the largest then
+has all of e4m3's digits (from 2⁻⁶ on) and is rounded to the same ones whatever else the row contains. Under tensor parallelism each rank
+scales only its part of a row, so it still rounds like a single process.
 """
 
 from typing import Any
@@ -21,14 +20,14 @@ from parascale.errors import ConfigError
 from parascale.settings import Run
 from parascale.settings.run import FLOAT8_MULTIPLE
 
-LARGEST, LEAST = 448.0, 2.0**-100  # of e4m3; of what a row's largest element counts as
-EXPONENT = 0x7F800000  # of the bits of an fp32 number
+LARGEST, LEAST = 448.0, 2.0**-100  # the largest number in e4m3; lower bound for a row's largest element
+EXPONENT = 0x7F800000  # mask for the exponent bits of an fp32 number
 
 
 def prepare(blocks: list[Any], run: Run, device: torch.device) -> None:
-    """Let the linear layers of blocks compute so, in place, before they are split; where the run asks for it.
+    """Switch the linear layers of `blocks` to float8 in place if the run's precision is float8. Call it before they are split.
 
-    Raises ConfigError where the GPU cannot, or blocks have matrices of another kind or of sizes that the kernel does not take.
+    Raises ConfigError if the GPU lacks float8, or if a block has matrices outside nn.Linear or of sizes that the kernel does not take.
     """
     if run.precision != "float8":
         return
@@ -40,12 +39,12 @@ def prepare(blocks: list[Any], run: Run, device: torch.device) -> None:
         if not any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
             continue
         if type(module).forward is not nn.Linear.forward or any(each % size for each in module.weight.shape):
-            raise ConfigError(f"precision float8 takes nn.Linear of multiples of {size}, unlike `{name}`: take bf16")
+            raise ConfigError(f"precision float8 needs nn.Linear in multiples of {size}, unlike `{name}`: take bf16")
         vars(module)["forward"] = _computing(module)
 
 
 def _computing(linear: nn.Linear) -> Any:
-    """The forward pass of a linear layer: inputs (…, in) → (…, out)."""
+    """Return the float8 forward pass of a linear layer: inputs (…, in) → (…, out)."""
 
     def forward(inputs: Any) -> Any:
         weight, mesh = linear.weight, None
@@ -62,14 +61,14 @@ def _computing(linear: nn.Linear) -> Any:
 
 
 def _placed(weight: Placement, features: int) -> tuple[Placement, Placement]:
-    """What ranks of tensor parallelism have of the gradient of inputs and of outputs, whose dimension `features` is the last."""
+    """Placements of the input gradient and of the outputs for a weight's placement. features: index of the last dimension."""
     if weight.is_replicate():
         return Replicate(), Replicate()
     return (Partial(), Shard(features)) if weight.is_shard(0) else (Shard(features), Partial())
 
 
 class Product(torch.autograd.Function):
-    """Inputs (rows, in) times weights (out, in), with its gradients."""
+    """inputs (rows, in) @ weights (out, in)ᵀ, with its gradients."""
 
     @staticmethod
     def forward(context: Any, inputs: torch.Tensor, weight: torch.Tensor) -> Any:
@@ -92,14 +91,16 @@ def _is_asked(edge: tuple[Any, int]) -> bool:
 
 
 def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`one` (rows, inner) times the transpose of `other` (columns, inner), both rounded: (rows, columns) of their type."""
+    """Round `one` (rows, inner) and `other` (columns, inner) to e4m3 and return one @ otherᵀ, (rows, columns), in their dtype."""
     (left, by_row), (right, by_column) = rounded(one), rounded(other)
     rows = ScalingType.RowWise
     return scaled_mm(left, right.t(), by_row, rows, by_column.t(), rows, output_dtype=one.dtype)
 
 
 def rounded(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a matrix in e4m3, what undoes the scale of each row, (rows, 1)): the largest power of two that keeps a row within LARGEST."""
+    """Round each row of a matrix to e4m3. Returns the rounded matrix and the inverse scales, shape (rows, 1).
+
+    A row's scale is the largest power of two that keeps it within LARGEST."""
     largest = matrix.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
     scale = ((LARGEST / largest).view(torch.int32) & EXPONENT).view(torch.float32)
     return (matrix * scale.to(matrix.dtype)).to(torch.float8_e4m3fn).contiguous(), scale.reciprocal()

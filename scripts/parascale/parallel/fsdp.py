@@ -1,8 +1,8 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over ranks.
 
-Each unit's parameters are gathered just before it computes and, where asked, freed after. With `dp` beside `fsdp`, shards
-are replicated over `dp` (HSDP); with `dp` alone, whole parameters are, by the same hooks. Source of the idea: Rajbhandari et
-al. 2020 (ZeRO-3), arXiv:1910.02054.
+Each unit's parameters are gathered just before it computes and, if the layout asks for it, freed afterwards. With `dp` and `fsdp`,
+shards are replicated over `dp` (HSDP); with `dp` alone, the same hooks replicate whole parameters. Source of the idea:
+Rajbhandari et al. 2020 (ZeRO-3), arXiv:1910.02054.
 """
 
 from collections.abc import Iterator
@@ -20,35 +20,35 @@ from parascale.settings import Layout, Run
 
 
 class ReduceInBf16(DefaultReduceScatter):
-    """Scatters gradients, and sums shards of replicas, as bf16. With that as `reduce_dtype` torch would add those of parts in it, too."""
+    """Reduce-scatter gradients, and all-reduce over replicas, in bf16. With bf16 as `reduce_dtype` torch would also add parts in bf16."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer to reduce, or the result: torch rounds what it copies there, and converts the result."""
+        """Allocate the input or output buffer in bf16: torch rounds on copying in, and converts the result."""
         return super().allocate(size, dtype=torch.bfloat16, device=device)
 
 
 def shard(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, run: Run) -> None:
-    """Shard `model` in place: each of its blocks, its two ends, then the root, which takes what is left.
+    """Shard `model` in place: each of its blocks, its two ends, then the root with the remaining parameters.
 
-    mesh: `Mesh.sharing`. The ends of a class of the user's may be used without being called: the root holds them.
-    Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
+    mesh: `Mesh.sharing`. In a user's class the ends may be used without being called, so the root holds them.
+    Gradients are summed over the ranks, not averaged: the loss is already divided by the global number of targets.
     """
     layout, precision, own = run.layout, run.precision, run.workload.model.is_own
     # See parallel.precision: only bf16 and fp16 convert; None leaves numbers as they are.
     policy = MixedPrecisionPolicy(
         param_dtype=HALF.get(precision), reduce_dtype=torch.float32 if precision in HALF else None
     )
-    # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
+    # In a pipeline every micro-batch would gather again, so parameters stay gathered.
     reshard = layout.reshard_after_forward and layout.pp == 1
     units: list[Any] = [*blocks, *([] if own else _ends(model, layout)), model]
     for module in units:
-        # The backward pass begins with the last end and what is left: to free them before it would gather them twice. The first needs
-        # none of its numbers again.
+        # The backward pass starts with the last end and the root: freeing them first would gather them twice. It does not need the
+        # first end's numbers again.
         freed = reshard and module in blocks
         if layout.fsdp > 1:
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=freed)
             continue
-        # `fully_shard` would want shards of one rank, and a group for each, which every rank takes part in making.
+        # `fully_shard` would need a one-rank shard group for each rank, and creating each is a collective call.
         replicate(module, mesh=mesh, mp_policy=policy)
         if freed:
             module.register_forward_hook(torch.compiler.disable(_free))
@@ -62,8 +62,8 @@ def shard(model: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, run: Run)
 
 
 def _ends(model: nn.Module, layout: Layout) -> list[list[nn.Module]]:
-    """The submodules before the blocks, and those after them, as units: else the root holds both, gathered before anything computes and
-    reduced after everything. Nothing where they share a parameter, or a pipeline has split them."""
+    """The submodules before the blocks and those after them, as two units. In the root they would be gathered before all computation and
+    reduced after it. Empty if the two share a parameter, or a pipeline has split them."""
     plan = getattr(model, "pipeline_plan", None)
     if plan is None or layout.pp > 1 or layout.fsdp == 1:
         return []
@@ -73,10 +73,10 @@ def _ends(model: nn.Module, layout: Layout) -> list[list[nn.Module]]:
 
 
 def defer(root: Any, run: Run, last: bool) -> None:
-    """Say whether the backward passes from now on are of the `last` part of a step: replicas sum gradients in that one alone, shards
-    are scattered before where the layout reduces each part, and what stays gathered stays for the step. Units of a class of the user's
-    may be left out of the last part, with which the sums that they hold would be lost: unless the layout says `step`, they are done
-    after each."""
+    """Declare that the coming backward passes belong to the `last` part of a step, or to an earlier one. Replicas reduce gradients only in
+    the last part; with `reduce: part`, shards are scattered in each. Without reshard_after_forward, parameters stay gathered for the
+    whole step. A user's class may skip units in the last part, which would lose their sums, so with `part` it reduces everything in
+    each part."""
     layout, own = run.layout, run.workload.model.is_own
     each = layout.reduce == "part"
     root.set_reshard_after_backward(last or layout.reshard_after_forward)
@@ -84,26 +84,26 @@ def defer(root: Any, run: Run, last: bool) -> None:
     root.set_requires_all_reduce(last or (each and own))
     for group in _groups(root) if run.reduce_precision != "fp32" else ():
         if (scattered := group._partial_reduce_output) is not None:
-            # That of the parts before, to which torch adds the next: in fp32, which only the sum over replicas rounds.
+            # The sum of earlier parts, to which torch adds the next, is kept in fp32; only the sum over replicas is rounded.
             with group.device_handle.stream(group.comm_ctx.reduce_scatter_stream):
                 group._partial_reduce_output = scattered.to(group._orig_dtype)
 
 
 def sum_up(root: nn.Module) -> None:
-    """Add the gradients that a pass for weights alone has left in half precision to the sums in fp32: hooks do that in passes for inputs,
-    between which several may follow."""
+    """Add the half-precision gradients of a weights-only backward pass to the fp32 sums. FSDP's hooks do so only in backward passes for
+    inputs, and several weights-only passes may come in between."""
     for parameter in (parameter for group in _groups(root) for parameter in group.fsdp_params):
         parameter.accumulate_unsharded_grad_if_needed()
         parameter.to_accumulated_grad_if_needed()
 
 
 def _groups(root: nn.Module) -> Iterator[Any]:
-    """What torch keeps of each unit that holds parameters."""
+    """torch's FSDPParamGroup of each unit that has parameters."""
     for module in root.modules():
         if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None:
             yield group
 
 
 def _free(unit: FSDPModule, *_: object) -> None:
-    """Free what a unit computed with, which `replicate` would keep until its backward pass, beside the parameters."""
+    """Free the parameters that a unit computed with; `replicate` would keep them until its backward pass."""
     unit.reshard()

@@ -1,4 +1,4 @@
-"""Processes and their places: the process group, the device mesh of a layout, and the timeout of every group."""
+"""The process group, the device mesh of a layout, and the timeouts of all groups."""
 
 import contextlib
 import os
@@ -18,12 +18,12 @@ from parascale.settings.layout import DATA_AXES, MESH_AXES, TARGET_AXES
 
 @dataclass(frozen=True)
 class Mesh:
-    """This process's place in a layout.
+    """This process's position in a layout.
 
-    devices: the mesh over those of `MESH_AXES` that the layout uses, or None for a single process, which needs no communication.
-    data_devices: `dp × fsdp` flattened, the ranks that see different samples; None where there are no others.
-    timeout_seconds: of every group.
-    sharing: what FSDP works on: 1-D over shards or, without `fsdp`, over replicas; 2-D (replicas, shards) with both. None without FSDP.
+    devices: the mesh over the axes of `MESH_AXES` that the layout uses; None for a single process, which needs no communication.
+    data_devices: `dp × fsdp` flattened, the ranks that see different samples; None if all ranks see the same.
+    timeout_seconds: applies to every group.
+    sharing: the mesh for FSDP: 1-D over shards or, without `fsdp`, over replicas; 2-D (replicas, shards) with both. None without FSDP.
     """
 
     layout: Layout
@@ -43,31 +43,31 @@ class Mesh:
 
     @cached_property
     def host_group(self) -> dist.ProcessGroup | None:
-        """The group of all ranks for what lies in host memory; None for a single process.
+        """The group of all ranks for tensors in host memory; None for a single process.
 
-        Beside NCCL it is one more, over gloo, that every rank makes when it first asks. Were gloo a part of every group, each axis would
-        join all its ranks by sockets.
+        With NCCL this is an extra gloo group, which all ranks create on first use. If every group included gloo, each axis would connect
+        all its ranks by sockets.
         """
         if self.devices is None:
             return None
         return self.new_host_group() if dist.get_backend() == "nccl" else dist.group.WORLD
 
     def new_host_group(self) -> dist.ProcessGroup:
-        """One more such group, for a thread of its own. Every rank must call this."""
+        """Create another gloo group of all ranks, for use by a separate thread. Every rank must call this."""
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds), group_desc="all ranks")
 
     def coordinate(self, axis: str) -> int:
-        """This process's number along one axis."""
+        """This process's coordinate along one axis."""
         used = self.devices is not None and axis in self.devices.mesh_dim_names
         return self.devices.get_local_rank(axis) if used else 0
 
     def leads(self, *but: str) -> bool:
-        """Whether this process is the first of those with its targets, along all axes `but` some."""
+        """True on the first of the processes that share its targets, ignoring the axes in `but`."""
         return not any(self.coordinate(axis) for axis in MESH_AXES if axis not in (*TARGET_AXES, *but))
 
     @property
     def data_rank(self) -> int:
-        """Which share of a step's samples this process takes."""
+        """Index of this process's share of a step's samples."""
         number = 0
         for axis in DATA_AXES:
             number = number * getattr(self.layout, axis) + self.coordinate(axis)
@@ -75,10 +75,10 @@ class Mesh:
 
 
 def start_processes(device_kind: str, timeout_seconds: float, store: dist.Store | None = None) -> torch.device:
-    """Join the process group that the launcher's variables describe; return this process's device.
+    """Join the process group described by the launcher's environment variables; return this process's device.
 
-    One process in all joins none. Every collective gives up after `timeout_seconds`.
-    store: where processes meet, if they have met already (`communication.meet`).
+    A single process joins no group. Every collective fails after `timeout_seconds`.
+    store: the rendezvous store, if the processes have already met (`communication.meet`).
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
@@ -94,7 +94,7 @@ def start_processes(device_kind: str, timeout_seconds: float, store: dist.Store 
             {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         )
         if device.type == "cuda":
-            place["device_id"] = device  # then NCCL splits communicators for groups instead of making each anew
+            place["device_id"] = device  # lets NCCL split communicators for groups instead of creating new ones
         else:
             disable_wakeup_preemption()
         dist.init_process_group(backend, timeout=timeout, store=store, **place)
@@ -102,8 +102,8 @@ def start_processes(device_kind: str, timeout_seconds: float, store: dist.Store 
 
 
 def open_store(timeout: timedelta, wait_for_workers: bool = True) -> dist.TCPStore:
-    """The store in which the processes of the launcher's variables meet. On one node rank 0 listens on the loopback alone: torch itself
-    would on every interface, and it asks nobody who they are."""
+    """Open the rendezvous store described by the launcher's variables. On one node rank 0 listens on the loopback only: torch itself would
+    listen on every interface, without authentication."""
     rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     listener: dict[str, Any] = {}
     if rank == 0 and address[0] in loopback.ADDRESSES:
@@ -113,33 +113,33 @@ def open_store(timeout: timedelta, wait_for_workers: bool = True) -> dist.TCPSto
 
 
 def disable_wakeup_preemption() -> None:
-    """On CPUs: threads that this one starts from now on, gloo's among them, do not push aside the one that runs when they wake up.
+    """On CPUs: threads started by this one from now on, including gloo's, do not preempt a running thread when they wake up.
 
-    The thread that receives for gloo tries the lock of its connection and, where another has it, polls on. If it has just pushed
-    that other one off the core they share, both wait for the scheduler's next tick, milliseconds away, in each small sum.
+    Gloo's receiving thread polls while another thread has its connection's lock. If it has just preempted that thread on a shared
+    core, both wait for the scheduler's next tick, which adds milliseconds to each small all-reduce.
     """
-    with contextlib.suppress(OSError):  # a sandbox that forbids the calls costs speed alone
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # who chose another policy keeps it
+    with contextlib.suppress(OSError):  # in a sandbox that forbids the calls, only speed is lost
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # keep a policy that the user chose
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def stop_processes() -> None:
-    """Leave the process group in step with all others: ranks that exit while peers still talk can abort them."""
+    """Leave the process group together: a rank that exits while peers still communicate can abort them."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 def make_mesh(layout: Layout, device: torch.device, timeout_seconds: float) -> Mesh:
-    """The Mesh of a layout for this process; every group of it gets the timeout (sub-groups do not inherit it)."""
+    """Make this process's Mesh of a layout and set the timeout of every group (sub-groups do not inherit it)."""
     if layout.world_size == 1:
         return Mesh(layout, device, None, None)
-    # No axis of one rank: each of its groups, one for every rank, would cost a call on all.
+    # Leave out axes of one rank: creating their groups, one per rank, would each need a collective call.
     degrees = layout.dimensions
     axes = tuple(axis for axis in MESH_AXES if axis in degrees)
     options: dict[Any, Any] = {}
     if layout.pp > 1 and dist.get_backend() == "gloo":
-        # Stages send and receive, and for that gloo knows only the timeout that a group was made with.
+        # For send and receive, gloo uses only the timeout that the group was created with.
         options["pp"] = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
         options["pp"]._timeout = timedelta(seconds=timeout_seconds)
     shape = tuple(degrees[axis] for axis in axes)
@@ -171,5 +171,5 @@ def _sharing(layout: Layout, devices: Any, timeout_seconds: float) -> Any:
 
 
 def set_timeout(group: dist.ProcessGroup | None, timeout_seconds: float) -> None:
-    """Make collectives of `group` give up after `timeout_seconds`."""
+    """Make collectives of `group` fail after `timeout_seconds`."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds), group)

@@ -1,24 +1,24 @@
-"""A model becomes a parallel model: the strategies, applied in one order.
+"""Make a model parallel by applying the strategies in a fixed order.
 
-The order, for each pipeline stage that this rank holds, and why:
+The order, for each pipeline stage on this rank, and the reasons:
 
-1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
-   float8                 changes what linear layers compute, before others say with which part of it
-2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
-   context parallelism    exchanges the heads that this has left
-3. batch norm             counts the samples of all ranks, its statistics in fp32; inside of what wraps blocks
-4. recomputation          wraps a block's forward pass, the collectives of tensor parallelism included
+1. cut the stage          other ranks' layers are never allocated: everything is built on the meta device
+   float8                 changes what linear layers compute, so it comes before they are split
+2. tensor parallelism     first to touch the parameters: FSDP must shard parameters that are already split
+   context parallelism    exchanges the heads that tensor parallelism has left on this rank
+3. batch norm             uses the samples of all ranks, with statistics in fp32; inside the block wrappers below
+4. recomputation          wraps a block's forward pass, including the collectives of tensor parallelism
 5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
 6. FSDP                   outermost: gathers a block's parameters before all of the above runs
-   or copies              in half precision, where FSDP does not make them
-7. materialise            only now memory is taken, and only for this rank's shards
-8. DDP                    reduces gradients, and copies no weights from rank to rank here
+   or copies              in half precision, for layouts without FSDP
+7. materialise            allocates memory, only for this rank's shards
+8. DDP                    reduces gradients; it broadcasts no weights here
 9. pipeline schedule      joins the stages
 
 Weights come last, from a checkpoint or from seed and name (`ParallelModel.initialise`).
 
-Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP's without its shards: DDP's hooks do not know
-DTensors, and reduce at the wrong time in a pipeline.
+Replication in a hybrid layout (`dp` with `tp` or `pp`) uses FSDP without shards: DDP's hooks do not support DTensors, and reduce
+at the wrong time in a pipeline.
 """
 
 from collections.abc import Callable
@@ -44,14 +44,14 @@ from parascale.stages import held_stages
 
 @dataclass
 class ParallelModel:
-    """What a rank computes with.
+    """This rank's part of the model.
 
-    whole: function that builds the module of the single process. parts: this rank's modules, one a pipeline stage, with the
-    parameter names of the single process.
-    forward_module: what is called in training (the DDP wrapper, or the one part).
-    ranks_differ: ranks train apart and agree only when they average (local SGD).
-    copies: those in half precision that parts compute with, where FSDP does not make them.
-    kept: name → tensor that a rank which trains apart keeps besides, also in checkpoints.
+    whole: function that builds the single-process module. parts: this rank's modules, one per pipeline stage, with single-process
+    parameter names.
+    forward_module: the module called in training (the DDP wrapper, or the only part).
+    ranks_differ: ranks train independently and agree only when they average (local SGD).
+    copies: the half-precision copies that parts compute with, for layouts without FSDP.
+    kept: name → extra tensor that a rank keeps under local SGD, also in checkpoints.
     """
 
     mesh: Mesh
@@ -68,11 +68,11 @@ class ParallelModel:
 
     @property
     def head(self) -> Any:
-        """The output layer that this rank's loss computes, or None where the model itself makes the logits."""
+        """The output layer if this rank's loss computes it, or None if the model itself returns logits."""
         return next((head for part in self.parts for head in heads(part) if head.deferred), None)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) over all parts; found once, because a step asks for them several times."""
+        """(name, parameter) over all parts; cached, because a step needs them several times."""
         return self._named_parameters
 
     @cached_property
@@ -80,17 +80,17 @@ class ParallelModel:
         return [entry for part in self.parts for entry in part.named_parameters()]
 
     def outputs(self, *inputs: Any) -> Any:
-        """What the loss takes of a batch, without a backward pass, on ranks that have the last stage; None on others."""
+        """The loss's input for a batch, without a backward pass, on ranks with the last stage; None on others."""
         return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
 
     def initialise(self, seed: int, restored: Any, alive: Callable[[], object]) -> None:
-        """Fill in the weights of the seed; only what no checkpoint holds, if one is `restored`. alive: called after each tensor."""
+        """Initialise weights from the seed; after a restore, only those not in `restored`. alive: called after each tensor."""
         for part in self.parts:
             initialise(part, self.whole, seed, self.tied, restored, alive)
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Every data-parallel rank takes those of the first: running statistics differ where batch norm is each rank's own."""
+        """Broadcast buffers from the first data-parallel rank: running statistics differ if batch norm is not synchronised."""
         if self.mesh.layout.data_parallel > 1:
             group = self.mesh.data_devices.get_group()
             for part in self.parts:
@@ -98,7 +98,7 @@ class ParallelModel:
                     dist.broadcast(tying.local(buffer), group=group, group_src=0)
 
     def count_parameters(self) -> int:
-        """Parameters of the whole model, tied ones once. Every rank of a pipeline must call this."""
+        """Number of parameters of the whole model, counting tied ones once. Every rank of a pipeline must call this."""
         held = sum(p.numel() for part in self.parts for p in part.parameters())
         held -= sum(second.numel() for _, second in self.split_ties if second is not None)
         if self.pipeline is not None:
@@ -114,10 +114,10 @@ class ParallelModel:
 def parallelize(
     build: Callable[[], nn.Module], run: Run, mesh: Mesh, loss: Any, clock: Any, timeout_seconds: float
 ) -> ParallelModel:
-    """Make the ParallelModel of a run on this rank, its weights still to be filled in.
+    """Make this rank's ParallelModel of a run, with weights not yet initialised.
 
-    build: function that makes the whole module (called under the meta device). loss: the GlobalLoss, which learns of the `head`.
-    clock: the train Clock that pipeline stages report to. Raises ConfigError where the model lacks a plan.
+    build: function that makes the whole module (called on the meta device). loss: the GlobalLoss, whose `head` this sets.
+    clock: the train Clock that pipeline stages report to. Raises ConfigError if the model lacks a plan.
     """
     layout = run.layout
 
@@ -137,7 +137,7 @@ def parallelize(
         tying.tie(part, tied)
     if layout.pp > 1:
         joined = _pipeline().Pipeline(parts, mesh, loss, clock)
-        # Making a group is collective, so ranks without a tied parameter take part too.
+        # Creating a group is a collective call, so ranks without a tied parameter take part too.
         group = _pipeline().ends_group(mesh, timeout_seconds) if tied else None
         ties = tying.split_ties(parts, tied)
         model = ParallelModel(mesh, whole, parts, None, joined, tied, ties, group, copies=copies)
@@ -151,7 +151,7 @@ def parallelize(
 
 
 def uses_ddp(run: Run) -> bool:
-    """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication, and Lightning
+    """True for pure data parallelism. Local SGD averages parameters itself, hybrids use FSDP's replication, and Lightning
     wraps the model on its own."""
     layout = run.layout
     only_dp = layout.dimensions.keys() == {"dp"}
@@ -159,7 +159,7 @@ def uses_ddp(run: Run) -> bool:
 
 
 def check_plans(model: nn.Module, layout: Layout) -> None:
-    """Raise ConfigError where a layout needs a plan that the model does not offer, and would do nothing or fail."""
+    """Raise ConfigError if the layout needs a plan that the model does not offer."""
     check_offer(offer_of(model), layout)
 
 
@@ -172,7 +172,7 @@ def _make_part(
         part = whole()
     if layout.pp > 1:
         _pipeline().cut(part, stage, layout.stages)
-    patterns = getattr(part, "shard_units", ())  # blocks are sharded, computed again and compiled one by one
+    patterns = getattr(part, "shard_units", ())  # blocks are sharded, recomputed and compiled one by one
     blocks = [
         module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
     ]
@@ -196,7 +196,7 @@ def _make_part(
             # Replacing the method, not wrapping the module, keeps the parameters' names.
             block.forward = recomputed(block, layout.activation_checkpointing == "selective", copies)
         if layout.compile:
-            # A graph that breaks is an error; a class of the user's own may have breaks.
+            # A graph break is an error in our models; a user's class may have breaks.
             block.compile(fullgraph=not run.workload.model.is_own)
     if layout.uses_fsdp:
         fsdp.shard(part, blocks, mesh.sharing, run)
@@ -206,9 +206,9 @@ def _make_part(
 
 
 def _refuse_eager(blocks: int) -> None:
-    """More graphs of one function than dynamo keeps are an error, not code that runs as if it were not compiled.
+    """Make it an error to exceed dynamo's recompile limit, which would fall back to eager code, and raise the limit.
 
-    So many blocks may all differ; each has graphs of training and of evaluation, in two sizes where its batches have two.
+    All blocks may differ; each has graphs for training and evaluation, and for two sizes if its batches have two.
     """
     import torch._dynamo.config as dynamo
 
@@ -218,12 +218,12 @@ def _refuse_eager(blocks: int) -> None:
 
 
 def heads(part: nn.Module) -> list[Any]:
-    """The output layers of a model whose loss needs no logits: one, or none."""
+    """The `Head` modules of a model: one or none."""
     return [module for module in part.modules() if isinstance(module, Head)]
 
 
 def _pipeline() -> ModuleType:
-    """The module of pipelines. torch's takes a second to load, which only runs with stages spend."""
+    """Import the pipeline module lazily: torch's takes a second to load, and only layouts with stages need it."""
     from parascale.parallel import pipeline
 
     return pipeline

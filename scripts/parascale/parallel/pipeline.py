@@ -1,7 +1,6 @@
-"""Pipeline parallelism: blocks are cut into stages, and micro-batches flow through them.
+"""Pipeline parallelism: the model is cut into stages, and micro-batches flow through them.
 
-Schedules come from `torch.distributed.pipelining`. Layers keep their names in every stage, so that a checkpoint is the
-same whatever the cut.
+Schedules come from `torch.distributed.pipelining`. Layers keep their names in every stage, so a checkpoint does not depend on the cut.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 
 def cut(model: Any, stage: int, stages: int) -> Any:
-    """Take away, in place, what stage number `stage` of `stages` does not hold."""
+    """Remove, in place, all modules that do not belong to stage number `stage` of `stages`."""
     plan = model.pipeline_plan
     blocks = model.get_submodule(plan.blocks)
     names = [name for name, _ in blocks.named_children()]
@@ -43,13 +42,13 @@ def cut(model: Any, stage: int, stages: int) -> Any:
 
 
 class TimedStage(PipelineStage):
-    """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting.
+    """A stage that reports its forward and backward time to its clock; the rest of a step is waiting.
 
-    draws: of dropout, which is told the micro-batch: its forward pass draws, and its backward pass where it recomputes.
-    last: whether this is the last schedule of a step; earlier ones leave their gradients to it, as micro-batches do.
+    draws: dropout's random state, which needs the micro-batch in the forward pass and, with recomputation, in the backward pass.
+    last: True for the last schedule of a step; earlier ones leave gradients unreduced, as earlier micro-batches do.
 
-    torch holds a tensor to receive into for each micro-batch and direction as long as the stage lives. Here each is made when it is
-    received, and let go when it was read: what is needed beyond, autograd holds.
+    torch keeps a receive buffer per micro-batch and direction for the whole life of the stage. Here each is allocated on receipt and
+    freed after use; autograd keeps what the backward pass needs.
     """
 
     draws: Any = None
@@ -60,8 +59,8 @@ class TimedStage(PipelineStage):
         self.clock = clock
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        """torch sends tensors without data through the stages, one after the other: compiled, each would wait for the graphs of all
-        before it, and those are for these tensors alone."""
+        """Infer shapes in eager mode. torch passes meta tensors through the stages in turn; compiled, each stage would wait for all earlier
+        ones to compile graphs that are used only here."""
         with torch.compiler.set_stance("force_eager"):
             return super()._prepare_forward_infra(*args, **kwargs)
 
@@ -104,7 +103,7 @@ class TimedStage(PipelineStage):
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         _place(self.grad_recv_info[bwd_chunk_id], "meta")
         if loss is not None and full_backward:
-            loss.detach_()  # the schedule keeps it, and by its graph what this stage received
+            loss.detach_()  # the schedule keeps the loss, and its graph would keep what this stage received
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
@@ -124,7 +123,7 @@ class TimedStage(PipelineStage):
 
 
 def _place(received: Any, device: torch.device | str) -> None:
-    """Give what a stage receives a new place on `device`: with `meta`, none."""
+    """Allocate a stage's receive buffers on `device`; `meta` frees them."""
     for each in received:
         if each.buffer is not None:
             each.buffer = torch.empty_like(each.buffer, device=device, requires_grad=False)
@@ -140,10 +139,10 @@ class Pipeline:
     def __init__(self, parts: Sequence[nn.Module], mesh: Mesh, loss: Callable[..., torch.Tensor], clock: Any) -> None:
         """parts: modules of this rank's stages, in ascending order. loss: (outputs, labels) → summed, already divided."""
         layout = mesh.layout
-        # These forget nodes of an `autograd.Function`, as the loss is one, between the two passes.
+        # These versions lose the nodes of an `autograd.Function`, such as the loss, between the two passes.
         if layout.splits_backward and (2, 11) <= torch.__version__ < (2, 13):  # type: ignore[operator]  # it compares with tuples
             raise RequirementError(
-                f"torch {torch.__version__} forgets what the second backward pass of zero-bubble and V schedules starts from: install "
+                f"torch {torch.__version__} loses the graph that the second backward pass of zero-bubble and V schedules needs: install "
                 "torch 2.13 or newer, or choose another `schedule`, such as Interleaved1F1B"
             )
         self.layout = layout
@@ -158,17 +157,17 @@ class Pipeline:
             for index, part in self.parts.items()
         ]
         kind = get_schedule_class(layout.pipeline_schedule)
-        # Stages of a loop are handed over together, a single one by itself.
+        # Multi-stage schedules take a list of stages, others a single stage.
         held = self.stages if issubclass(kind, PipelineScheduleMulti) else self.stages[0]
         self.schedule = kind(held, layout.micro_batches, loss_fn=loss, scale_grads=False)
         if held is self.stages:
-            # torch would free after each part what FSDP gathered; its reduction does so once the step ends.
+            # torch would free FSDP's gathered parameters after each part; here the reduction at the end of the step frees them.
             self.schedule.register_custom_function(RESHARD, _stay_gathered)
 
     def train_step(self, inputs: torch.Tensor, *beside: torch.Tensor, last: bool = True) -> torch.Tensor | None:
-        """Forward and backward of one local batch; returns the summed losses of the last stage, else None. last: of a step.
+        """Forward and backward of one local batch. Returns the summed loss on the last stage's rank, otherwise None.
 
-        beside: where documents start, which each stage takes, if they are separate; labels.
+        beside: document starts, which every stage takes (if documents are separate), then labels. last: this is the step's last batch.
         """
         *starts, labels = beside
         losses: list[torch.Tensor] = []
@@ -185,9 +184,9 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor, *starts: torch.Tensor) -> torch.Tensor | None:
-        """A plain forward pass from stage to stage: what the loss takes on the rank of the last stage, else None.
+        """A plain forward pass from stage to stage. Returns the loss's input on the last stage's rank, otherwise None.
 
-        Schedules cannot evaluate everywhere (the V-shaped ones crash), and have nothing to gain without a backward pass.
+        Not all schedules can evaluate (the V-shaped ones crash), and without a backward pass they gain nothing.
         """
         hidden = inputs
         for stage in range(self.layout.stages):
@@ -201,7 +200,7 @@ class Pipeline:
         return hidden if self.last else None
 
     def _send(self, tensor: torch.Tensor, rank: int) -> None:
-        """Shape and type first, then the tensor: batches of an evaluation differ in size."""
+        """Send shape and dtype, then the tensor: batches of an evaluation differ in size."""
         header = torch.tensor([DTYPES.index(tensor.dtype), *tensor.shape], device=self.device)
         dist.send(torch.tensor([len(header)], device=self.device), group_dst=rank, group=self.group)
         dist.send(header, group_dst=rank, group=self.group)
@@ -219,8 +218,8 @@ class Pipeline:
 
 
 def ends_group(mesh: Mesh, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """The group of the ranks that hold first and last stage of this rank's pipeline; None on ranks in between or
-    where one rank holds both. Every process must call this, because making a group is a collective operation."""
+    """The group of the two ranks with the first and last stage of this rank's pipeline; None on ranks in between, or if one
+    rank holds both. Every process must call this, because creating a group is a collective operation."""
     layout = mesh.layout
     first, last = stage_rank(layout, 0), stage_rank(layout, layout.stages - 1)
     if first == last:

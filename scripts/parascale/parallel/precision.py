@@ -1,18 +1,18 @@
-"""The precision policy: one arithmetic for every layout, rounded at the same places.
+"""The precision policy: every layout rounds in the same places.
 
 In bf16 and fp16
 
-- parameters, the optimizer's state, checkpoints and every sum of gradients are fp32 (those over ranks bf16, if `reduce_precision` says so);
-- the forward and backward pass compute with copies of all parameters in half precision, so the residual stream and what travels
-  between the ranks of tensor and pipeline parallelism are in half precision too;
-- kernels keep in fp32 what needs it: sums of a matrix product, statistics of norms, softmax; the loss is computed of fp32 logits.
+- parameters, optimizer state, checkpoints and all gradient sums are fp32 (sums over ranks are bf16 if `reduce_precision` says so);
+- forward and backward passes compute with half-precision copies of all parameters, so the residual stream and the messages between
+  ranks of tensor and pipeline parallelism are in half precision too;
+- kernels use fp32 where it is needed: accumulation in matrix products, norm statistics, softmax; the loss takes fp32 logits.
 
-FSDP2's `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=torch.float32)` does this; `Copies` does the same for all other layouts.
-Neither touches buffers. Autocast would keep the residual stream in fp32: closer to fp32, but twice the bytes, and FSDP cannot do the
-same. Trainings at scale are made as here (torchtitan, Llama 3).
+FSDP2 does this with `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=torch.float32)`; `Copies` does it for all other layouts.
+Neither touches buffers. Autocast would keep the residual stream in fp32: more accurate, but twice the bytes, and FSDP cannot do the
+same. Large trainings use the policy above (torchtitan, Llama 3).
 
-Layouts round once more than one process: each rank's own gradient before it is summed in fp32, and with tensor parallelism each
-partial sum of a product and each sum. The tolerances of tests (`tests/distributed/rounding.py`) follow from that.
+Parallel layouts round more often than one process: each rank's gradient before it is summed in fp32 and, with tensor parallelism, each
+partial sum of a product and each total. The test tolerances (`tests/distributed/rounding.py`) follow from that.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,14 +28,14 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 def number_type(precision: str) -> torch.dtype:
-    """The type of the numbers that a run of this precision computes with."""
+    """The dtype that a run of this precision computes with."""
     return HALF.get(precision, torch.float64 if precision == "fp64" else torch.float32)
 
 
 def set_arithmetic(run: Run) -> None:
-    """Choose the kernels of a run's process: deterministic ones if it asks for them, and TF32 if it names it.
+    """Set deterministic kernels and TF32 for this process as the run asks.
 
-    TF32 rounds what convolutions and matrix products of fp32 get to 10 bits. torch's default is on for convolutions and off for products.
+    TF32 rounds fp32 inputs of convolutions and matrix products to 10 bits. torch's default is on for convolutions and off for products.
     """
     torch.use_deterministic_algorithms(run.deterministic)
     torch.backends.cudnn.benchmark = not run.deterministic
@@ -45,7 +45,7 @@ def set_arithmetic(run: Run) -> None:
 
 
 class _Copy(torch.autograd.Function):
-    """A copy whose gradient meets the sum of earlier ones without a copy of its own in fp32: the same bits, 10 bytes instead of 18."""
+    """Cast a parameter; add its gradient to `.grad` directly, without an fp32 copy: the same bits, 10 bytes instead of 18."""
 
     @staticmethod
     def forward(context: Any, parameter: nn.Parameter, kind: torch.dtype) -> Any:
@@ -62,10 +62,10 @@ class _Copy(torch.autograd.Function):
 
 
 class Copies:
-    """The copies of parameters, in half precision, that modules compute with. Their gradients arrive at the parameters in fp32.
+    """Half-precision copies of parameters, with which modules compute. Gradients reach the parameters in fp32.
 
-    A parameter has one copy, whatever its names, as in one unit of FSDP. `kept`: copies within `keep`, by parameter.
-    sums: whether a gradient is added to that of earlier parts as it arrives, in one kernel; a pipeline takes gradients itself.
+    A tied parameter has one copy, as within one FSDP unit. `kept`: the copies made inside `keep`, by parameter.
+    sums: add each gradient to that of earlier parts as it arrives, in one kernel. False for pipelines, which take gradients themselves.
     """
 
     def __init__(self, kind: torch.dtype, sums: bool = True) -> None:
@@ -74,7 +74,7 @@ class Copies:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Within, each copy is made once: the parts and micro-batches of a step, or the batches of an evaluation, share it."""
+        """Make each copy once inside this context: all parts and micro-batches of a step, or batches of an evaluation, share it."""
         self.kept = {}
         try:
             yield
@@ -82,7 +82,7 @@ class Copies:
             self.kept = None
 
     def around(self, module: nn.Module) -> Callable[..., Any]:
-        """The forward pass of a module with copies in the places of its parameters, and with inputs of their kind."""
+        """Wrap the forward pass of a module to use the copies instead of its parameters, and to cast its inputs."""
         forward = module.forward
 
         def computed(*inputs: Any, **keywords: Any) -> Any:
@@ -95,8 +95,8 @@ class Copies:
 
     @contextmanager
     def placed(self, module: nn.Module) -> Iterator[None]:
-        """Within, copies stand in the places of a module's parameters: in a forward pass alone, for a pipeline asks for the parameters
-        in the backward pass."""
+        """Replace a module's parameters by copies inside this context. Only for forward passes: a pipeline needs the parameters in the
+        backward pass."""
         places: list[tuple[dict[str, Any], str, nn.Parameter]] = [
             (owner._parameters, name, parameter)
             for owner in module.modules()
@@ -113,9 +113,9 @@ class Copies:
                 held[name] = parameter
 
     def of(self, parameter: nn.Parameter, copies: dict[Any, torch.Tensor] | None = None) -> torch.Tensor:
-        """The copy of a parameter, made now unless it is among `copies`, default: those that are kept."""
+        """The copy of a parameter, from `copies` (default: `kept`) or newly made."""
         copies = ({} if self.kept is None else self.kept) if copies is None else copies
-        # A pipeline's first pass asks for shapes alone, and its copies have no gradient.
+        # A pipeline's first pass only infers shapes, without gradients; its copies must not be reused.
         key = parameter, torch.is_grad_enabled()
         if key not in copies:
             copies[key] = _Copy.apply(parameter, self.kind) if self.sums else parameter.to(self.kind)

@@ -1,12 +1,12 @@
-"""Recomputation: the backward pass makes a block's activations again, all or selectively, instead of finding them kept.
+"""Activation checkpointing: the backward pass recomputes all or some of a block's activations instead of keeping them.
 
-Selectively, a block keeps what is dear to make and cheap to keep:
+With `selective`, a block keeps the tensors that are expensive to compute and cheap to store:
 
-- what fused attention gives; explicit attention, as with dropout, is made again (Korthikanti et al. 2022, arXiv:2205.05198, section 5)
-- what tensor parallelism adds up. What it gathers is `tp` times as large, and gathered again (the same, section 4.2.2)
-- every second product with a matrix: queries, values, and one side of the feed-forward layer (as torchtitan does, arXiv:2410.06511)
+- outputs of fused attention; explicit attention, as with dropout, is recomputed (Korthikanti et al. 2022, arXiv:2205.05198, section 5)
+- reductions of tensor parallelism. Gathered tensors are `tp` times as large and are gathered again (same paper, section 4.2.2)
+- every second matrix product: queries, values, and one side of the feed-forward layer (as torchtitan does, arXiv:2410.06511)
 
-The result of its last product, and what follows, is not kept: only a norm behind it would read that again.
+The result of the last product and everything after it is not kept: only a norm after it would read it again.
 """
 
 from collections import Counter
@@ -40,9 +40,9 @@ DEAR = (
 
 
 def recomputed(block: nn.Module, selective: bool, copies: Copies | None = None) -> Callable[..., Any]:
-    """The forward pass of `block`, to take its place. copies: the `Copies` that the block computes with, if any.
+    """Return a replacement for the forward pass of `block`. copies: the `Copies` that the block computes with, if any.
 
-    A function of ours: a partial of torch's own is skipped by `torch.compile`, silently.
+    It must be our own function: `torch.compile` silently skips a partial of torch's.
     """
     forward = block.forward
     products = sum(isinstance(module, MATRICES) for module in block.modules()) if selective else 0
@@ -50,14 +50,12 @@ def recomputed(block: nn.Module, selective: bool, copies: Copies | None = None) 
     def contexts() -> tuple[Any, Any]:
         traced = get_proxy_mode() is not None
         first, again = nullcontext(), nullcontext()
-        if selective or traced:  # the modes tell a graph what to keep; without a product there is nothing to tell
+        if selective or traced:  # when tracing, the modes mark in the graph which tensors to keep
             first, again = create_selective_checkpoint_contexts(_keeping(products))
-        # A graph holds the copies that it was given; where Python computes again, those of the part are gone.
+        # A compiled graph holds its copies; in eager recomputation they are gone and must be placed again.
         return first, again if copies is None or traced else _WithCopies(copies, block, again)
 
-    vars(contexts)["cache_hash"] = (
-        f"{__name__} {products}"  # or nothing that `torch.compile` made is found again in its cache
-    )
+    vars(contexts)["cache_hash"] = f"{__name__} {products}"  # without it, `torch.compile` never hits its cache
 
     def recomputing(*inputs: Any, **keywords: Any) -> Any:
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **keywords)
@@ -66,11 +64,11 @@ def recomputed(block: nn.Module, selective: bool, copies: Copies | None = None) 
 
 
 def _keeping(products: int) -> Callable[..., CheckpointPolicy]:
-    """The policy of a block with so many products."""
+    """The policy for a block with `products` matrix products."""
     seen: Counter[bool] = Counter()
 
     def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-        """It is asked in the forward pass, and by some versions of torch when that is computed again."""
+        """Called in the forward pass and, by some versions of torch, again in the recomputation."""
         seen[context.is_recompute] += operation in PRODUCTS
         number = seen[context.is_recompute]
         dear = operation in DEAR or (operation in PRODUCTS and number % 2 == 1)
@@ -80,7 +78,7 @@ def _keeping(products: int) -> Callable[..., CheckpointPolicy]:
 
 
 class _WithCopies:
-    """Copies in the places of a block's parameters, and within that another context; as often as it is entered."""
+    """A re-enterable context: places copies in a block, then enters `inner`."""
 
     def __init__(self, copies: Copies, block: nn.Module, inner: AbstractContextManager[Any]) -> None:
         self.copies, self.block, self.inner, self.stack = copies, block, inner, ExitStack()

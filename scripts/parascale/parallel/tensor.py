@@ -1,26 +1,26 @@
 """Tensor parallelism: each matrix of a block is split over the ranks of a `tp` group (Shoeybi et al. 2019, arXiv:1909.08053).
 
-A model's `tensor_plan` says how each submodule takes part:
+A model's `tensor_plan` gives each submodule a role:
 
     columns                 output features are split: each rank computes its own heads or hidden units
-    rows                    input features are split: partial sums are added up (reduced)
+    rows                    input features are split: partial sums are reduced
     vocabulary              rows of an embedding table are split
-    logits                  the output layer is split over the vocabulary; a `Head` leaves its part to the loss, any other makes
-                            whole logits
-    whole                   every rank holds it all
+    logits                  the output layer is split over the vocabulary; a `Head` leaves its part to the loss, any other layer
+                            gathers the logits
+    whole                   replicated on every rank
     on_sequence             a norm between split matrices: with `sequence_parallel` each rank works on its part of the
                             sequence, which saves activation memory (Korthikanti et al. 2022, arXiv:2205.05198)
-    split_sequence_after    where the sequence is split for that; it arrives whole otherwise
-    gather_before           where it is gathered again. The gradients of all matrices that follow are added up before they
-                            are sent: one reduction for query, key and value together
-    drops_of_heads          dropout on split heads, whose masks are those of this rank's
-    drops_of_sequence       likewise on its part of the sequence, with `sequence_parallel`
-    gather_after            likewise, for an output that several modules take: the memory of a decoder
-    columns_gathered        columns, whose result every rank gets whole; `rows_of_whole` takes such a one
-    alike                   what a plan does not name: each rank holds its parameters whole and computes the same
-    on_heads                likewise, on the rank's own heads: their gradients are added up
+    split_sequence_after    `sequence_parallel` splits the sequence after this module; otherwise its output stays whole
+    gather_before           the sequence is gathered before this module. The gradients of all matrices that follow are summed
+                            first: one reduction for query, key and value together
+    gather_after            the sequence is gathered after this module, if several others use its output: a decoder's memory
+    drops_of_heads          dropout on split heads: each rank draws the masks of its own heads
+    drops_of_sequence       dropout on the rank's part of the sequence, with `sequence_parallel`
+    columns_gathered        columns with a gathered result; `rows_of_whole` takes a whole input
+    alike                   default for modules that the plan does not name: replicated, and every rank computes the same
+    on_heads                replicated, but applied to the rank's own heads: gradients are summed over ranks
 
-The sequence is split only by a plan that says where.
+The sequence is split only if the plan has `split_sequence_after`.
 """
 
 from functools import partial
@@ -58,7 +58,7 @@ def split_tensors(model: Any, mesh: DeviceMesh, sequence_parallel: bool) -> None
 
 
 def _styles(sequence_parallel: bool) -> dict[str, Any]:
-    """Role → maker of a torch style, or None where the role has nothing to do."""
+    """Role → factory of a torch ParallelStyle, or None if the role does nothing."""
     between = Shard(1) if sequence_parallel else Replicate()
     return {
         "columns": ColwiseParallel,
@@ -70,7 +70,7 @@ def _styles(sequence_parallel: bool) -> dict[str, Any]:
         "vocabulary": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Replicate()),
         "logits": partial(SplitHead, input_layouts=between, output_layouts=Replicate()),
         "whole": Whole,
-        # Its result meets plain tensors where the norm comes after the residual connection.
+        # Local output: if the norm follows the residual connection, its result is combined with plain tensors.
         "on_sequence": partial(SequenceParallel, use_local_output=True) if sequence_parallel else Whole,
         "split_sequence_after": partial(
             PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=True
@@ -87,15 +87,15 @@ def _styles(sequence_parallel: bool) -> dict[str, Any]:
 
 
 class Whole(ParallelStyle):
-    """Every rank holds the parameters whole, as replicated DTensors, so that optimizer and clipping meet one kind of tensor."""
+    """Replicate the parameters as DTensors, so that optimizer and clipping see one kind of tensor."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        enter: Any = _enter  # torch takes what it returns, and its stub says that it returns nothing
+        enter: Any = _enter  # torch uses the return value, but its stub declares none
         return distribute_module(module, device_mesh, _replicate, enter, _leave)
 
 
 class Alike(ParallelStyle):
-    """Likewise, but it computes with plain tensors. gradient: what a rank has of it, the whole (Replicate) or its part of a sum (Partial)."""
+    """Like Whole, but the module computes with plain tensors. gradient: Replicate if each rank has all of it, Partial if a summand."""
 
     def __init__(self, gradient: Placement) -> None:
         self.gradient = gradient
@@ -120,7 +120,7 @@ class Alike(ParallelStyle):
 
 
 class SplitHead(ColwiseParallel):
-    """A deferred `Head` hands the whole sequence to the loss; any other output layer gives whole logits."""
+    """A deferred `Head` hands the whole sequence to the loss; any other output layer returns whole logits."""
 
     @staticmethod
     def _prepare_output_fn(
@@ -132,7 +132,7 @@ class SplitHead(ColwiseParallel):
 
 
 class Arrived(ParallelStyle):
-    """Its result has arrived when the next module takes it: a compiled block loses the gradient of one that is still on its way."""
+    """Wait for the module's output: a compiled block loses the gradient of an AsyncCollectiveTensor."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.register_forward_hook(
@@ -142,7 +142,7 @@ class Arrived(ParallelStyle):
 
 
 class Sliced(ParallelStyle):
-    """A dropout that sees this rank's part of a sample."""
+    """Tell a dropout module which part of a sample this rank has."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         module.part, module.parts = device_mesh.get_local_rank(), device_mesh.size()

@@ -1,4 +1,4 @@
-"""Parameters that are one and the same under two names, such as input embedding and output layer."""
+"""Tied parameters: one parameter under two names, such as input embedding and output layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Second name → first name of every shared parameter of a whole model."""
+    """Second name → first name of every tied parameter of a whole model."""
     first: dict[int, str] = {}
     tied = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -22,7 +22,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def tie(part: nn.Module, tied: dict[str, str]) -> None:
-    """Share again what splitting or copying made two; names that this part lacks are passed over."""
+    """Tie parameters again after splitting or copying made two of them; ignores names that this part lacks."""
     names = dict(part.named_parameters(remove_duplicate=False))
     for second, first in tied.items():
         if first in names and second in names:
@@ -31,10 +31,7 @@ def tie(part: nn.Module, tied: dict[str, str]) -> None:
 
 
 def split_ties(parts: Sequence[nn.Module], tied: dict[str, str]) -> list[tuple[Any, ...]]:
-    """The (first, second) parameters that stand in different parts of a pipeline, as far as this rank holds them.
-
-    Returns a list of pairs, one entry None where another rank holds it.
-    """
+    """Pairs (first, second) of tied parameters in different pipeline stages. An entry is None if another rank holds it."""
     names = [dict(part.named_parameters(remove_duplicate=False)) for part in parts]
     pairs = []
     for second, first in tied.items():
@@ -48,7 +45,7 @@ def split_ties(parts: Sequence[nn.Module], tied: dict[str, str]) -> list[tuple[A
 
 @torch.no_grad()
 def sum_tied_gradients(pairs: list[tuple[Any, ...]], group: dist.ProcessGroup | None) -> None:
-    """Give both copies of a tied parameter the sum of their gradients; `group` joins the two ranks, None where one holds both."""
+    """Sum the gradients of both copies of a tied parameter. group: the two ranks that hold them, or None if one holds both."""
     for first, second in pairs:
         if first is not None and second is not None:
             total = local(first.grad) + local(second.grad)

@@ -96,6 +96,8 @@ def warnings(report):
     alone = {each.name for each in report.records if each.run and each.run.layout.world_size == 1}
     for record in filter(is_different, report.records):
         wrong = f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`: {record.parity.reason}"
-        found = f"; `parascale parity explain {record.name}` finds where they first differ" * (record.parity.baseline in alone)
+        found = f"; `parascale parity explain {record.name}` finds where they first differ" * (
+            record.parity.baseline in alone
+        )
         said.append(f"{wrong}. Do not compare its cost{found}.")
     return said

@@ -1,1 +1,1 @@
-"""Training: one loop for every strategy, its step, its record and its state on disk."""
+"""Training: one loop for all strategies, its steps, records and state on disk."""

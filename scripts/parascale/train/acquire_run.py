@@ -1,4 +1,4 @@
-"""The start of a run: who holds its work folder, and what was begun there with these settings, or with others."""
+"""Acquire a run's work folder: take its lease, and resume or set aside an unfinished run there."""
 
 import dataclasses
 import time
@@ -15,11 +15,11 @@ from parascale.train.job import show_kept
 
 
 def acquire_run(job):
-    """Hold the lease of the work folder; what was begun with other settings or code is set aside until those come back.
+    """Acquire the lease of the work folder. A run begun with other settings or code is set aside until those return.
 
-    Returns the lease; when the holder before, if it died, gave its last sign; the Job, with the prediction that what was begun in its layout
-    had (later attempts know more, and would flatter the plan), None where the training is finished, and shown; the digest of the other code
-    that began it, where that is to be continued.
+    Returns the lease; the last sign of life of a previous holder that died; the Job with the prediction of its first attempt in this layout
+    (later ones know more and would flatter the plan), or None if the training is finished and shown; and the digest of the other code that
+    began it, if that run is to be continued.
     """
     parts, name = continuation_of(job), job.run.run
     while True:
@@ -49,7 +49,7 @@ def acquire_run(job):
         else:
             lease.give_up()
         if earlier:
-            with suppress(OSError):  # another begins there: its lease decides
+            with suppress(OSError):  # another job has started there: its lease decides
                 earlier[-1].rename(job.work)
                 print(f"{name}: resumes a run with these settings", flush=True)
 
@@ -60,9 +60,9 @@ def continuation_of(job):
 
 
 def _begun(work):
-    """What run.json says of a run under way, if there is one; where that is lost or damaged, what its newest whole checkpoint keeps.
+    """The run.json of a run in progress, if any; if it is lost or damaged, the copy in the newest complete checkpoint.
 
-    Raises CheckpointError where the settings of the checkpoints are unknown.
+    Raises CheckpointError if the settings of the checkpoints are unknown.
     """
     files = RunFolder(work)
     try:
@@ -83,7 +83,7 @@ def _begun(work):
 
 
 def _all_parked(work, continuation):
-    """Where runs under way of a continuation are kept while another one with the same name is made, the newest last."""
+    """Folders of unfinished runs with these settings, set aside while another run of the same name trains; newest last."""
     return sorted(work.parent.glob(f"{_parked(work, continuation).name}*"), key=lambda path: (len(path.name), path))
 
 

@@ -1,16 +1,16 @@
-"""How ranks that train apart come together: these are other algorithms, not other layouts of one training.
+"""Averaging of ranks that train independently. These are different algorithms, not different layouts of one training.
 
 Each rank makes `average_every` steps with its own share of the batch; then
 
-- all: everyone goes on from the mean of all. Local SGD: Stich 2019, arXiv:1805.09767.
-- neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn: an update reaches all ranks
-  after ranks / 2 rounds. Gossip: Lian et al. 2017, arXiv:1705.09056.
-- server: one rank brings a parameter server what it has learned since its last visit, and goes on from what the server has by then.
-  The others' parameters are as old as their own last visits.
+- all: every rank continues from the mean of all. Local SGD: Stich 2019, arXiv:1805.09767.
+- neighbour: every rank continues from the mean of itself and one neighbour on a ring, alternating left and right: an update reaches all
+  ranks after ranks / 2 rounds. Gossip: Lian et al. 2017, arXiv:1705.09056.
+- server: one rank sends a parameter server its change since its last visit, and continues from the server's updated parameters.
+  The other ranks' parameters are as old as their last visits.
   Asynchronous SGD: Dean et al. 2012, "Large scale distributed deep networks"; here ranks take turns, as in Zinkevich et al. 2009,
   "Slow learners are fast", so that a run can be repeated bit for bit. For teaching: it saves no time.
 
-An evaluation, and the end, need one model: there, everyone takes the mean of all, or visits the server.
+Evaluations and the end of training need one model: there, all ranks take the mean of all, or visit the server.
 """
 
 import torch
@@ -18,13 +18,13 @@ import torch.distributed as dist
 
 
 def make_averager(run, model):
-    """The averager of a run's model, or None where ranks do not train apart."""
+    """The averager of a run's model, or None if ranks do not train independently."""
     kinds = {"all": AllReduce, "neighbour": Gossip, "server": Server}
     return kinds[run.averaging](run, model) if run.average_every else None
 
 
 class AllReduce:
-    """Everyone goes on from the mean of all, which is one model at any time."""
+    """Every rank continues from the mean of all."""
 
     def __init__(self, run, model):
         self.every, self.evaluated = run.average_every, run.workload.training.evaluate_every
@@ -32,17 +32,17 @@ class AllReduce:
         self.rank, self.ranks = model.mesh.data_rank, model.mesh.layout.data_parallel
 
     def begin(self):
-        """Before the first step of all."""
+        """Called before the first step of the run."""
 
     def after(self, step, last):
-        """After a step, come together if it is time for it."""
+        """Called after each step; averages if it is due."""
         if last or (self.evaluated and step % self.evaluated == 0):
             self.agree()
         elif step % self.every == 0:
             self.average(step // self.every - (step // self.evaluated if self.evaluated else 0))
 
     def average(self, turn):
-        """Come together for the turn-th time (from 1), not counting the times when all agree on one model."""
+        """Average for the turn-th time (from 1), not counting calls of `agree` at evaluations."""
         self.agree()
 
     def agree(self):
@@ -52,12 +52,12 @@ class AllReduce:
         self.take(own.div_(self.ranks))
 
     def parameters(self):
-        """A copy of this rank's parameters, as one vector: one message carries it."""
+        """A copy of this rank's parameters as one vector, to send it in one message."""
         return torch.cat([parameter.detach().flatten() for _, parameter in self.model.named_parameters()])
 
     @torch.no_grad()
     def take(self, vector):
-        """Go on from these parameters."""
+        """Set this rank's parameters."""
         parameters = [parameter for _, parameter in self.model.named_parameters()]
         pieces = vector.split([parameter.numel() for parameter in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
@@ -65,10 +65,10 @@ class AllReduce:
 
 
 class Gossip(AllReduce):
-    """Everyone goes on from the mean of itself and of the neighbour on its left or right, in turn."""
+    """Every rank continues from the mean of itself and its left or right neighbour, alternating."""
 
     def average(self, turn):
-        """Ranks 2k and 2k + 1 meet at odd turns, 2k + 1 and 2k + 2 at even ones. Their number is even."""
+        """Ranks 2k and 2k + 1 average at odd turns, 2k + 1 and 2k + 2 at even ones. The number of ranks is even."""
         right = (self.rank + turn) % 2
         neighbour = (self.rank + (1 if right else -1)) % self.ranks
         own = self.parameters()
@@ -83,9 +83,9 @@ class Gossip(AllReduce):
 
 
 class Server(AllReduce):
-    """One rank at a time visits the parameter server, which the first rank keeps.
+    """One rank at a time visits the parameter server, which runs on the first rank.
 
-    Its parameters, and those that each rank took home from its last visit, are kept with the rank's state in checkpoints.
+    Its parameters, and those that each rank fetched on its last visit, are saved in checkpoints.
     """
 
     def __init__(self, run, model):
@@ -97,16 +97,16 @@ class Server(AllReduce):
             model.kept["server"] = self.held
 
     def begin(self):
-        """Before the first step of all, the server has the weights that everyone begins with."""
+        """Give the server, and each rank's `fetched`, the initial weights."""
         for vector in self.model.kept.values():
             vector.copy_(self.parameters())
 
     def average(self, turn):
-        """The ranks visit one after the other, the first one first."""
+        """The ranks visit in order, starting with rank 0."""
         self._visit((turn - 1) % self.ranks)
 
     def agree(self):
-        """Everyone visits, and then all go on from the same parameters."""
+        """All ranks visit, then continue from the same parameters."""
         for visitor in range(self.ranks):
             self._visit(visitor)
         if self.rank == 0:
@@ -115,7 +115,7 @@ class Server(AllReduce):
         self.take(self.fetched)
 
     def _visit(self, visitor):
-        """What a rank learned counts for its share of the ranks, as in a mean of all."""
+        """Add the visitor's change divided by the number of ranks, as in a mean of all, and return the server's parameters to it."""
         if self.rank not in (0, visitor):
             return
         learned = self.parameters().sub_(self.fetched) if self.rank == visitor else torch.empty_like(self.fetched)

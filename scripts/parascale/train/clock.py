@@ -1,4 +1,4 @@
-"""Where the time of a step goes: seconds by phase of every step, and a profile of chosen ones."""
+"""Step timing: seconds by phase for every step, and profiles of selected steps."""
 
 import re
 import time
@@ -12,17 +12,17 @@ from torch.profiler import profile
 from parascale.errors import RequirementError
 from parascale.files import atomic_path, write_json
 
-OPERATORS = 20  # of a profile's table
+OPERATORS = 20  # rows in a profile's table
 ATTENTION = re.compile(
     r"aten::_scaled_dot_product_(?:(flash|cudnn|efficient)_attention(?:_for_cpu)?|attention_(math))$|triton_.*(flex)_attention"
 )
 
 
 class Clock:
-    """Adds up seconds by phase until `cut()`. What no phase covers becomes `other`.
+    """Adds up seconds by phase until `cut()`. Time outside all phases is `other`.
 
-    Times are of the CPU's clock or, on a GPU, of events on its stream, which are read when the stream has passed them: nothing
-    here waits for the GPU.
+    Times come from the CPU's clock or, on a GPU, from events on its stream, read after the stream has passed them: nothing here
+    waits for the GPU.
     """
 
     def __init__(self, device):
@@ -36,18 +36,18 @@ class Clock:
         self.phases, self.runs, self.started = [], [], self.now()
 
     def phase(self, name):
-        """A context whose body's time counts to `name`. Phases do not nest, except those of stages within `pipeline`."""
+        """A context whose time is added to `name`. Phases do not nest, except those of stages inside `pipeline`."""
         return _Phase(self, name)
 
     @contextmanager
     def paused(self):
-        """The body's time belongs to no step: it is recorded beside them, or not at all."""
+        """A context whose time belongs to no step: it is recorded separately or not at all."""
         self.runs.append((self.started, self.now()))
         yield
         self.started = self.now()
 
     def cut(self):
-        """End a step and begin the next; returns a function that gives the `seconds_of` the one that ended."""
+        """End a step and begin the next. Returns a function for the `seconds_of` the step that ended."""
         now = self.now()
         seconds = partial(seconds_of, self.phases, [*self.runs, (self.started, now)], self.between)
         self.phases, self.runs, self.started = [], [], now
@@ -55,7 +55,7 @@ class Clock:
 
 
 class _Phase:
-    """Of a Clock. A class, because every step enters several: half as many calls as those of a generator."""
+    """Context of one Clock phase. A class makes half as many calls as a generator, and every step enters several."""
 
     __slots__ = ("clock", "name", "start")
 
@@ -72,8 +72,8 @@ class _Phase:
 def seconds_of(phases, runs, between):
     """Seconds by phase with `total` and `other`.
 
-    phases: (name, start, end). runs: (start, end) of the stretches that the step consists of. between: (start, end) → seconds.
-    In a pipeline, what a rank's stages did not compute while the schedule ran is `bubble`: waiting and sending.
+    phases: (name, start, end). runs: (start, end) of the intervals that make up the step. between: (start, end) → seconds.
+    In a pipeline, `bubble` is the time in the schedule when the rank's stages did not compute: waiting and sending.
     """
     seconds = dict.fromkeys(("data", "forward", "backward", "communication", "optimizer"), 0.0)
     for name, start, end in phases:
@@ -91,14 +91,14 @@ def _seconds_between_events(start, end):
 
 
 class ChosenSteps:
-    """Calls `start` before the first and `stop` after the last of the steps from `first` to `last`, both included."""
+    """Call `start` before step `first` and `stop` after step `last`."""
 
     def __init__(self, first, last, start, stop):
         self.first, self.last, self.start, self.stop = first, last, start, stop
         self.started = False
 
     def begin_step(self, step):
-        """Start at the first of the steps, or at the step between them with which a stopped run goes on."""
+        """Start at `first`, or at the step in between where a stopped run resumes."""
         if not self.started and self.first <= step <= self.last:
             self.started = True
             self.start()
@@ -110,10 +110,10 @@ class ChosenSteps:
 
 
 class StepProfiler(ChosenSteps):
-    """PyTorch's profile of the steps: trace.json.gz and operators.json, those that took longest, in `folder`."""
+    """PyTorch's profile of the steps: writes trace.json.gz and operators.json (the slowest operators) to `folder`."""
 
     def __init__(self, folder, first, last):
-        self.folder, self.profile = folder, profile()  # of the CPU, and of the GPU where there is one
+        self.folder, self.profile = folder, profile()  # CPU, and GPU if present
         super().__init__(first, last, self.profile.start, self._write)
 
     def _write(self):
@@ -129,11 +129,11 @@ class StepProfiler(ChosenSteps):
 
 
 class AttentionSeen(ChosenSteps):
-    """Calls `note` with the kernels of torch's attention that one step calls, compiled or not: `flash`, `cudnn`, `efficient`, `math`,
-    and `flex` of separate documents.
+    """Call `note` with the torch attention kernels used in one step, compiled or not: `flash`, `cudnn`, `efficient`, `math`, and `flex`
+    for separate documents.
 
-    Empty: attention in operations of its own, as with dropout of equal masks, or `math` in a compiled block. torch's older profiler writes
-    nothing into the log; its own reader fails at collectives that end later.
+    Empty if attention is made of separate operations, as with layout-independent dropout masks, or is `math` in a compiled block. torch's
+    legacy profiler writes nothing to the log; its own parser fails on collectives that end later.
     """
 
     def __init__(self, step, note):
@@ -141,7 +141,7 @@ class AttentionSeen(ChosenSteps):
         super().__init__(step, step, self._begin, self._read)
 
     def _begin(self):
-        torch.autograd.profiler._run_on_profiler_start()  # compiled code then tells the names of its kernels
+        torch.autograd.profiler._run_on_profiler_start()  # makes compiled code report its kernels' names
         profiler_legacy.profile().__enter__()
 
     def _read(self):
@@ -151,13 +151,13 @@ class AttentionSeen(ChosenSteps):
 
 
 def profiler(job, lead):
-    """Profiler of the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
+    """The profiler that a job asks for, or None: PyTorch's on the first rank, Nsight Systems on every rank."""
     if job.run.profile_steps is None:
         return None
     first, last = job.run.profile_steps
     if job.run.profiler == "nsight":
         if job.site.device != "cuda":
             raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
-        # Nsight Systems, which the launcher has put around this process, collects nothing else.
+        # The launcher runs this process under Nsight Systems, which collects only between these calls.
         return ChosenSteps(first, last, torch.cuda.profiler.start, torch.cuda.profiler.stop)
     return StepProfiler(job.work / "profile", first, last) if lead else None

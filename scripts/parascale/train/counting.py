@@ -1,8 +1,8 @@
-"""Operations and kept tensors of a model, counted once on tensors without data; plans read it (`parascale.families.counted`).
+"""Count a model's operations and kept tensors once, on meta tensors, for plans (`parascale.families.counted`).
 
-A forward pass without gradients, one with them, and its backward pass run as on CPUs, with two numbers of samples, in each width of
-numbers; and as on GPUs where torch's attention is another there. Tensor parallelism is not run: each tensor is followed from the weights
-that the `tensor_plan` splits, whether a rank would have a part of it or the whole. Amounts have the parts of `parascale.train.dispatch`.
+A forward pass without gradients, one with them, and its backward pass run as on CPUs, with two numbers of samples, in each number width,
+and as on GPUs if torch's attention differs there. Tensor parallelism is not run: starting from the weights that the `tensor_plan` splits,
+we track for each tensor if a rank would have a part of it or all. Amounts have the components of `parascale.train.dispatch`.
 """
 
 import json
@@ -38,16 +38,16 @@ from parascale.train.dispatch import (
 )
 
 TYPES = {8: torch.float64, 4: torch.float32, 2: torch.bfloat16}
-# Roles of a `tensor_plan` that split weights → whether a rank has input and result whole.
+# Roles of a `tensor_plan` that split weights → True if a rank has whole inputs and results.
 GATHERED = ("columns_gathered", "rows_of_whole", "logits", "vocabulary")
 ROLES = {"columns": False, "rows": False} | dict.fromkeys(GATHERED, True)
-OF_SEQUENCE = ("columns", "columns_gathered", "logits")  # they take the whole sequence, where it is split
+OF_SEQUENCE = ("columns", "columns_gathered", "logits")  # with a split sequence, their input is gathered
 
 
 def count(workload: Learning, outputs: int) -> dict[str, Any]:
-    """The mapping of a workload's model with `outputs` that CountedSizes reads.
+    """Count a workload's model with `outputs` classes or tokens; returns the mapping that CountedSizes reads.
 
-    A type of numbers in which its passes fail is left out. Raises RequirementError where that is fp32, as where they depend on values.
+    A dtype in which the passes fail is left out. Raises RequirementError if that is fp32, for example because they depend on values.
     """
     described, forms = {}, {}
     for width in TYPES:
@@ -66,8 +66,8 @@ def count(workload: Learning, outputs: int) -> dict[str, Any]:
 
 
 def keep_count(workload: Learning, outputs: int) -> Path:
-    """Write a workload's count, and what a model of one's own offers, where plans look for them; returns the file. Raises
-    RequirementError as `count`."""
+    """Write a workload's count, and the layouts that a user's model offers, where plans look for them. Returns the file. Raises
+    RequirementError like `count`."""
     place, digest = counts_of(workload.model, outputs, *workload.sizes)
     found = read_json(place) if place.is_file() else {}
     if workload.model.is_own:
@@ -81,7 +81,7 @@ def keep_count(workload: Learning, outputs: int) -> Path:
 
 
 class Pass:
-    """The passes of a model over some samples, in numbers of so many bytes. bytes: name → amount."""
+    """Passes of a model over some samples, with numbers of `width` bytes. bytes: name → amount."""
 
     def __init__(self, workload: Learning, outputs: int, width: int, samples: int, on_gpus: bool = False) -> None:
         with torch.device("meta"):
@@ -95,7 +95,7 @@ class Pass:
         self.blocks, self.samples, self.width = blocks or [model], samples, width
         self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), AttentionMode(on_gpus)
         self.entered, self.kept, self.forward, self.peaks = [], [], nothing(), []
-        self.boundary, self.dear = nothing(), nothing()  # of all blocks
+        self.boundary, self.dear = nothing(), nothing()  # sums over all blocks
         rest = SEQUENCE if "split_sequence_after" in getattr(model, "tensor_plan", {}).values() else WHOLE
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
@@ -142,12 +142,12 @@ class Pass:
         }
 
     def _watch(self) -> None:
-        """Look at what blocks begin and end with, which parameters stand before and after them, and which are split."""
+        """Install hooks that observe the blocks' inputs and outputs, the parameters before and after them, and the split ones."""
         plan = getattr(self.model, "tensor_plan", {})
         self.held = {p for block in self.blocks for p in block.parameters()}
-        self.first, self.last = set(), set()  # of parameters, as `split`
+        self.first, self.last = set(), set()  # parameters before and after the blocks
         self.split: set = set()
-        self.called = -1  # how often blocks are, once a pass has shown it
+        self.called = -1  # number of block calls, known after the first pass
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             for role in (role for pattern, role in plan.items() if role in ROLES and matches(name, pattern)):
@@ -165,7 +165,7 @@ class Pass:
             each.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
 
     def _ends(self) -> set[Any]:
-        """Of parameters outside of the blocks: whether those called now stand behind the last of them, or before."""
+        """The set for parameters outside the blocks that are used now: after the last block, or before."""
         return self.last if len(self.kept) == self.called else self.first
 
     def _gathered(self, role: str, module: Any, inputs: Any, result: Any) -> None:
@@ -194,7 +194,7 @@ class Pass:
             result.register_hook(lambda _: self.peaks.append(self.live.above(self.base)))
 
     def described(self) -> dict[str, Any]:
-        """Elements of the parameters, and what else plans ask for."""
+        """Elements of the parameters, and other facts for plans."""
         layers, each = len(self.blocks), [sum(p.numel() for p in block.parameters()) for block in self.blocks]
         head = {p for p in self.last if p.ndim > 1}
         before = {*self.model.parameters()} - self.held - (self.last - self.first)
@@ -220,11 +220,11 @@ class Pass:
         return [sum(each.numel() for each in part) for part in (parameters & self.split, parameters - self.split)]
 
     def operations(self) -> dict[str, Any]:
-        """What is computed of one sample in the mean block, and at the ends."""
+        """Computation for one sample, in an average block and at the ends."""
         return {"blocks": self._work(self.of_blocks, len(self.blocks)), "ends": self._work(self.of_ends, 1)}
 
     def _work(self, work: Computed, blocks: int) -> dict[str, Any]:
-        """Of one of so many blocks, as in fp32. products: [rows, inner, outputs, what is split, whether again, how often]."""
+        """Average over `blocks`, as in fp32. products: [rows, inner, outputs, split dimension, recomputed, calls]."""
         each, exact = blocks * self.samples, {"moved": self.width / 4, "joined": self.width / 4}
         return {
             "products": [[rows / self.samples, *rest, n / blocks] for (rows, *rest), n in work.products.items()],

@@ -1,4 +1,4 @@
-"""What a model computes and keeps while it is called on tensors without data, operation by operation."""
+"""Count a model's operations and live memory, operation by operation, while it runs on meta tensors."""
 
 import weakref
 from collections import Counter
@@ -17,22 +17,22 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from parascale.parallel.recompute import DEAR, PRODUCTS
 
-# Parts of an amount: what tensor parallelism splits, what it splits with the sequence, what it does not.
+# Components of an amount: split by tensor parallelism, split only with sequence parallelism, never split.
 SPLIT, SEQUENCE, WHOLE = range(3)
 AMOUNTS = ("attention", "moved", "joined", "drawn", "masks")
 MATRICES = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # of torch's attention
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # arguments of torch's attention
 
 
 def nothing() -> Any:
-    """An amount of nothing."""
+    """A zero amount."""
     return np.zeros(3)
 
 
 class Computed:
-    """What is computed. full: operations, masked places of attention too. joined: bytes that are moved beside products if all operations
-    between two products are one kernel, of which there are `joins`; moved: if each is one, of which there are `kernels`. drawn: bytes
-    moved by `draws` kernels of random numbers, and of the masks that they become. products: how often each is.
+    """Counts of computation. full: operations, including masked positions of attention. joined: bytes moved outside matrix products if
+    all operations between two products are fused into one kernel (`joins` kernels); moved: the same without fusion (`kernels` kernels).
+    drawn: bytes moved by the `draws` kernels for random numbers and their masks. products: number of calls by product.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Computed:
 
 
 class AttentionMode(TorchFunctionMode):
-    """Sees whether torch's attention is called, and drops. on_gpus: it computes as there: it drops within its kernels, and has none in
-    fp64."""
+    """Record whether torch's attention is called, and with dropout. on_gpus: behave as on GPUs, where kernels apply dropout themselves
+    and none supports fp64."""
 
     def __init__(self, on_gpus: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class AttentionMode(TorchFunctionMode):
 
 @dataclass
 class Held:
-    """A storage that is alive. order: when it was made. stretch: of operations without a product that made it, or None."""
+    """A live storage. order: its creation index. stretch: the run of operations between products that created it, or None."""
 
     size: int
     part: int
@@ -73,9 +73,9 @@ class Held:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that are alive, without the `known` ones, and their peak; beside it what is Computed, in `work`.
+    """Track the bytes of live storages, without the `known` ones, and their peak; `work` counts what is Computed.
 
-    known: storage that was there before → whether it is split. rest: the part of what is not split.
+    known: existing storage → True if it is split. rest: the component for tensors that are not split.
     """
 
     def __init__(self, known: dict[int, bool], rest: int) -> None:
@@ -87,12 +87,12 @@ class LiveBytes(TorchDispatchMode):
         self.begin_block(0)
 
     def begin_block(self, products: int) -> None:
-        """What follows is a block with so many products. dear: bytes that selective recomputation keeps of it."""
+        """Start a block with `products` matrix products. `dear` then counts the bytes that selective recomputation keeps."""
         self.products, self.number, self.dear = products, 0, nothing()
         self.last: Any = None
 
     def end_block(self, result: torch.Tensor) -> None:
-        """The block's last product is performed again if what it or an operation behind it made is kept, beside the block's result."""
+        """End a block. Its last product is recomputed if its result, or a later one other than the block's own result, is kept."""
         if self.last is not None and self.work is not None:
             product, order = self.last
             again = any(each.order > order for key, each in self.held.items() if key != key_of(result))
@@ -103,7 +103,7 @@ class LiveBytes(TorchDispatchMode):
         result = function(*arguments, **(keywords or {}))
         inputs, results = tensors_of((arguments, keywords)), tensors_of(result)
         split = [self._is_split(key) for key in map(key_of, inputs)]
-        summed = function in MATRICES and all(split[-2:])  # over a dimension that is split
+        summed = function in MATRICES and all(split[-2:])  # it sums over a split dimension
         part = SPLIT if any(split) and not summed else self.rest
         if self.work is not None:
             causal = any(each is True for each in (*arguments, *(keywords or {}).values()))
@@ -113,14 +113,14 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def place(self, part: int, *tensors: torch.Tensor) -> None:
-        """Note that tensors are of a part."""
+        """Assign tensors to a component."""
         for held in (self.held[key] for key in map(key_of, tensors) if key in self.held):
             self.live[held.part] -= held.size
             self.live[part] += held.size
             held.part = part
 
     def above(self, base: Any) -> Any:
-        """The peak since this was asked last, above an amount."""
+        """The peak above `base` since the last call."""
         peak, self.peak = self.peak, self.live.copy()
         return peak - base
 
@@ -150,9 +150,9 @@ class LiveBytes(TorchDispatchMode):
             return  # a view
         work, made = self.work, sum(map(_size, results))
         moved = SPLIT if any(split) else self.rest
-        # Of weights as much as it makes: an embedding reads some rows.
+        # Of weights, count at most the size of the result: an embedding reads only some rows.
         accessed = made + sum(min(_size(each), made) if key_of(each) in self.known else _size(each) for each in inputs)
-        # Hashes, and the masks that they become: compiled, these alone are written and read.
+        # Hashes and the masks made from them: in compiled code only the masks are written and read.
         if not any(each.is_floating_point() for each in results):
             work.draws += 1
             work.amounts["drawn"][moved] += accessed
@@ -164,7 +164,7 @@ class LiveBytes(TorchDispatchMode):
             self._join(inputs, made)
             work.amounts["moved"][moved] += accessed
             return
-        for each in inputs:  # a product begins: what it takes was written
+        for each in inputs:  # a product's inputs must have been written to memory
             self._write(self.held.get(key_of(each)))
         self.stretch, self.read = self.stretch + 1, set()
         if "attention" not in str(function):
@@ -177,8 +177,8 @@ class LiveBytes(TorchDispatchMode):
             work.amounts[name][moved] += accessed
 
     def _multiply(self, function: Any, inputs: Any, results: Any, split: Any, part: int) -> None:
-        """Count a product, as `rows × inner` by `inner × outputs`, which of these is split, and whether selective recomputation performs
-        it again."""
+        """Count a product of `rows × inner` by `inner × outputs`, with the split dimension, and whether selective recomputation repeats
+        it."""
         of_images = "conv" in str(function._overloadpacket)
         weight, ways = inputs[1 if of_images else -1], tuple(split[-2:])
         inner, outputs = (weight[0].numel(), len(weight)) if of_images else weight.shape[-2:]
@@ -196,7 +196,7 @@ class LiveBytes(TorchDispatchMode):
         self.work.products[*product, not kept] += 1
 
     def _join(self, inputs: Any, made: int) -> None:
-        """Count what the kernel of this stretch reads: what it did not make itself, once."""
+        """Count what this stretch's fused kernel reads: each input that it did not create itself, once."""
         self.work.joins += not self.read
         self.read.add(None)
         for each in (each for each in inputs if each.is_floating_point()):
@@ -219,7 +219,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def key_of(tensor: torch.Tensor) -> int:
-    """The key of a tensor's storage."""
+    """A key that identifies a tensor's storage."""
     return tensor.untyped_storage()._cdata
 
 
@@ -228,5 +228,5 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _multiplies(function: Any) -> bool:
-    """Whether an operation is a product of matrices, a convolution, or attention."""
+    """True for a matrix product, a convolution, or attention."""
     return function._overloadpacket in flop_registry or "attention" in str(function)

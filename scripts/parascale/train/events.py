@@ -1,8 +1,8 @@
-"""TensorBoard's event files, so that `tensorboard --logdir` shows runs, those under way too.
+"""TensorBoard event files, so that `tensorboard --logdir` shows runs, including those in progress.
 
-Messages and records are those of the package tensorboard. Its EventFileWriter is not used: it names the file itself, begins it with the
-current time, and writes from a thread. Only rank 0 writes, so it alone loads the package (0.1 s and 17 MB; torch's
-writer takes 2.7 s and 210 MB). Weights & Biases gets the same values where the configuration asks for it (`wandb_run.py`).
+Messages and records come from the package tensorboard. Its EventFileWriter is not used: it chooses the file name, starts the file with
+the current time, and writes from a thread. Only rank 0 writes and imports the package (0.1 s and 17 MB; torch's writer takes 2.7 s and
+210 MB). Weights & Biases gets the same values if the configuration asks for it (`wandb_run.py`).
 """
 
 import math
@@ -12,11 +12,11 @@ from parascale.files import atomic_path
 from parascale.settings.workload import work_unit
 
 NAME = "events.out.tfevents.parascale"  # TensorBoard looks for names with `tfevents`
-POINTS = 1000  # of a run; TensorBoard shows no more of a curve, and all steps are in steps.jsonl
+POINTS = 1000  # per run: TensorBoard shows no more per curve, and steps.jsonl has all steps
 
 
 class Events:
-    """The event file of a run. Times are training time after the run's start, so that `relative` means training time."""
+    """The event file of a run. Wall times are the run's start plus training time, so that `relative` shows training time."""
 
     def __init__(self, folder):
         self.path = folder / NAME
@@ -24,9 +24,9 @@ class Events:
         self.wandb = None
 
     def begin(self, started, steps, lines, wandb=None):
-        """Write the steps done so far once more, and stay open for those to come.
+        """Rewrite the file with the steps so far, and keep it open for more.
 
-        started: seconds since 1970. steps: of the whole run; a long run has at most POINTS steps written, and every evaluation.
+        started: seconds since 1970. steps: number of steps of the whole run; at most POINTS are written, plus every evaluation.
         wandb: the WandbRun that gets the same values, if any.
         """
         self.now = self.started = started
@@ -39,12 +39,12 @@ class Events:
         self.handle = open(self.path, "ab")  # noqa: SIM115 (open as long as the run)
 
     def add(self, lines):
-        """Append steps, lines of `steps.jsonl`."""
+        """Append steps, given as lines of `steps.jsonl`."""
         self._add(self.handle, lines)
         self.handle.flush()
 
     def close(self, outcome, facts):
-        """No more steps in this attempt. outcome: finished, stopped or failed. facts: what the run came to."""
+        """End the attempt. outcome: finished, stopped or failed. facts: results of the run."""
         self.handle.close()
         if self.wandb:
             self.wandb.end(outcome, facts)
@@ -61,7 +61,7 @@ class Events:
 
 
 def scalars(line):
-    """(tag, value) of what a step's line says, with rates and seconds by phase."""
+    """Yield (tag, value) for a step's line, with rates and seconds by phase."""
     seconds = line["seconds"]
     for name in ("loss", "validation_loss", "lr", "grad_norm", "memory_bytes"):
         if line.get(name) is not None:

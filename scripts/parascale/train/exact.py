@@ -1,6 +1,4 @@
-"""What all ranks together hold, in numbers that are compared to the bit: no rounding excuses another start, other copies of a
-parameter, or optimizers set otherwise.
-"""
+"""Checks without tolerance: initial weights, copies of a parameter on several ranks, and optimizer settings must agree bit for bit."""
 
 from collections import Counter
 
@@ -14,9 +12,9 @@ SETTINGS = ("lr", "betas", "momentum", "eps", "weight_decay")
 
 
 def agreed(model, optimizers, alive) -> dict:
-    """On every rank, of a ParallelModel: `apart`, a parameter of which, or of whose moments, ranks hold different copies, or None;
-    without optimizers `bits` by parameter, a number that is the same in any layout; with them `optimizer`, their settings by parameter.
-    alive: called after each parameter."""
+    """Compare a ParallelModel over ranks. Returns on every rank `apart`: a parameter whose copies, or whose moments, differ between ranks,
+    or None. Without optimizers it also returns `bits`: by parameter, a number equal in all layouts; with them `optimizer`: their settings
+    by parameter. alive: called after each parameter."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     states = {each: state.values() for optimizer in optimizers for each, state in optimizer.state.items()}
     settings = {each: [group.get(key) for key in SETTINGS] for group in groups for each in group["params"]}
@@ -40,7 +38,7 @@ def agreed(model, optimizers, alive) -> dict:
 
 
 def _place(parameter: torch.Tensor) -> tuple:
-    """Which part of the whole a rank holds: its place along the axes that split it."""
+    """Which part of a parameter this rank holds: its coordinates along the axes that split it."""
     if not isinstance(parameter, DTensor):
         return ()
     places = zip(parameter.device_mesh.get_coordinate() or (), parameter.placements, strict=True)

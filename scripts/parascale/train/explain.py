@@ -1,4 +1,4 @@
-"""The first steps of a parity run, recorded: `parascale.proof` then says where a layout parts from its baseline."""
+"""Record the first steps of a parity run, for `parascale.proof` to find where a layout starts to differ from its baseline."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -12,14 +12,14 @@ from parascale.train import loop
 
 
 class Enough(Interrupted):
-    """All steps asked for are recorded."""
+    """All requested steps are recorded."""
 
 
 def record(job, folder, steps, every=1):
-    """Train the first steps of the Job of a parity run as ever, and record each in `folder`, which also gets what a training leaves: of its
-    tensors every so-many-th column.
+    """Train the first steps of a parity run's Job as usual, and record each in `folder`, which also gets the usual results. Of tensors only
+    one in `every` columns is recorded.
 
-    It is not compiled: in a graph modules have no outputs of their own. Ranks sum in fp32: else their rounding would be the first difference.
+    It is not compiled, since a graph has no module outputs. Ranks sum in fp32, or bf16 rounding would be the first difference.
     """
     run = replace(job.run, layout=replace(job.run.layout, compile=False), reduce_precision="fp32")
     job = replace(job, run=run, work=folder / "work", output=folder / "output", store=folder / "store")
@@ -28,7 +28,7 @@ def record(job, folder, steps, every=1):
 
 
 def _make_steps(folder, steps, every, session):
-    """The steps of the run's engine, each recorded from its beginning to its end."""
+    """Run the engine's steps and record each from start to end."""
     begin, end, stepper = session.begin_step, session.end_step, session.stepper
     report = stepper.report
 
@@ -36,7 +36,7 @@ def _make_steps(folder, steps, every, session):
         begin(step)
         session.record = stack.enter_context(prove.recording(stepper.model.parts, folder, every=every))
 
-    def report_whole(*arguments):  # of gradients that are whole, and not clipped yet
+    def report_whole(*arguments):  # here gradients are complete and not yet clipped
         figures = report(*arguments)
         session.record.gradients()
         return figures

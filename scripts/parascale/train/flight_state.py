@@ -1,7 +1,7 @@
-"""What this rank is doing while no step ends, for `parascale.notes`: its line, and its collectives from torch's flight recorder.
+"""Record what this rank is doing if no step ends, for `parascale.notes`: its source line, and its collectives from torch's flight recorder.
 
-The recorder is asked without its stacks: to name them takes seconds the first time, and the line where the rank waits is known.
-It does not know gloo's sends and receives.
+The recorder is read without stacks: symbolizing them takes seconds the first time, and the waiting line is known anyway.
+It does not record gloo's sends and receives.
 """
 
 import os
@@ -20,12 +20,12 @@ from parascale import slurm
 from parascale.files import write_json
 from parascale.notes import OF_OTHERS, WAITING, note_path, operation_of, state_of
 
-AXIS = "mesh_"  # what torch's description of a mesh's group begins with
+AXIS = "mesh_"  # prefix of torch's description of a mesh's group
 WORLD = "default_pg"
 
 
 class FlightState:
-    """Tells the state of this process, also from another thread. devices: the run's DeviceMesh, or None."""
+    """Notes about the state of this process; may be used from another thread. devices: the run's DeviceMesh, or None."""
 
     def __init__(self, devices):
         self._world = devices.mesh_dim_names[0] if devices is not None and devices.ndim == 1 else "all ranks"
@@ -34,10 +34,10 @@ class FlightState:
         self.path = note_path(Path(file).parent, self.rank) if file else None
 
     def write(self, since, error=None):
-        """Leave a note; the seconds since this rank waits for others, 0 if it does not. since: when the last step ended, None before the first.
-        error: the exception that ends this process."""
+        """Write a note. Returns how many seconds this rank has waited for others, 0 if it does not. since: when the last step ended, None
+        before the first. error: the exception that ends this process."""
         waited = 0.0
-        # Neither a full disk nor another torch may hide what went wrong, or end what works.
+        # Neither a full disk nor a different torch version may hide the original error or end a working process.
         with suppress(Exception):
             note = self.note(since, error)
             if note["doing"] == WAITING and (call := note["call"]):
@@ -50,7 +50,7 @@ class FlightState:
         return waited
 
     def forget(self):
-        """The rank goes on: what its note says is over."""
+        """Remove the note: the rank has made progress."""
         with suppress(OSError):
             if self.path:
                 self.path.unlink()
@@ -64,7 +64,7 @@ class FlightState:
             walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0])
         else:
             walked = reversed(list(traceback.walk_tb(error.__traceback__)))
-        # From the innermost outwards: of the main thread, or where the error came from.
+        # From the innermost frame outwards, of the main thread or of the error's origin.
         frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
         (doing, where), operation = state_of(frames), operation_of(frames)
         call = next((call for call in calls if not call["done"]), None)
@@ -77,7 +77,7 @@ class FlightState:
         if call is None and doing == WAITING and stages and "/pipeline.py:" in (where or ""):
             call = {"group": stages[0], "counted": None, "number": None, "operation": "send or receive", "time": None}
         if call is None and error is not None and calls and not (operation or "").endswith(("recv", "send")):
-            call = calls[-1]  # it counts as done where it failed
+            call = calls[-1]  # the recorder counts a failed call as done
         return {
             "host": slurm.node_name(),
             # Not torch's current device: each thread has its own.
@@ -94,7 +94,7 @@ class FlightState:
         }
 
     def _groups(self):
-        """Name → (axis of the mesh, or what stands for it; ranks) of this process's groups."""
+        """Map the name of each of this process's groups to (mesh axis or description, ranks)."""
         found = {}
         if dist.is_initialized():
             for group, name in dist.distributed_c10d._world.pg_names.items():
@@ -104,16 +104,16 @@ class FlightState:
 
 
 def _origin(error):
-    """The exception that an exception came from, as that of a pipeline's stage."""
+    """The root cause of an exception, such as the error inside a pipeline stage."""
     while before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = before
     return error
 
 
 def is_new(kinds):
-    """Whether the last of these calls came after others than ever before: those since the call of its kind before it.
+    """True if the sequence of calls since the previous call of the last one's kind has not occurred before.
 
-    A step calls the same collectives in the same order as the step before. Who leaves one out, or swaps two, does what is new.
+    Every step calls the same collectives in the same order. A rank that leaves one out or swaps two produces a new sequence.
     """
     last, known = kinds[-1], set()
     between: tuple | None = None
@@ -127,9 +127,9 @@ def is_new(kinds):
 
 
 def _dumps():
-    """Entries of torch's flight recorders, for gloo and for NCCL."""
+    """Yield the dumps of torch's flight recorders for gloo and NCCL."""
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
-        with suppress(AttributeError, RuntimeError):  # torch without NCCL lacks the second
+        with suppress(AttributeError, RuntimeError):  # the second is missing in torch without NCCL
             yield getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)
 
 

@@ -1,6 +1,6 @@
-"""What a sample is read from: NVML for GPUs, psutil for the node and the processes of the training.
+"""Gauges that samples are read from: NVML for GPUs, psutil for the node and the training's processes.
 
-Each gauge's `read` yields mappings of columns of `parascale.telemetry`.
+Each gauge's `read` yields mappings with columns of `parascale.telemetry`.
 """
 
 import os
@@ -12,7 +12,7 @@ import psutil
 
 from parascale import slurm
 
-# Bits of nvmlClocksThrottleReasons that slow a GPU down against its will (nvml.h); others, such as an idle GPU, do not count.
+# Bits of nvmlClocksThrottleReasons (nvml.h) that mean real throttling; others, such as an idle GPU, do not count.
 THROTTLING = {
     0x04: "power_cap",
     0x08: "hardware_slowdown",
@@ -20,11 +20,11 @@ THROTTLING = {
     0x40: "hardware_thermal",
     0x80: "power_brake",
 }
-# Waiting for a disk is idle, and guests are counted among `user` and `nice` already.
+# Waiting for a disk counts as idle; guests are already included in `user` and `nice`.
 NOT_BUSY = ("iowait", "guest", "guest_nice")
-SHORTEST_SECONDS = 0.05  # over less, a difference of processor times says nothing
+SHORTEST_SECONDS = 0.05  # over shorter intervals, a difference of CPU times is meaningless
 GIB = 2**30
-# The environment that torchrun and our launcher set; one process in all needs none of it.
+# Environment variables set by torchrun and our launcher, with the defaults for a single process.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
@@ -34,8 +34,8 @@ def place():
 
 
 def host():
-    """This node without its GPUs; None for what it does not tell. Memory in bytes. Linux names no model of processors of Arm: there the
-    architecture stands for it."""
+    """This node without its GPUs; unknown values are None. Memory in bytes. Linux does not name Arm processor models, so the architecture
+    is used there."""
     processor = platform.machine()
     with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
         processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
@@ -43,16 +43,16 @@ def host():
     return {
         "host": slurm.node_name(),
         "cpu": processor,
-        "clock_mhz": clock and 100 * round((clock.max or clock.current) / 100),  # guests know no highest one
+        "clock_mhz": clock and 100 * round((clock.max or clock.current) / 100),  # virtual machines have no maximum
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
-        "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB
+        "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # identical nodes differ by a few kB
         "system": platform.release(),
     }
 
 
 def distinct(machines):
-    """The machines of all ranks, each kind once, with the `hosts` of that kind."""
+    """The distinct machines of all ranks, each with its `hosts`."""
     kinds = {}
     for machine in machines:
         facts = {name: value for name, value in machine.items() if name != "host"}
@@ -61,10 +61,10 @@ def distinct(machines):
 
 
 class Gpus:
-    """The GPUs that a job holds on this node.
+    """The job's GPUs on this node.
 
-    library: pynvml, initialised. visible: value of CUDA_VISIBLE_DEVICES, or None. held: GPUs that the job asked for on each
-    node. ranks: numbers of the node's processes; GPUs beyond theirs are idle.
+    library: pynvml, initialised. visible: value of CUDA_VISIBLE_DEVICES, or None. held: GPUs that the job requested per node.
+    ranks: ranks of the node's processes; further GPUs are idle.
     """
 
     def __init__(self, library, visible, held, ranks):
@@ -77,7 +77,7 @@ class Gpus:
         self.first_energy = {}
 
     def read(self):
-        """A mapping for each GPU, without what its driver does not report."""
+        """Yield a mapping for each GPU, without values that its driver does not report."""
         for index, handle, rank in self.devices:
             yield {"kind": "gpu", "index": index, "rank": rank, **self._values(index, handle)}
 
@@ -99,7 +99,7 @@ class Gpus:
         return values
 
     def _ask(self, name, *arguments):
-        """NVML's answer, or None where this GPU or driver has none."""
+        """NVML's value, or None if this GPU or driver does not support it."""
         try:
             return getattr(self.library, name)(*arguments)
         except self.library.NVMLError:
@@ -107,16 +107,16 @@ class Gpus:
 
 
 class NodeGauges:
-    """This node and the training's processes on it. processes: rank → process id, or a function that gives it."""
+    """This node and the training's processes on it. processes: rank → process id, or a function that returns this mapping."""
 
     def __init__(self, processes):
         self.cores = psutil.cpu_count()
         self.processes = processes
-        self.before = {}  # what a share is the difference of: name → (seconds of processor time, when)
-        self.first = {}  # where counters begin
+        self.before = {}  # previous readings: name → (CPU seconds, time)
+        self.first = {}  # initial values of counters
 
     def read(self):
-        """A mapping for each process and one for the node."""
+        """Yield a mapping for each process and one for the node."""
         for index, (rank, pid) in enumerate(self.processes.items()):
             try:
                 values = self._process(rank, psutil.Process(pid() if callable(pid) else pid))
@@ -153,7 +153,7 @@ class NodeGauges:
         return values
 
     def _busy(self, name, seconds):
-        """Cores kept busy since the last call, or None where that is unknown."""
+        """Average number of busy cores since the last call, or None if unknown."""
         now = time.monotonic()
         earlier, when = self.before.get(name, (0.0, now))
         self.before[name] = seconds, now

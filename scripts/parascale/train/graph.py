@@ -1,4 +1,4 @@
-"""The operations of a model, from its graph on tensors without data: even the largest takes no memory."""
+"""Examine a model before training, on meta tensors, so that even the largest takes no memory."""
 
 from contextlib import suppress
 
@@ -15,15 +15,15 @@ from parascale.families.kind import offer_of
 
 SAMPLES = 2
 OWN_DRAWS = (
-    "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
+    "the model draws random numbers of its own, which differ between layouts. Dropout masks are the same if dropout is an "
     "`nn.Dropout` whose input has the samples as its first dimension"
 )
-WHOLE = 4e8  # parameters and logits of a model that is tried with numbers too
-STATES = 16  # bytes of a parameter: its weight, its gradient and two moments
+WHOLE = 4e8  # up to this many parameters and logits, a model is also tried with real numbers
+STATES = 16  # bytes per parameter: weight, gradient and two moments
 
 
 class _Types(TorchFunctionMode):
-    """The types of all results through which gradients flow."""
+    """Collect the dtypes of all results through which gradients flow."""
 
     def __init__(self):
         super().__init__()
@@ -37,17 +37,17 @@ class _Types(TorchFunctionMode):
 
 
 def narrowest_type(workload, outputs):
-    """fp32 if gradients pass through it, or through less, where a model computes in fp64; else fp64.
+    """`fp32` if a model in fp64 passes gradients through fp32 or less, otherwise `fp64`.
 
-    Several models of `transformers` convert what enters a norm to fp32, whatever they are told to compute in.
+    Several models of `transformers` always convert the inputs of a norm to fp32.
     """
     return _tried(workload, _built(workload, outputs, "meta"), "meta")
 
 
 def described(workload, outputs):
-    """Lines that say what a model is before it trains: parameters, layouts, and what will be refused.
+    """Yield lines that describe a model before training: parameters, layouts, and reasons for refusals.
 
-    Raises ConfigError where no layout trains it, DataError for a folder whose weights are to be read and do not fit.
+    Raises ConfigError if no layout can train it, DataError if the weights of a folder do not fit.
     """
     device = "cpu" if ":" in workload.model.kind else "meta"
     model = _built(workload, outputs, device)
@@ -70,7 +70,7 @@ def described(workload, outputs):
     random = torch.get_rng_state()
     try:
         narrowest = _tried(workload, model, device)
-    except Exception as error:  # of the model's own; some look at numbers, which there are none of on `meta`
+    except Exception as error:  # raised by the model; some read values, which `meta` tensors do not have
         yield f"its gradients are unknown: a pass in fp64{' without data' * (device == 'meta')} fails ({error})"
         return
     unused = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
@@ -84,11 +84,11 @@ def described(workload, outputs):
 
 @torch.no_grad()
 def _foresees(workload, outputs, parameters) -> bool:
-    """Whether a language model sees later tokens, which is tried where it is not too large, with weights of which none is zero."""
+    """True if a language model sees later tokens. Tested on models that are not too large, with weights none of which is zero."""
     window = workload.training.window
     if window < 2 or parameters + window * outputs > WHOLE:
         return False
-    # An error of the model's own is shown by the passes that follow.
+    # The passes that follow report errors raised by the model.
     with torch.random.fork_rng(devices=[]), suppress(Exception):
         torch.manual_seed(0)
         model = build_model(workload.model, outputs, *workload.sizes).eval()
@@ -104,7 +104,7 @@ def _built(workload, outputs, device):
 
 
 def _tried(workload, model, device):
-    """The narrowest type of a model in fp64, after a forward and a backward pass of a few samples on a device."""
+    """The narrowest dtype of a model in fp64, from a forward and a backward pass of a few samples on a device."""
     *inputs, labels = (torch.from_numpy(each).to(device) for each in empty_batch(workload, SAMPLES))
     with _Types() as types:
         loss = summed_loss(model(*inputs), labels)

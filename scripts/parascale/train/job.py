@@ -1,4 +1,4 @@
-"""The settings of a training process, put together from a project."""
+"""The settings of a training process, assembled from a project."""
 
 import dataclasses
 from contextlib import suppress
@@ -13,7 +13,7 @@ from parascale.settings.config import Monitor
 from parascale.store.keys import code_of_run, data_known
 from parascale.store.trainings import Store, StoreError
 
-FILES = "files"  # the folder of a script of the user's own in that of its run under way
+FILES = "files"  # a user script's folder inside the work folder of its run
 
 
 class ChangedDataError(ParascaleError):
@@ -24,14 +24,13 @@ class ChangedDataError(ParascaleError):
 class Job:
     """One training.
 
-    kind: `run`, `parity` or `probe`; a parity run also records what is compared to the bit.
-    data: folder of the prepared data, None of a script. work: folder of the run under way. output: folder that the finished run is published to.
-    results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
-    code_digest: of the code that decides a training's numbers. prediction: what the plan predicted, or None.
-    start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
-    that trains, or None. monitor: how it is watched; None: not at all.
-    other_code: continue a run of other code. known: what `data_known` gives when the job is made: the training's key is
-    that of the data that it reads, whatever lies there later. Of a script in its user's own environment, the versions there.
+    kind: `run`, `parity` or `probe`; a parity run also records the values that must match bit for bit.
+    data: folder of the prepared data, None for a script. work: folder of the run in progress. output: folder that the finished run is
+    published to. results: folder of all results, where plans find their calibration. store: folder of finished trainings by key.
+    code_digest: digest of the code that determines a training's numbers. prediction: from the plan, or None.
+    start: checkpoint of the run that this one starts from (`init_from`), or None. allocation: Slurm's data about the job, or None.
+    monitor: sampling settings; None: no sampling. other_code: continue a run of other code. known: result of `data_known` when the job
+    was made, so the key is that of the data actually read, whatever is there later. For a script in its user's environment, its versions.
     """
 
     run: Run
@@ -53,12 +52,12 @@ class Job:
 
     def __post_init__(self):
         if self.known is None:
-            with suppress(FileNotFoundError):  # the data is still to be made
+            with suppress(FileNotFoundError):  # the data is not made yet
                 object.__setattr__(self, "known", data_known(self.data, self.start))
 
     @property
     def known_data(self):
-        """What was known of the data, and of the checkpoint that the run starts from, when the job was made."""
+        """`data_known` of the data, and of the checkpoint to start from, when the job was made."""
         return data_known(self.data, self.start) if self.known is None else self.known
 
     @property
@@ -66,7 +65,7 @@ class Job:
         return identity.key_of(self.run, self.site, self.code_digest, self.known_data)
 
     def check_data(self):
-        """Raise ChangedDataError where the data, or the checkpoint that the run starts from, is no longer that of the job's key."""
+        """Raise ChangedDataError if the data, or the checkpoint to start from, no longer matches the job's key."""
         if self.data is None:
             return
         with suppress(FileNotFoundError):
@@ -79,7 +78,7 @@ class Job:
 
 
 def job_of(project, run, kind="run"):
-    """The Job of a run of a project: of its table, or made from one. kind: `run`, `parity` or `probe`."""
+    """The Job of a project's run, from its table or derived from one there. kind: `run`, `parity` or `probe`."""
     output, work = project.paths.places(kind)
     monitor = project.config.monitor
     return Job(
@@ -100,25 +99,25 @@ def job_of(project, run, kind="run"):
 
 
 def published(job):
-    """Publish the finished training of a job's key, if the store has one, and say so; returns whether nothing is left to do.
+    """Publish the finished training with the job's key, if the store has one. Returns True if nothing is left to do.
 
-    Called before the processes of a run start: needs no torch.
+    Called before the processes of a run start, and does not need torch.
     """
     if not (job.data is None or job.data.is_dir()) or not show_kept(job):
         return False
     record = RunFolder(job.work).read_record
-    if record().get("key") == job.key:  # its end was cut off after it was kept
+    if record().get("key") == job.key:  # it was interrupted after storing the result
         lease = Lease(job.work)
-        with suppress(TrainingError):  # or it is just ending
+        with suppress(TrainingError):  # the lease is held: the job is just ending
             lease.acquire()
             lease.give_up() if record().get("key") == job.key else lease.release()
     return True
 
 
 def show_kept(job):
-    """Show the finished training of a job's key as the job's result; returns whether the store has one.
+    """Show the finished training with the job's key as its result. Returns True if the store has one.
 
-    A damaged one is set aside, and a line says so.
+    A damaged one is set aside with a message.
     """
     store, name = Store(job.store), job.run.run
     kept = store.finished(job.key)

@@ -1,7 +1,7 @@
-"""PyTorch Lightning as the engine: its Trainer and its DDP strategy make the steps.
+"""PyTorch Lightning as the engine: its Trainer and DDP strategy run the steps.
 
-Data, model, loss, optimizer, clipping, evaluation, checkpoints and the record are the native engine's, so that a comparison of
-engines is about the loop alone, and a stopped run continues in the same way.
+Data, model, loss, optimizer, clipping, evaluation, checkpoints and the record are the native engine's, so a comparison of engines
+compares only the loops, and a stopped run resumes in the same way.
 """
 
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from parascale.train.process import listen_for_signals
 
 
 def make_steps(session):
-    """Make the steps of a Session that are still to be made."""
+    """Run the remaining steps of a Session."""
     if session.first_step > session.steps:
         return
     run, device = session.run, session.mesh.device
@@ -27,13 +27,13 @@ def make_steps(session):
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=run.layout.processes_per_node,
         num_nodes=run.layout.nodes,
-        # Lightning's DDP finds the process group that we have joined; its options are those of ours.
+        # Lightning's DDP uses the process group that we have joined; its options match ours.
         strategy=DDPStrategy(timeout=timedelta(seconds=session.job.timeout_seconds), gradient_as_bucket_view=True)
         if several
         else SingleDeviceStrategy(device),
-        # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
+        # Our launcher sets torchrun's variables; without an explicit environment, Lightning would guess from Slurm's.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
-        # Half precision is a matter of the model: see parallel.precision.
+        # The model itself handles half precision: see parallel.precision.
         precision="64-true" if run.precision == "fp64" else "32-true",
         max_steps=session.steps - session.first_step + 1,
         accumulate_grad_batches=run.workload.training.accumulate,
@@ -49,7 +49,7 @@ def make_steps(session):
 
 
 class Parts(IterableDataset):
-    """What Lightning calls batches: (number of the part, all parts of this rank's share of a step), step by step."""
+    """Lightning's batches: (number of the part, all parts of this rank's samples for a step), step by step."""
 
     def __init__(self, session):
         self.session = session
@@ -62,21 +62,21 @@ class Parts(IterableDataset):
 
 
 class Steps(LightningModule):
-    """One optimizer step after the other, as `train.step` has it, told through Lightning's hooks."""
+    """The optimizer steps of `train.step`, expressed through Lightning's hooks."""
 
     def __init__(self, session):
         super().__init__()
         self.session, self.stepper = session, session.stepper
         self.network = session.stepper.model.forward_module
         self.next_step = session.first_step
-        self.open_phase = ExitStack()  # of what a hook begins and another ends
+        self.open_phase = ExitStack()  # phase that one hook begins and another ends
 
     def configure_optimizers(self):
-        """Ours, with the state of a run that is continued."""
+        """Our optimizer, with the state of a resumed run."""
         return self.stepper.optimizers[0]
 
     def on_train_start(self):
-        """Lightning answers SIGTERM with a collective inside the signal handler, which can hang: ours only takes note."""
+        """Replace Lightning's SIGTERM handler, which calls a collective and can hang; ours only sets a flag."""
         before, now = self.session.stop_requested, listen_for_signals()
         self.session.stop_requested = lambda: before() or now()
 
@@ -94,7 +94,7 @@ class Steps(LightningModule):
         with self.session.clock.phase("forward"):
             loss = self.stepper.loss(self.network(*inputs), labels)
         self.loss += loss.detach()
-        # Lightning divides by the number of parts, and DDP by the number of ranks; the loss is divided already.
+        # Lightning divides by the number of parts, and DDP by the number of ranks; the loss is already divided.
         return loss * (len(parts) * self.session.run.layout.data_parallel)
 
     def on_before_backward(self, loss):
@@ -112,7 +112,7 @@ class Steps(LightningModule):
         clip(self.stepper.model, self.stepper.optimizers, self.figures[0], self.stepper.clip_norm)
 
     def optimizer_step(self, *arguments, **keywords):
-        """The update itself; the phase was opened when the gradient was whole."""
+        """Update; the phase was opened when the gradient was complete."""
         super().optimizer_step(*arguments, **keywords)
         self.open_phase.close()
 

@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: who am I, data, model, resume, steps, last evaluation, publish."""
+"""The training loop, top to bottom: process setup, data, model, resume, steps, last evaluation, publish."""
 
 import gc
 import math
@@ -30,19 +30,19 @@ from parascale.train.record import TrainingProgress
 from parascale.train.state import RunState
 from parascale.train.step import Stepper, local_samples, torch_seed
 
-# All ranks collect garbage after the same steps: one that did so on its own would let the others wait.
+# All ranks collect garbage after the same steps: a rank that did so on its own would make the others wait.
 GARBAGE_STEPS = 50
 
 
-@record  # leaves the exception where the launcher finds it
+@record  # writes an exception to the launcher's error file
 def train(job, make_steps=None):
-    """Train a run to its end, or until it is asked to stop (then Interrupted, with its state saved).
+    """Train a run to its end, or until a stop is requested (raises Interrupted after saving the state).
 
-    make_steps: function of a Session that makes the steps still to be made (default: what the run's engine does).
+    make_steps: function of a Session that runs the remaining steps (default: the run's engine).
     """
     run, training = job.run, job.run.workload.training
     with ExitStack() as stack:
-        # --- who am I
+        # --- process setup
         stop_requested = listen_for_signals()
         set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
@@ -68,7 +68,7 @@ def train(job, make_steps=None):
         # --- resume
         state = RunState(job, model, stepper.optimizers, watchdog.feed)
         first_step = state.begin(steps, task.outputs, task.excluded)
-        if first_step is None:  # another job finished it, and there is nothing to do
+        if first_step is None:  # another job has finished it
             return stop_processes()
         if stepper.scale is not None:
             stepper.scale = LossScale(device, state.saved.get("loss_scale"))
@@ -83,7 +83,7 @@ def train(job, make_steps=None):
 
         # --- steps
         profiled = profiler(job, mesh.rank == 0)
-        # The second step, as the first compiles; torch's profilers exclude each other.
+        # The second step, because the first compiles; torch allows one profiler at a time.
         attention = AttentionSeen(0 if profiled else first_step + 1, state.note_attention)
         parties = job, mesh, clock, watchdog, task, feed, stepper, state, progress, profiled, attention
         session = Session(*parties, stop_requested, first_step, steps)
@@ -104,9 +104,9 @@ def train(job, make_steps=None):
 
 
 def make_steps_of_engine(session):
-    """Make the steps of a Session as its run's engine does; the native one: one optimizer step after the other."""
+    """Run the remaining steps of a Session with its run's engine. The native one runs one optimizer step after the other."""
     if session.run.engine == "lightning":
-        from parascale.train import lightning  # slow to load
+        from parascale.train import lightning  # slow to import
 
         return lightning.make_steps(session)
     stepper = session.stepper
@@ -123,31 +123,31 @@ def make_steps_of_engine(session):
 
 @dataclass
 class Session:
-    """Everything that the steps of a training need, and what an engine does before and after each of them."""
+    """Everything that the steps of a training need, and the hooks that an engine calls before and after each step."""
 
     job: Any
     mesh: Any
     clock: Clock
     watchdog: Watchdog
     task: Task
-    feed: Prefetcher  # of this rank's batches of training, in the order in which they are computed
+    feed: Prefetcher  # this rank's training batches, in order
     stepper: Stepper
     state: RunState
     progress: TrainingProgress
-    profiler: Any  # of train.clock, or None
+    profiler: Any  # from train.clock, or None
     attention: AttentionSeen
-    stop_requested: Any  # function: whether this process was asked to stop
+    stop_requested: Any  # function: True if this process was asked to stop
     first_step: int
     steps: int
-    random: Any = None  # torch's random numbers as a step of a user's class begins
-    unread: Any = None  # function that gives the line of the step before, whose numbers are not read yet
+    random: Any = None  # torch's random state at the start of a step of a user's class
+    unread: Any = None  # function that returns the previous step's line, whose figures are not read yet
 
     @property
     def run(self):
         return self.job.run
 
     def begin_step(self, step):
-        """What is random in a step follows from its number, and so do the rates of the optimizers."""
+        """Set the random state and the optimizers' rates, which follow from the step's number."""
         self.watchdog.feed(stepped=step > self.first_step)
         optim = self.run.workload.optim
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
@@ -162,33 +162,33 @@ class Session:
             self.profiler.begin_step(step)
 
     def batches(self, step):
-        """This rank's share of a step's samples, in `accumulate` parts of (*inputs, labels) on its device.
+        """This rank's samples for a step, in `accumulate` parts of (*inputs, labels) on its device.
 
-        Steps are asked for one after the other, so that what comes next can be read ahead.
+        Steps must be requested in order, so that later ones can be read ahead.
         """
         with self.clock.phase("data"):
             return self.feed.take()
 
     def requests(self):
-        """Whether this process wants to stop, and a checkpoint saved, after the step that begins. One asks for all."""
+        """(stop, save): this process's requests for after the coming step. One process's request applies to all."""
         return self.stop_requested(), self.state.is_time_to_save()
 
     def lr(self, step):
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
     def evaluate_due(self):
-        """Evaluate the step of the checkpoint that the run continues from, if the attempt before did not get to it."""
+        """Evaluate the checkpoint that the run continues from, if the previous attempt did not get to it."""
         saved = self.state.saved
         if saved.get("due"):
             step = saved["step"]
             self.state.add_step(saved["line"] | self._validate(step))
 
     def end_step(self, step, result):
-        """After a step has been started: record the one before, whose numbers are there by now, and do what is due after this one.
+        """Call this once a step is launched: record the previous step, whose figures have arrived, and do what is due after this one.
 
-        If something is due (the end, a stop, an evaluation, a checkpoint), this step's own numbers are read at once. Saving comes
-        before evaluating, so that a long evaluation that is cut off costs no step. The time of recording belongs to the step under way;
-        that of evaluating and saving stands beside the steps.
+        If something is due (the end, a stop, an evaluation, a checkpoint), this step's own figures are read at once. Saving comes
+        before evaluating, so that an interrupted evaluation costs no step. The time for recording counts to the current step; the time
+        for evaluating and saving is recorded separately.
         Raises DivergedError for a loss or norm that is not finite, and Interrupted if the run is to stop.
         """
         self.attention.end_step(step)
@@ -214,7 +214,7 @@ class Session:
                 self.state.model.share_buffers()
                 if saving:
                     line |= self.state.checkpoint(step, line, due, self.stepper.scale)
-                if due and not stop:  # else the next start begins with it
+                if due and not stop:  # after a stop, the next start begins with it
                     try:
                         line |= self._validate(step)
                     except Interrupted:
@@ -228,13 +228,13 @@ class Session:
             )
 
     def _line(self, step, result, seconds):
-        """The record of a step, as soon as it is done. seconds: function that gives those of its phases."""
+        """The record line of a step; waits until it is done. seconds: function that returns seconds by phase."""
         norm, loss, targets, *factor = result.read()
         figures, scaling = {"loss": loss, "gradient norm": norm}, {}
         if factor:
             skipped = not math.isfinite(norm)
             scaling = {"loss_scale": factor[0], "skipped": skipped}
-            if skipped and factor[0] > 1:  # else the factor was not the cause
+            if skipped and factor[0] > 1:  # at 1 the loss scale was not the cause
                 del figures["gradient norm"]
                 norm = None
         refuse_non_finite(self.run, f"step {step}", figures)
@@ -254,7 +254,7 @@ class Session:
         self.progress.update(line)
 
     def _validate(self, step):
-        """Validation figures after a step; keeps the weights if they are the best so far. Returns what the step's line gains."""
+        """Evaluate after a step and keep the weights if they are the best so far. Returns additions to the step's line."""
         started = time.perf_counter()
         figures, targets = self.means("validation", f"validation after step {step}")
         self.state.note_validation(step, figures, targets)
@@ -263,8 +263,8 @@ class Session:
         return named | {"evaluation_seconds": time.perf_counter() - started}
 
     def _go_on(self):
-        """Between two batches of an evaluation, which may take longer than a job has left: Interrupted on every rank if one is asked to
-        stop. On the host, so that no GPU waits."""
+        """Called between batches of an evaluation, which may outlast the job: raises Interrupted on every rank if one was asked to stop.
+        Runs on the host, so that no GPU waits."""
         self.watchdog.feed()
         if all_reduce(torch.tensor([float(self.stop_requested())]), self.mesh).item():
             raise Interrupted(f"run {self.run.run} was asked to stop in an evaluation; a new start continues with it")
@@ -272,13 +272,13 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises DivergedError if a figure is not finite.
+        title: name of this evaluation in errors. Raises DivergedError if a figure is not finite.
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
         total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers, self._go_on)
         if not mesh.leads("pp"):
-            total.zero_()  # others, as of its tensor-parallel group, computed the same samples
+            total.zero_()  # another rank, such as its tensor-parallel peer, counts the same samples
         all_reduce(total, mesh)
         loss, targets, *others = total.tolist()
         figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}
@@ -288,8 +288,7 @@ class Session:
 
 @contextmanager
 def _failure_noted(state):
-    """The attempt's record says how the body ended: `stopped` where it was asked to, else `failed`. A full disk must not hide what
-    went wrong."""
+    """Record how the body ended: `stopped` if that was requested, otherwise `failed`. A full disk must not hide the original error."""
     try:
         yield
     except Interrupted:

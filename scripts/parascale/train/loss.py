@@ -1,4 +1,4 @@
-"""The loss of a step: the sum over all target tokens of all ranks and micro-batches, divided by their global count."""
+"""The loss of a step: the sum over all target tokens of all ranks and micro-batches, divided by their global number."""
 
 import math
 from contextlib import nullcontext
@@ -11,15 +11,15 @@ from parascale.errors import ConfigError, DivergedError
 from parascale.evaluation.evaluate import FORESIGHT, foresees, split_sums, summed_loss
 from parascale.parallel.context import of_all_positions
 
-# Precision → what `foresees` takes for rounding.
+# Precision → differences that `foresees` attributes to rounding.
 ROUNDING = {"fp64": 1e-5, "fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "float8": 4e-3}
 
 
 class GlobalLoss:
-    """(outputs, labels) → this rank's part of the global mean: its summed loss over the global count of targets.
+    """(outputs, labels) → this rank's part of the global mean: its summed loss over the global number of targets.
 
-    `targets` is set before each step. Adding the parts of all data-parallel ranks gives the mean; the gradients
-    likewise, so that no rank, micro-batch or padding weighs more than another.
+    `targets` is set before each step. The parts of all data-parallel ranks add up to the mean, and so do their gradients, so
+    every target has equal weight whatever its rank, micro-batch or padding.
     """
 
     def __init__(self, label_smoothing=0.0):
@@ -33,50 +33,50 @@ class GlobalLoss:
 
 
 class LossScale:
-    """The factor of the loss in fp16, where small gradients would become 0: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+    """The loss scale of fp16, without which small gradients become 0: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 
-    Its numbers are those of `torch.amp.GradScaler`. A step whose gradient is not finite somewhere changes no weight and halves
-    the factor; `GROWTH_STEPS` good steps in a row double it. The norm of the whole gradient decides, one sum over all ranks, so that they
-    agree, whatever each of them holds. `value` and `good_steps` are scalar tensors: the host need not know them.
+    Its constants are those of `torch.amp.GradScaler`. A step whose gradient has a non-finite element changes no weight and halves the
+    scale; `GROWTH_STEPS` good steps in a row double it. The norm of the whole gradient, one sum over all ranks, decides, so all ranks
+    agree. `value` and `good_steps` are scalar tensors on the device, so the host does not wait.
     """
 
     FIRST, GROWTH_STEPS = 2.0**16, 2000
 
     def __init__(self, device, saved=None):
-        """saved: what `state` gave, or None."""
+        """saved: a result of `state`, or None."""
         value, good_steps = saved or (self.FIRST, 0)
         self.value = torch.tensor(value, dtype=torch.float32, device=device)
         self.good_steps = torch.tensor(good_steps, dtype=torch.int32, device=device)
 
     @property
     def state(self):
-        """What a checkpoint holds of it. The host waits."""
+        """The values for a checkpoint. The host waits."""
         return [self.value.item(), self.good_steps.item()]
 
     def update(self, overflow):
-        """After a step. overflow: a float32 scalar tensor, 1 if its gradient was not finite, else 0."""
+        """Call after a step. overflow: a float32 scalar tensor, 1 if its gradient was not finite, otherwise 0."""
         torch._amp_update_scale_(self.value, self.good_steps, overflow, 2.0, 0.5, self.GROWTH_STEPS)
 
 
 def count_targets(labels, device):
-    """The number of labels that count, as a float64 tensor on `device`."""
+    """The number of labels that are not ignored, as a float64 tensor on `device`."""
     return (labels != IGNORED).sum().to(device, torch.float64)
 
 
 def all_reduce(values, mesh):
-    """Sum a tensor, of the device or of the host, over all ranks in place; nothing to do for one process."""
+    """Sum a tensor on device or host over all ranks, in place. Does nothing with a single process."""
     if mesh.devices is not None:
         dist.all_reduce(values, group=mesh.host_group if values.device.type == "cpu" else None)
     return values
 
 
 def computation_context(model):
-    """The context of a rank's forward and backward pass: copies in half precision, if the run has them."""
+    """The context for a rank's forward and backward passes, which keeps half-precision copies if the run has them."""
     return nullcontext() if model.copies is None else model.copies.keep()
 
 
 def evaluate(run, model, samples, metrics=(), workers=0, between=lambda: None):
-    """This rank's sums over its share of `samples`, as `split_sums` gives them, by a ParallelModel that trains afterwards."""
+    """This rank's sums over its share of `samples`, from `split_sums`. The ParallelModel returns to training mode."""
     mesh, ranks = model.mesh, run.layout.data_parallel
     places = mesh.data_rank, ranks, run.evaluation_batch, mesh.device
     loss = summed_loss if model.head is None else model.head.summed_loss
@@ -88,9 +88,9 @@ def evaluate(run, model, samples, metrics=(), workers=0, between=lambda: None):
 
 
 def refuse_foresight(run, model, entries) -> None:
-    """Raise ConfigError, on all ranks, where a language model that is not ours sees the tokens that it is to predict.
+    """Raise ConfigError on all ranks if a language model that is not ours sees the tokens that it must predict.
 
-    Three forward passes of one window, in every layout. First weights of zero hide what stands before them: `check model` has others.
+    Takes three forward passes of one window, in every layout. Initial weights of zero can hide it; `check model` uses other weights.
     """
     workload = run.workload
     if workload.task != "language_model" or not workload.model.is_own or (window := workload.training.window) < 2:
@@ -105,7 +105,7 @@ def refuse_foresight(run, model, entries) -> None:
 
 
 def refuse_non_finite(run, where, figures):
-    """Raise DivergedError if a figure is not finite: nothing after it would mean anything."""
+    """Raise DivergedError if a figure is not finite: later steps would be meaningless."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
         raise DivergedError(

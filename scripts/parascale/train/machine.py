@@ -1,4 +1,4 @@
-"""The hardware that a training really ran on, and its use of memory: read on the nodes that compute, not copied from a site's file."""
+"""The hardware and memory use of a training, read on the compute nodes rather than copied from the site file."""
 
 from contextlib import suppress
 
@@ -10,7 +10,7 @@ from parascale.train.gauges import host
 
 
 def read_machine(device):
-    """This node as the process on `device` sees it; None for what it does not tell. Memory in bytes."""
+    """This node as seen by the process on `device`; unknown values are None. Memory in bytes."""
     found = host()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -19,7 +19,7 @@ def read_machine(device):
             "gpus": torch.cuda.device_count(),
             "gpu_memory_bytes": properties.total_memory,
         }
-        import pynvml  # only where there are GPUs: it costs time to load
+        import pynvml  # only with GPUs: it is slow to import
 
         found["driver"] = None
         with suppress(pynvml.NVMLError):
@@ -29,9 +29,9 @@ def read_machine(device):
 
 
 class Memory:
-    """Uses of a rank's memory: its part of the model as tensors, and the rest of the process.
+    """Breakdown of a rank's memory: tensors of its part of the model, and the rest of the process.
 
-    Made when the model is there and has not computed yet: then the rest of the process is libraries and data.
+    Create it when the model exists and has not computed yet: then the rest of the process is libraries and data.
     """
 
     def __init__(self, parts, device):
@@ -43,9 +43,9 @@ class Memory:
         self.process = max(0, psutil.Process().memory_info().rss - self.weights) if device.type == "cpu" else None
 
     def parts(self, optimizers, peak):
-        """{part: bytes} at the end of a training whose `peak` is known; activations are what nothing else explains.
+        """{part: bytes} at the end of a training with this `peak`; activations are the remainder.
 
-        A GPU's peak counts tensors alone: there, `process` is what the device holds beside torch's own memory.
+        A GPU's peak counts only tensors: there, `process` is the device memory outside torch's allocator.
         """
         states = [value for each in optimizers for state in each.state.values() for value in state.values()]
         optimizer = _bytes(value for value in states if isinstance(value, torch.Tensor))
@@ -59,6 +59,6 @@ class Memory:
 
 
 def _bytes(tensors):
-    """Bytes of this rank's share of tensors, tied ones once; parts of one storage are tensors of their own."""
+    """Bytes of this rank's shards, counting tied tensors once. Different views of one storage count separately."""
     own = ((tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.nbytes) for tensor in map(local, tensors))
     return sum(size for _, _, size in set(own))

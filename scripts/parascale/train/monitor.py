@@ -1,7 +1,7 @@
-"""The sampler beside a training: one on each node, a thread of the node's first process.
+"""Sample a node's devices during a training, in a thread of the node's first process.
 
-A thread dies with what it watches, sees the node from inside the job, and costs a millisecond of one core a sample, for parts of
-which it holds Python's lock. A process of its own would cost a start of Python for each attempt.
+A thread ends with its process, sees the node from inside the job, and costs one millisecond of one core per sample, during part of
+which it holds the GIL. A separate process would have to start Python for each attempt.
 """
 
 import csv
@@ -17,13 +17,13 @@ from parascale.files import atomic_path
 from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, NodeGauges, place
 
-END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
+END_SECONDS = 10.0  # timeout for the last sample: a hanging driver must not delay a finished training
 
 
 def monitored(job, processes):
-    """A context in which this node's devices are sampled into the job's work folder, every `monitor.interval_seconds`.
+    """A context that samples this node's devices into the job's work folder, every `monitor.interval_seconds`.
 
-    processes: process id of each rank of the run. Only the first process of a node samples.
+    processes: the process id of each rank. Only the first process of a node samples.
     """
     rank, local_rank, local_size = place()
     if local_rank:
@@ -32,7 +32,7 @@ def monitored(job, processes):
 
 
 def sampled(job, node, processes):
-    """The same for a node by its number. processes: rank → process id of each of its ranks, or a function that gives it."""
+    """Like `monitored`, for a given node number. processes: rank → process id, or a function that returns this mapping."""
     if job.monitor is None:
         return nullcontext()
     ranks, gauges = list(processes), [NodeGauges(processes)]
@@ -42,8 +42,8 @@ def sampled(job, node, processes):
 
 
 def _gpus(held, ranks):
-    """The gauge of this node's GPUs; none, and a line that says so, if NVML is not there."""
-    import pynvml  # only where there are GPUs: it costs time to load
+    """A list with the gauge of this node's GPUs; empty, with a warning, if NVML is missing."""
+    import pynvml  # only with GPUs: it is slow to import
 
     try:
         pynvml.nvmlInit()
@@ -54,7 +54,7 @@ def _gpus(held, ranks):
 
 
 class DeviceMonitor:
-    """While entered, appends a line for each device to a file, at a fixed interval; at the end the last one."""
+    """A context that appends a line per device to a file, at a fixed interval and once at the end."""
 
     def __init__(self, path, node, gauges, seconds):
         self.path, self.gauges, self.seconds = path, gauges, seconds
@@ -74,7 +74,7 @@ class DeviceMonitor:
             with open(self.path, "a+b") as handle:  # a crash may have cut the last line short
                 handle.seek(0)
                 handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
-            with open(self.path, "a", buffering=1, newline="", encoding="utf-8") as handle:  # each line is seen at once
+            with open(self.path, "a", buffering=1, newline="", encoding="utf-8") as handle:  # line-buffered for readers
                 writer = csv.DictWriter(handle, COLUMNS, restval="", lineterminator="\n")
                 if handle.tell() == 0:
                     writer.writeheader()
@@ -84,7 +84,7 @@ class DeviceMonitor:
                     due = max(due + self.seconds, time.monotonic())
                     self._sample(writer)
                 self._sample(writer)
-        except OSError as error:  # a full disk is the training's affair, not ours
+        except OSError as error:  # a full disk is for the training to report
             _say(f"no more samples of the devices: {error}")
 
     def _sample(self, writer):
@@ -93,13 +93,13 @@ class DeviceMonitor:
             for values in gauge.read():
                 if values["kind"] == "host":
                     values["monitor_seconds"] = time.thread_time()
-                for name, value in values.items():  # six significant digits: samples are no more exact
+                for name, value in values.items():  # samples are accurate to at most six significant digits
                     values[name] = f"{value:.6g}" if isinstance(value, float) else value
                 writer.writerow(now | values)
 
 
 def publish(folder, target):
-    """Join the samples of each node of a run under way; returns what its summary keeps of them."""
+    """Merge the samples of all nodes of a run in progress into `target`; returns the figures for the run's summary."""
     with atomic_path(target) as partial, open(partial, "w", encoding="utf-8") as merged:
         merged.write(",".join(COLUMNS) + "\n")
         for path in sample_files(folder):

@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 from parascale.parallel.tying import local, sum_tied_gradients
 from parascale.settings.optim import Cycle
 
-SMALL = 4096  # elements whose squares are added up in single precision as well as in rows
-CLIP_MARGIN = 1e-6  # what torch's `clip_grads_with_norm_` adds to a norm that it divides by
-FALL = 1e-5  # the rate that a cycle falls to, relative to its highest
+SMALL = 4096  # up to this many elements, single precision is accurate enough for the sum of squares
+CLIP_MARGIN = 1e-6  # added to the norm before dividing, as in torch's `clip_grads_with_norm_`
+FALL = 1e-5  # final learning rate of a cycle, relative to its peak
 
 
 def make_optimizers(model, optim):
-    """One optimizer for each part of a ParallelModel. Weight decay acts on matrices, not on norms and biases."""
+    """One optimizer per part of a ParallelModel. Weight decay applies to matrices, not to norms and biases."""
     return [_make_optimizer(part, optim) for part in model.parts]
 
 
@@ -32,17 +32,17 @@ def _make_optimizer(part, optim):
 
 
 class SGD(torch.optim.SGD):
-    """torch's without its rarer options, by its fused kernel, which changes nothing where `found_inf` is a tensor of 1, as AdamW's.
+    """torch's fused SGD without its rarer options. Like AdamW's, its kernel changes nothing if `found_inf` is 1.
 
-    torch's own step knows this kernel too, but neither for DTensors nor for a first step that is skipped: its momentum would be
-    memory that nobody has written.
+    torch's own step supports this kernel neither for DTensors nor for a skipped first step, where its momentum would be uninitialised
+    memory.
     """
 
     found_inf = grad_scale = None
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update all parameters that have a gradient. closure: computes it and returns the loss, as Lightning's does."""
+        """Update all parameters that have a gradient. closure: computes gradients and returns the loss, as in Lightning."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -72,7 +72,7 @@ class SGD(torch.optim.SGD):
 
 
 def _laid_out_as(values, gradient):
-    """The gradient in the memory layout of what it changes: the kernel goes through both as they lie."""
+    """The gradient in the parameter's memory layout: the kernel reads both in memory order."""
     if gradient.stride() == values.stride():
         return gradient
     return torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
@@ -81,8 +81,8 @@ def _laid_out_as(values, gradient):
 def learning_rate(step, steps, peak, optim):
     """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or half a cosine; or cycles.
 
-    Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`, whose first step has the
-    rate that a cycle starts with, and none the last.
+    Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`, where the first step has the
+    initial rate of the cycle and no step has its final rate.
     """
     if optim.schedule == "one_cycle":
         cycle, place = _cycle(step, steps, optim)
@@ -98,7 +98,7 @@ def learning_rate(step, steps, peak, optim):
 
 
 def momentum(step, steps, optim):
-    """AdamW's first decay rate or SGD's momentum in a step: one number, or in a cycle low where the learning rate is high."""
+    """AdamW's beta1 or SGD's momentum in a step: constant, or in a cycle low while the learning rate is high."""
     usual = optim.usual_momentum
     if optim.schedule != "one_cycle":
         return usual
@@ -107,7 +107,7 @@ def momentum(step, steps, optim):
 
 
 def set_rates(optimizers, lr, momentum):
-    """Give every optimizer the learning rate and momentum of the next step."""
+    """Set every optimizer's learning rate and momentum for the next step."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = lr
         if "betas" in group:
@@ -117,7 +117,7 @@ def set_rates(optimizers, lr, momentum):
 
 
 def _cycle(step, steps, optim):
-    """The cycle that a step is in, and the part of that cycle which is over before it, from 0 to below 1."""
+    """The cycle that a step is in, and the fraction of it before that step, from 0 to below 1."""
     cycles = optim.cycles or [Cycle()]
     place = (step - 1) * sum(cycle.length for cycle in cycles) / steps
     for cycle in cycles[:-1]:
@@ -128,7 +128,7 @@ def _cycle(step, steps, optim):
 
 
 def _there_and_back(place, rise, first, middle, last):
-    """`first` at 0, `middle` at `rise` and `last` at 1, along half a cosine each."""
+    """Interpolate with two half cosines: `first` at 0, `middle` at `rise`, `last` at 1."""
     begin, end, progress = (
         (first, middle, place / rise) if place <= rise else (middle, last, (place - rise) / (1 - rise))
     )
@@ -137,28 +137,28 @@ def _there_and_back(place, rise, first, middle, last):
 
 @torch.no_grad()
 def finish_gradients(model):
-    """After the backward pass of several ranks: every gradient complete and laid out like its parameter."""
+    """After a backward pass on several ranks, complete every gradient and give it its parameter's placements."""
     for _, parameter in model.named_parameters():
         gradient = parameter.grad
-        # Norms on a split sequence get partial sums; they are added up here.
+        # Norms on a split sequence have partial gradient sums, which are reduced here.
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
     sum_tied_gradients(model.split_ties, model.ties_group)
 
 
 def squared_norm(model):
-    """This rank's part of the square of the whole gradient's 2-norm, a float64 scalar tensor: summed over ranks, it counts each element
-    of all shards and stages once. If ranks train apart (local SGD), it is that of this rank's own gradient.
+    """This rank's part of the squared 2-norm of the whole gradient, a float64 scalar tensor. The sum over ranks counts each element of
+    all shards and stages once. With local SGD it is the squared norm of this rank's own gradient.
 
-    Rows are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and differently
-    so for every way of splitting it.
+    Rows are summed in double precision: in single precision the sum over a large matrix is off by 1e-4, and the error depends on
+    how it is split.
     """
     if model.mesh.devices is None:
         return _sum_of_squares(_gradients(model))
-    # One copy of a parameter tied across stages counts: the first, which is on another rank if not on this one.
+    # Count only the first copy of a parameter tied across stages, which may be on another rank.
     copies = {id(second) for _, second in model.split_ties if second is not None}
     ranks_of_a_stage = 1 if model.ranks_differ else model.mesh.world_size // model.mesh.layout.pp
-    # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
+    # Divide by the number of ranks that hold the same shard, so that each element counts once.
     by_share = defaultdict(list)
     for _, parameter in model.named_parameters():
         if parameter.grad is not None and id(parameter) not in copies:
@@ -167,7 +167,7 @@ def squared_norm(model):
 
 
 def _sum_of_squares(tensors):
-    # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
+    # Row norms first: rows are short enough for single precision, and converting every element would be much slower.
     rows, small = [], []
     for tensor in tensors:
         if tensor.numel() > SMALL:
@@ -183,15 +183,15 @@ def _shards(gradient):
     if not isinstance(gradient, DTensor):
         return 1
     sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
-    # FSDP on top of tensor parallelism has a kind of shard of its own, so "not replicated" is asked for.
+    # FSDP on top of tensor parallelism uses its own placement class, so test for "not replicated".
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def clip(model, optimizers, norm, limit, scale=None):
-    """Scale all gradients so that their whole norm, which is `norm`, is at most `limit`; None: leave them. scale: of the loss, by which
-    they are larger than `norm` says.
+    """Scale all gradients so that their total norm, now `norm`, is at most `limit` (None: no limit). scale: the loss scale, which the
+    gradients still contain but `norm` does not.
 
-    Optimizers do it as they read a gradient, without a pass of its own. Their kernels take the divisor in fp32: fp64 is divided here.
+    Optimizers scale while they read a gradient, without an extra pass. Their kernels take an fp32 divisor, so fp64 is divided here.
     """
     if limit is not None:
         excess = ((norm + CLIP_MARGIN) / limit).clamp(min=1.0)

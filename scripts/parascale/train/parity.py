@@ -1,16 +1,16 @@
-"""Is it the same training? A layout's parity run is compared with its baseline's: losses, gradient norms, weights.
+"""Is it the same training? Compare a layout's parity run with its baseline's: losses, gradient norms, weights.
 
-Sums over ranks add in another order than one process does, so numbers differ in their last digits, and Adam's division
-by small moments makes those differences grow. The tolerances below are several times what correct layouts show after
+Sums over ranks have a different order than in one process, so numbers differ in their last digits, and Adam's division
+by small moments amplifies the differences. The tolerances below are several times what correct layouts show after
 20 steps (largest seen over all strategies: fp32 loss 9.5e-7, gradient norm 1.7e-6, weights 3e-5; fp64 loss 2e-15,
 weights 1e-13), and far below what faults show (a mean of per-rank means 1e-2, a learning rate off by 1 % 2e-3).
 
-Nothing is rounded in where a run starts, how its optimizers are set and what ranks hold copies of (`train/exact.py`): that is compared to the bit.
-`tests/distributed/test_faults.py` has a table of what the tolerances let pass.
+Initial weights, optimizer settings and copies on several ranks (`train/exact.py`) involve no rounding and must match bit for bit.
+`tests/distributed/test_faults.py` has a table of faults that the tolerances miss.
 
-An element whose gradients are nothing but rounding is not judged: a bias of keys, which softmax cancels, moves differently in every
-layout, and moves nothing else. In fp32 (BART of 14,842 weights) such elements have gradients of 0.4 to 6 roundings of a mean
-element's, all others none or at least 95,000.
+An element whose gradients are only rounding error is not judged: a key bias, which softmax cancels, moves differently in every layout,
+without effect. In fp32 (BART with 14,842 weights) such elements have gradients of 0.4 to 6 rounding errors of a mean element; all
+others are zero or at least 95,000.
 """
 
 import math
@@ -27,19 +27,19 @@ from parascale.paths import RunFolder
 from parascale.settings import identity, run_from_dict
 from parascale.train.graph import OWN_DRAWS, narrowest_type
 
-GROUP_BYTES = 256 << 20  # of weights compared at once
-NOISE = 64  # roundings of a mean element's gradient: below, a gradient is nothing else
-MOST_UNJUDGED = 0.05  # of all elements; where there are more, all are judged
+GROUP_BYTES = 256 << 20  # size of weights compared at once
+NOISE = 64  # in rounding errors of a mean element's gradient: smaller gradients are only rounding
+MOST_UNJUDGED = 0.05  # maximum share of all elements; above it, all are judged
 AMPLIFIED = 3
 BF16 = 2**-8  # the largest relative error of one rounding to its 8 digits
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest differences that still mean the same.
+    """Largest differences that still count as the same training.
 
-    loss: absolute, in nats, at every step. grad_norm: relative, at every step. weights: relative, by tensor, at the end (2-norm of
-    the difference over that of the baseline's tensor, or of the way that it can have gone if that is less). None: not judged.
+    loss: absolute, in nats, at every step. grad_norm: relative, at every step. weights: relative, per tensor, at the end (2-norm of the
+    difference over that of the baseline's tensor, or over the distance it can have moved, if smaller). None: not judged.
     """
 
     loss: float
@@ -54,7 +54,7 @@ TOLERANCES = {
 
 
 def sums_tolerance(ranks, steps):
-    """The Tolerance of runs of which one sums the gradients of so many ranks in bf16, in any order. steps: of the baseline's record.
+    """The Tolerance if one of the runs sums the gradients of `ranks` ranks in bf16, in any order. steps: from the baseline's record.
 
     A rounding is off by u/√6 in the mean (evenly spread over half a step). Each rank rounds its gradient and, once more, what replicas sum, and
     a ring each of its p − 1 sums (Thakur et al. 2005, doi:10.1177/1094342005051521). A sum of k of p independent gradients is √(k/p) of the
@@ -83,8 +83,8 @@ class ParityError(ParascaleError):
 def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
-    tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then, or of the narrowest type that a model which is not
-    ours converts to; or of gradients that one of them sums in bf16.
+    tolerance: a Tolerance. Default: that of the precision (fp32 or fp64), or of the narrowest dtype that a foreign model converts to, or
+    that of gradients summed in bf16 if one run does so.
     """
     rounded = _rounded_to(run, baseline_folder)
     steps, expected = (RunFolder(place).read_steps() for place in (folder, baseline_folder))
@@ -141,7 +141,7 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
 
 
 def _exact_faults(folder, baseline_folder):
-    """What no rounding excuses, as far as both records hold it: earlier versions' do not."""
+    """Yield differences in values that involve no rounding, if both records have them; those of earlier versions do not."""
     ours, theirs = (read_json(RunFolder(place).summary) for place in (folder, baseline_folder))
     for when, of_what in (("begun", "bits"), ("ended", "optimizer")):
         found, wanted = (summary.get(when) or {} for summary in (ours, theirs))
@@ -153,7 +153,7 @@ def _exact_faults(folder, baseline_folder):
 
 
 def _draws(run, *folders):
-    """Why a user's class is not compared, or None: it draws random numbers that are others in every layout."""
+    """Why a user's class cannot be compared (it draws random numbers that differ between layouts), or None."""
     if not run.workload.model.is_own:
         return None
     draws = [read_json(RunFolder(folder).summary).get("draws") for folder in folders]
@@ -163,27 +163,27 @@ def _draws(run, *folders):
 
 
 def _rounded_to(run, folder):
-    """The narrowest type that a run computes with: its precision, unless a class that is not ours converts to another."""
+    """The narrowest dtype that a run computes with: its precision, unless a foreign class converts to another."""
     if run.precision != "fp64" or not run.workload.model.is_own:
         return run.precision
     try:
         return narrowest_type(run.workload, read_json(RunFolder(folder).record)["vocabulary"])
-    # A user's class may look at numbers, and fails in its own way where there are none: the stricter tolerance holds.
+    # A user's class may read values and fail in any way on meta tensors: then use the stricter tolerance.
     except Exception:
         return run.precision
 
 
 def smallest_gradient(run, steps, checkpoint, precision=None):
-    """The size below which an element's gradients, as their moments have them, are nothing but rounding.
+    """The size below which an element's gradients, as seen in its moments, are only rounding error.
 
-    steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted. precision: default: the run's.
+    steps: from the record, with gradient norms. checkpoint: folder whose weights are counted. precision: default: the run's.
     """
     norms = _norms(steps)
     applied = min(statistics.median(norms), run.workload.optim.clip_norm or math.inf) if norms else 0.0
     kind = _kind(precision or run.precision)
     elements = sum(shape.numel() for shape, _ in _weights(checkpoint).values())
     optim = run.workload.optim
-    begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # of a mean that began at 0
+    begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # the mean started at 0
     return NOISE * torch.finfo(kind).eps / 2 * applied * begun / math.sqrt(elements)
 
 
@@ -196,9 +196,9 @@ def _kind(precision):
 
 
 def _way(optim, steps, least, size, elements):
-    """How far a tensor of this norm can have gone: the rates' sum times the gradients that an optimizer is given, AdamW's of size one.
+    """How far a tensor of this norm can have moved: the sum of learning rates times the gradients given to the optimizer (1 for AdamW).
 
-    At most its norm, at least `least` of it: below, a difference is the rounding of the weights themselves.
+    Between `least` × norm and norm: a smaller difference is rounding of the weights themselves.
     """
     given = math.sqrt(elements)
     if optim.name == "sgd":
@@ -208,8 +208,8 @@ def _way(optim, steps, least, size, elements):
 
 
 def _largest_weight_difference(folder, baseline_folder, smallest, way):
-    """(name, relative difference) of the tensor that differs most, and the part of all elements that is not judged: whose gradients
-    are below `smallest`. way: function of a tensor's norm and elements. Raises ParityError where names or shapes differ."""
+    """(name, relative difference) of the tensor that differs most, and the share of elements that are not judged because their gradients
+    are below `smallest`. way: function of a tensor's norm and elements. Raises ParityError if names or shapes differ."""
     names, expected = _weights(folder), _weights(baseline_folder)
     if names != expected:
         odd = [name for name in names.keys() | expected.keys() if names.get(name) != expected.get(name)]
@@ -233,19 +233,19 @@ def _largest_weight_difference(folder, baseline_folder, smallest, way):
 
 
 def _moments(weight):
-    """State of a weight's gradients in a checkpoint: AdamW's mean square, or SGD's sum, if it has momentum."""
+    """Names of a weight's gradient moments in a checkpoint: AdamW's mean square or, with momentum, SGD's buffer."""
     state = f"optimizer.state.{weight.removeprefix('model.')}"
     return {f"{state}.exp_avg_sq", f"{state}.momentum_buffer"}
 
 
 def _judged(weight, tensors, smallest):
-    """The elements of a weight whose gradients were more than rounding, by their moments among `tensors`; without any, all."""
+    """Mask of a weight's elements whose gradients were more than rounding, from the moments in `tensors`; without moments, all."""
     held = _moments(weight) & tensors.keys()
     if not held:
         return torch.ones_like(tensors[weight], dtype=torch.bool)
     (name,) = held
     gradients = tensors[name].sqrt() if name.endswith("exp_avg_sq") else tensors[name].abs()
-    return (gradients >= smallest) | (gradients == 0)  # without any there is no rounding either: it is as it began
+    return (gradients >= smallest) | (gradients == 0)  # zero gradients have no rounding: the weight is unchanged
 
 
 def _weights(folder):
@@ -254,7 +254,7 @@ def _weights(folder):
 
 
 def _groups(weights):
-    """Names in lists of about GROUP_BYTES: each read goes through the whole index again, and all at once may not fit."""
+    """Yield lists of names of about GROUP_BYTES: each read scans the whole index, and all weights at once may not fit in memory."""
     group, held = [], 0
     for name, (shape, dtype) in weights.items():
         group.append(name)
@@ -275,12 +275,12 @@ def _relative(value, expected):
 
 
 def _finite(difference):
-    """A difference as JSON takes it: None where there is no number."""
+    """A difference for JSON: None if it is not finite."""
     return difference if math.isfinite(difference) else None
 
 
 def _beyond(difference, tolerance):
-    """Whether a difference is judged, and too large."""
+    """True if a difference is judged and too large."""
     return tolerance is not None and not difference <= tolerance
 
 

@@ -1,4 +1,4 @@
-"""The process of a rank: where it stands, how it is asked to stop, how it ends when it hangs, what memory it took."""
+"""A rank's process: stop signals, the watchdog against hangs, garbage collection, peak memory."""
 
 import faulthandler
 import gc
@@ -17,14 +17,14 @@ from parascale.errors import Interrupted
 from parascale.lease import SuspendAwareClock
 from parascale.train.flight_state import FlightState
 
-# Seconds for torch's collectives. Its clock goes on while this process stands still, so the watchdog is to decide long before.
+# Timeout in seconds for torch's collectives. Torch's clock also runs while this process is suspended, so our watchdog must decide first.
 PATIENCE = 30 * 86400.0
-GRACE = 1.5  # times the timeout: for a step that waits for nobody
-SLACK = 0.1  # part of that time between two looks
-NOTED = 0.7  # part of the timeout after which a rank says what it does: with the whole of it a peer that waits ends
-MOVED_BYTES = 16 << 20  # moved between two looks: only a state is so large; samples of devices and logs are smaller
+GRACE = 1.5  # multiple of the timeout for a step that waits for no peer
+SLACK = 0.1  # interval between checks, as a fraction of that time
+NOTED = 0.7  # fraction of the timeout after which a rank writes its note; at the full timeout, waiting peers exit
+MOVED_BYTES = 16 << 20  # I/O between checks that counts as progress: checkpoints are so large, logs are not
 
-# A process of its own: while a thread keeps Python's lock, no other of ours runs. It hears each of our ticks, and counts its own.
+# The guard is a separate process: while a thread holds the GIL, none of our threads runs. It gets our ticks and counts its own.
 GUARD = """
 import os, select, signal, sys
 parent, quiet, seconds, tick = os.getppid(), 0.0, *map(float, sys.argv[1:])
@@ -43,7 +43,7 @@ os.kill(parent, signal.SIGABRT)
 
 
 def listen_for_signals():
-    """SIGTERM and SIGINT ask for a stop after the current step; returns the function that tells whether one came."""
+    """Make SIGTERM and SIGINT request a stop after the current step. Returns a function that is True once one arrived."""
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: asked.append(received))
@@ -51,30 +51,30 @@ def listen_for_signals():
 
 
 class Watchdog:
-    """A step that takes too long ends the process, with the stack of every thread and what it was doing in its log.
+    """End the process if a step takes too long, and log the stack of every thread and what the rank was doing.
 
-    So does a collective that waits for `timeout_seconds`. While entered it must be fed at least every `timeout_seconds` × GRACE.
-    Bytes that the process reads or writes feed it too: a large state takes longer than a step. Time in which the process stands still
-    does not count. Before it ends anything, and where an error ends the process, a note for the launcher says what it does.
-    devices: the run's DeviceMesh; None for its only process.
+    The same applies if a collective waits for `timeout_seconds`. While active, it must be fed at least every `timeout_seconds` × GRACE.
+    Reading or writing many bytes also feeds it: a large checkpoint takes longer than a step. Time while the process is suspended does
+    not count. Before ending the process, or if an error ends it, a note for the launcher says what the rank was doing.
+    devices: the run's DeviceMesh; None for a single process.
     """
 
     def __init__(self, timeout_seconds, devices):
         self.timeout, self.seconds, self.alone = timeout_seconds, timeout_seconds * GRACE, devices is None
         self.tick = min(1.0, SLACK * self.seconds)
-        self.awake, self.now = SuspendAwareClock(2 * self.tick), 0.0  # the second as of the follower's last tick
+        self.awake, self.now = SuspendAwareClock(2 * self.tick), 0.0  # now: time of the follower's last tick
         self.left = threading.Event()
         self.flight_state, self.first_ended = FlightState(devices), False
         self.follower = threading.Thread(target=self._follow, name="watchdog", daemon=True)
 
     def feed(self, stepped=None):
-        """All is well: start waiting again. stepped: whether a step has ended, if that is known."""
+        """Report progress and restart the timer. stepped: True if a step has ended, None if unknown."""
         self.first_ended = self.first_ended if stepped is None else stepped
         self.since, self.stepped = time.time() if self.first_ended else None, self.now
         self.fed = self.now
 
     def _rest(self):
-        """Count ticks until the next look is due; whether the watchdog was left meanwhile."""
+        """Count ticks until the next check is due. Returns True if the watchdog was left."""
         due = self.now + SLACK * self.seconds
         while self.now < due and not self.left.wait(self.tick):
             self.now = self.awake()
@@ -107,9 +107,9 @@ class Watchdog:
 
     def __enter__(self):
         self.feed()
-        # Later than the follower, who can say more. At its signal Python's fault handler, which torch enables, writes all stacks.
+        # Later than the follower, which can report more. On its signal Python's fault handler, enabled by torch, writes all stacks.
         command = [sys.executable, "-I", "-S", "-c", GUARD, str((1 + 2 * SLACK) * self.seconds), str(self.tick)]
-        # No Ctrl-C reaches its group.
+        # In its own process group, so Ctrl-C does not reach it.
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         self.follower.start()
         return self
@@ -120,21 +120,21 @@ class Watchdog:
         expected = kind is None or issubclass(kind, (Interrupted, KeyboardInterrupt))
         if not expected:
             self.flight_state.write(self.since, error)
-        # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
+        # With peers, it stays active after an error: if one of them hangs, this process may not end either.
         if expected or self.alone:
             with self.guard:
                 self.guard.kill()
 
 
 def _moved_bytes():
-    """Bytes that this process has read and written so far, in files as in pipes."""
+    """Bytes that this process has read and written so far, including pipes."""
     with open("/proc/self/io") as counters:
         return sum(int(line.split()[1]) for line in counters if line.startswith(("rchar", "wchar")))
 
 
 @contextmanager
 def garbage_kept():
-    """While the body runs, Python collects cyclic garbage only when it is told to, and then skips what is there now."""
+    """A context in which Python collects cyclic garbage only on request, and skips objects that exist now."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -146,7 +146,7 @@ def garbage_kept():
 
 
 def peak_memory(device):
-    """Bytes: the most that torch allocated on a GPU, or the largest resident set of the process on a CPU."""
+    """Peak memory in bytes: torch's allocations on a GPU, or the process's resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB

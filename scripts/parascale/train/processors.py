@@ -1,7 +1,7 @@
-"""Rates of this machine's processors, measured in 10 to 30 seconds: matrix products, passes over memory, starts of operations, and messages.
+"""Measure this machine's processors in 10 to 30 seconds: matrix products, memory bandwidth, operation overhead, and messages.
 
-Each figure is the best of many short passes, which a neighbour on the machine disturbs least; one that takes much of it is noticed, and
-nothing is measured. One process computes alone; then two tell each other a number over gloo. Large collectives are not among them: from
+Each figure is the best of many short passes, so that other processes disturb it little; if they use much of the machine, the measurement
+is refused. One process computes alone; then two exchange a number over gloo. Large collectives are not measured: from
 one measurement of a busy machine to the next they differed by a factor of 2.5.
 """
 
@@ -19,23 +19,22 @@ from parascale.errors import RequirementError
 from parascale.parallel.mesh import disable_wakeup_preemption
 from parascale.train.gauges import NOT_BUSY
 
-ROWS, INNER, OUTPUTS = 512, 128, 512  # a product of a small Transformer's
-ELEMENTS = 2**24  # of a sum of arrays: three have 200 MB, beyond the caches
-RANKS = 2  # that talk
+ROWS, INNER, OUTPUTS = 512, 128, 512  # a matrix product of a small Transformer
+ELEMENTS = 2**24  # elements of each array in a sum; the three arrays take 200 MB, more than the caches
+RANKS = 2  # processes that exchange messages
 PASS_SECONDS = 2e-3
-# Part of a machine that others may keep busy: they share its memory, caches and power with what is measured.
+# Share of the machine that other processes may use: they share its memory, caches and power with the measurement.
 QUIET = 0.2
 
 
 def measure(seconds=8.0, quiet=QUIET):
-    """{what: figure} of this machine; of messages only if it has two cores. Raises RequirementError where others compute beside it."""
+    """Figures of this machine by name; messages only if it has two cores. Raises RequirementError if other processes are busy."""
     context, each = multiprocessing.get_context("spawn"), seconds / 4
     with context.Pool(1) as pool:
         found, others = pool.apply(_alone, (each,))
     if others > quiet:
         raise RequirementError(
-            f"others kept {others:.0%} of this machine busy meanwhile: the measurement would include them. `parascale calibrate --machine` "
-            "measures it again, once it is quiet"
+            f"other processes kept {others:.0%} of this machine busy meanwhile: run `parascale calibrate --machine` again when it is idle"
         )
     if (os.cpu_count() or 1) < RANKS:
         return found
@@ -45,7 +44,7 @@ def measure(seconds=8.0, quiet=QUIET):
 
 
 def _alone(seconds):
-    """(figures of one process, `part_of_others` meanwhile)."""
+    """(figures of one process, `part_of_others` during the measurement)."""
     torch.set_num_threads(1)
     before, began = psutil.cpu_times(), time.process_time()
     one, other = torch.randn(ROWS, INNER), torch.randn(INNER, OUTPUTS)
@@ -62,18 +61,18 @@ def _alone(seconds):
 
 
 def part_of_others(before, after, own):
-    """Part of a machine that others kept busy between two `psutil.cpu_times`, in which its caller took `own` seconds of the processor.
+    """Share of the machine that other processes used between two `psutil.cpu_times`. own: CPU seconds of the caller in that time.
 
-    What a virtual machine's neighbours took (`steal`) counts.
+    Time that a hypervisor gave to other guests (`steal`) counts.
     """
-    names = [name for name in after._fields if not name.startswith("guest")]  # which are in `user` as well
+    names = [name for name in after._fields if not name.startswith("guest")]  # already counted in `user`
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}
     busy = sum(seconds for name, seconds in spent.items() if name not in ("idle", *NOT_BUSY))
     return max(0.0, busy - own) / max(sum(spent.values()), 1e-9)
 
 
 def _together(rank, port, seconds):
-    """The figures of one of two processes that talk."""
+    """Figures of one of two processes that exchange messages."""
     torch.set_num_threads(1)
     disable_wakeup_preemption()  # as in a training
     os.environ["GLOO_SOCKET_IFNAME"] = loopback.INTERFACE
@@ -87,9 +86,9 @@ def _together(rank, port, seconds):
 
 
 def _least(seconds, rank):
-    """Seconds of an all-reduce of one number: the best of those that fit into so many seconds.
+    """Seconds of an all-reduce of one number: the best of those that fit into `seconds`.
 
-    The first rank says when to stop: the ranks must call equally often, and by their own clocks they would not.
+    Rank 0 decides when to stop: ranks must make the same number of calls, and their own clocks would disagree.
     """
     best, end, number, more = math.inf, time.perf_counter() + seconds, torch.ones(1), torch.ones(1)
     while more.item():
@@ -104,7 +103,7 @@ def _least(seconds, rank):
 
 
 def _best(call, seconds):
-    """Seconds of a call: the best of the passes that fit into so many seconds, each long enough for the clock."""
+    """Seconds per call: the best of the passes that fit into `seconds`, each long enough for the clock."""
     call()
     began = time.perf_counter()
     call()

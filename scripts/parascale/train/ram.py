@@ -1,4 +1,4 @@
-"""Reading a dataset from the memory of each node (`data.stage: ram`), where opening and reading cost next to nothing."""
+"""Read a dataset from each node's memory (`data.stage: ram`), where opening and reading files is fast."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ RAM = Path("/dev/shm")
 
 @contextmanager
 def data_folder(job):
-    """Yield the folder to read a job's dataset from: where it lies, or its copy in this node's memory.
+    """Yield the folder of a job's dataset: the original, or its copy in this node's memory.
 
-    Called by every rank; the first of each node copies. Files must be opened within the body: the copy's name goes when
-    all ranks have left it, and the memory when their processes end, however they end. So nothing is left behind.
+    Every rank must call this; the first of each node copies. Files must be opened within the body: the copy is unlinked once all
+    ranks have left it, and its memory is freed when their processes end in any way. So nothing is left behind.
     """
     if job.run.workload.data.stage != "ram":
         yield job.data
@@ -39,16 +39,16 @@ def data_folder(job):
 
 
 def place_in_ram(work_folder, first_rank):
-    """Where a run's copy lies: a name of its own for each run, and for each node that one machine simulates."""
+    """The path of a run's copy, unique to each run and to each simulated node of one machine."""
     own = f"{os.getuid()} {Path(work_folder).resolve()} {first_rank}"
     return RAM / f"parascale-{hashlib.sha256(own.encode()).hexdigest()[:16]}"
 
 
 def _copy(folder, copy):
-    """Copy a dataset into memory, whole or not at all. FullDiskError where it does not fit."""
-    for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
+    """Copy a dataset into memory atomically. Raises FullDiskError if it does not fit."""
+    for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # left by an attempt that was killed while copying
         shutil.rmtree(left, ignore_errors=True)
-    # One that several names or links lead to, as splits of tokens may, counts once.
+    # Count a file with several names or links once; splits of tokens may share files.
     found = (path.stat() for path in Path(folder).rglob("*") if path.is_file())
     needed, free = sum({_identity(status): status.st_size for status in found}.values()), free_bytes()
     if needed > free:
@@ -72,7 +72,7 @@ def _identity(status):
 
 
 def free_bytes():
-    """Bytes that a copy may take: what `/dev/shm` has room for, and what the node's memory has."""
+    """Bytes available for a copy: the smaller of the room in `/dev/shm` and the node's free memory."""
     return min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available)
 
 

@@ -1,7 +1,6 @@
-"""The record of a run under way: what was asked, what each step did, and how often it was started.
+"""The record of a run in progress: its settings, its steps, and its attempts.
 
-Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end. The same
-lines show its progress.
+Rank 0 appends to it in the work folder during the run and publishes it at the end. The same lines show progress.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
 LOG_SECONDS = 10.0
-WRITE_SECONDS = 0.5  # lines of steps that follow each other faster are written together
+WRITE_SECONDS = 0.5  # lines of faster steps are written together
 
 
 class Recorder:
@@ -43,21 +42,21 @@ class Recorder:
         self.events = Events(folder)
         self.handle: Any = None
         self.attempts = []  # the current one last
-        self.known_steps = 0  # whose lines the record should hold
+        self.known_steps = 0  # number of steps that the record should have lines for
         self.unwritten, self.written = [], 0.0
-        # Not now: loading libraries and data is part of a job, and charged.
+        # Process start, not now: loading libraries and data is part of the job, and charged.
         self.started = psutil.Process().create_time()
         self.first_step = self.last_step = None
 
     def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1, wandb=None):
-        """Start an attempt that continues with optimizer step `first_step`; None: nobody knows yet, and no line is dropped.
+        """Start an attempt that continues with optimizer step `first_step`; None if unknown, in which case no line is dropped.
 
-        Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
-        saved: what the checkpoint keeps: the `line` of its own step, which is missing where the attempt before died just
-        after saving; whether its evaluation is `due`, whose line comes with it; and, as `recorded`, what `kept` gave.
-        died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
-        allocation: what Slurm says of the job, as `slurm.allocation` has it. steps: of the whole run.
-        wandb: the WandbRun that gets the events too, if any.
+        Lines of steps after the last checkpoint are dropped, because those steps are repeated.
+        saved: from the checkpoint: the `line` of its step, which is missing from the file if the previous attempt died just
+        after saving; `due`, True if the step still has to be evaluated; and `recorded`, the result of `kept`.
+        died_at: last sign of life of a previous attempt without an end (seconds since the epoch).
+        allocation: Slurm's data about the job, from `slurm.allocation`. steps: number of steps of the whole run.
+        wandb: the WandbRun that also gets the events, if any.
         """
         saved = saved or {}
         due, last_line, recorded = saved.get("due", False), saved.get("line"), saved.get("recorded", {})
@@ -77,7 +76,7 @@ class Recorder:
         self.events.begin(self.attempts[0]["started"], steps, lines, wandb)
 
     def add_step(self, line):
-        """Append one step's line, so that a watcher soon sees it."""
+        """Append one step's line. Lines are written to the file at most every WRITE_SECONDS."""
         self.unwritten.append(line)
         self.last_step = line["step"]
         self.known_steps += 1
@@ -85,7 +84,7 @@ class Recorder:
             self._write()
 
     def kept(self):
-        """What a checkpoint keeps of the record, its own step counted: enough to know later what is lost of it."""
+        """The part of the record that a checkpoint keeps, counting its own step: enough to detect lost lines later."""
         return {"steps": self.known_steps + 1, "attempts": self.attempts}
 
     def _write(self):
@@ -95,12 +94,12 @@ class Recorder:
         self.unwritten, self.written = [], time.monotonic()
 
     def sync(self):
-        """Flush the lines so far to disk, before a checkpoint says that their steps are done."""
+        """Flush all lines to disk, before a checkpoint declares their steps done."""
         self._write()
         os.fsync(self.handle.fileno())
 
     def end(self, outcome, facts=MappingProxyType({})):
-        """Close the attempt: outcome is finished, stopped or failed. facts: what the run came to."""
+        """Close the attempt. outcome: finished, stopped or failed. facts: results of the run."""
         if self.handle is None:
             return
         self.sync()
@@ -113,17 +112,17 @@ class Recorder:
         self.events.close(outcome, facts)
 
     def steps(self):
-        """All whole lines of steps, each step once: where a disk was full, a line may have been written a second time."""
+        """All complete step lines, each step once: after a full disk a line may have been written twice."""
         return by_step(_whole_lines(self.steps_path, "step"))
 
     def take(self, lines):
-        """Take the lines of steps that somebody else has recorded, instead of those known so far."""
+        """Replace all step lines by `lines`, recorded elsewhere."""
         _write_lines(self.steps_path, lines)
         self.known_steps, self.last_step = len(lines), lines[-1]["step"] if lines else None
         self.events.begin(self.attempts[0]["started"], max(1, len(lines)), lines)
 
     def _known_attempts(self, kept):
-        """The attempts of the file, and those that a checkpoint has kept and the file has lost."""
+        """The attempts in the file, and those that only the checkpoint still has."""
         found = _whole_lines(self.attempts_path, "started")
         every = {attempt["started"]: attempt for attempt in (*kept, *found)}
         if lost := len(every) - len(found):
@@ -132,7 +131,7 @@ class Recorder:
 
 
 class TrainingProgress:
-    """Shows step, loss and rate: a bar on a terminal, a plain line now and then in a log. Rank 0 alone shows it."""
+    """Show step, loss and rate, on rank 0 only: a progress bar on a terminal, occasional plain lines in a log."""
 
     def __init__(self, name, steps, done, shown, unit):
         self.name, self.steps, self.unit = name, steps, unit
@@ -142,7 +141,7 @@ class TrainingProgress:
         self.work, self.seconds = 0, 0.0
 
     def update(self, line):
-        """One step more, told by its record line."""
+        """Show one more step, given its record line."""
         if not self.shown:
             return
         self.work += line[self.unit]
@@ -164,18 +163,18 @@ class TrainingProgress:
 
 
 def summarise(run, site, steps, attempts, facts):
-    """The figures of a finished run that reports read.
+    """The figures of a finished run for reports.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens (or images), parameters,
-    peak_memory_bytes, memory ({part: bytes} of that rank), bubble_measured, attention (`AttentionSeen`), `telemetry.figures`, and for
-    each metric of the task its validation_ and test_ figure.
+    peak_memory_bytes, memory ({part: bytes} of that rank), bubble_measured, attention (`AttentionSeen`), `telemetry.figures`, and
+    validation_ and test_ figures for each metric of the task.
     """
     layout, unit = run.layout, run.workload.unit
     phases = Counter()
     for line in steps:
         phases.update(line["seconds"])
     wall_seconds = sum(attempt["seconds"] for attempt in attempts)
-    seconds = phases.pop("total", wall_seconds)  # a script may record no step
+    seconds = phases.pop("total", wall_seconds)  # a script may record no steps
     work = sum(line[unit] for line in steps) if steps and all(unit in line for line in steps) else None
     last = [line["loss"] for line in steps if "loss" in line][-10:]
     scaled = run.precision == "fp16" and not run.workload.is_script
@@ -199,14 +198,14 @@ def summarise(run, site, steps, attempts, facts):
         "skipped_steps": sum(line["skipped"] for line in steps) if scaled else None,
         **facts,
         "phases": dict(phases),
-        # As a share of the whole, as it is measured.
+        # As a share of the total, like the measured bubble.
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.core_hours(layout.nodes, wall_seconds),
     }
 
 
 def description(job, steps):
-    """The part of run.json that is known from the start. steps: of the whole run."""
+    """The part of run.json that is known from the start. steps: number of steps of the whole run."""
     run, code = job.run, modules_of_run(job.run)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -223,16 +222,16 @@ def description(job, steps):
         "key": job.key,
         "git_commit": provenance.git_commit(),
         "versions": job.known_data[0] if run.workload.in_own_environment else provenance.versions(),
-        "licences": None if run.workload.is_script else provenance.licences(),  # a script is a process of its own
+        "licences": None if run.workload.is_script else provenance.licences(),  # a script runs in another process
         "prediction": job.prediction,
     }
 
 
 def publish(job, record, lease, described, facts, fill):
-    """Keep a finished run as a whole under its key, drop its work, then show it as a result.
+    """Store a finished run under its key, delete its work folder, then show it as a result.
 
-    described: what run.json holds of it beside its attempts. facts: as `summarise` has them. fill: function that puts into a folder what
-    the run saved. Raises ChangedDataError instead of showing what was trained on data that has been rebuilt since.
+    described: the contents of run.json except the attempts. facts: as for `summarise`. fill: function that copies what the run saved into
+    a folder. Raises ChangedDataError, and shows nothing, if the data has been rebuilt since the training.
     """
     kept, attempts = Store(job.store), record.attempts
     with kept.keeping(job.key, f"{job.output.parent.name}/{job.output.name}") as folder:
@@ -250,13 +249,13 @@ def publish(job, record, lease, described, facts, fill):
 
 
 def _whole_lines(path, key):
-    """The lines of a file that are whole: mappings with a `key`."""
+    """The complete lines of a file: mappings with a `key`."""
     lines = read_json_lines(path, readable=True) if path.exists() else []
     return [line for line in lines if isinstance(line, dict) and key in line]
 
 
 def _closed(attempts, died_at):
-    """The attempts, each with an end: one that was killed ended, at the latest, when its lease was last renewed, or the next began."""
+    """The attempts, each with an end. A killed attempt ended when its lease was last renewed or the next one began."""
     latest = [*(attempt["started"] for attempt in attempts[1:]), died_at or 0.0]
     for attempt, end in zip(attempts, latest, strict=False):
         if "end" not in attempt:

@@ -1,7 +1,7 @@
-"""A run that is a training script of the user's own: the launcher keeps its record, and publishes what it left.
+"""Runs of a user's own training script: the launcher keeps the record and publishes the results.
 
-work/runs/<run>/files/   the script's own folder, `PARASCALE_FOLDER` in its environment: there it saves, and finds what it saved. Of a
-                         finished run it is `checkpoint/`. The rest of the record is that of every training (`train/state.py`).
+work/runs/<run>/files/   the script's folder, `PARASCALE_FOLDER` in its environment, where it saves and finds its files. In a finished run
+                         it is `checkpoint/`. The rest of the record is the same as for other trainings (`train/state.py`).
 """
 
 import os
@@ -22,15 +22,15 @@ from parascale.train.record import Recorder, description, publish
 
 
 def train(job, node, run, saved, ended, environment=os.environ):
-    """Run a script's processes on this node; the first one keeps the record. Returns the exit code.
+    """Run a script's processes on this node; the first node keeps the record. Returns the exit code.
 
-    run: function from `watched`, a context manager of {rank: process id}, to the exit code of all nodes. saved, ended: the codes of runs that
-    were asked to stop, and ended by themselves or of the signal. environment: what its processes get, as far as the launcher knows.
+    run: function from `watched`, a context manager over {rank: process id}, to the exit code of all nodes. saved, ended: exit codes of runs
+    that were asked to stop and exited on their own, or by the signal. environment: the processes' environment as the launcher knows it.
     """
     if node:
         return run(partial(_watched, job, node))
     lease, died_at, job, _ = acquire_run(job)
-    if job is None:  # another one has finished it meanwhile
+    if job is None:  # another job has finished it
         return 0
     record = Recorder(job.work)
     described = description(job, job.run.workload.steps)
@@ -55,7 +55,7 @@ def train(job, node, run, saved, ended, environment=os.environ):
         machines = [read_json(path) for path in sorted(job.work.glob("machine-*.json"))]
         described |= {"parameters": None, "vocabulary": None, "excluded": {}}
         described |= {"hosts": [each["host"] for each in machines], "machines": distinct(machines)}
-        # The most bytes that a sample saw of a process, or on a GPU.
+        # The largest sampled memory of a process, or on a GPU.
         kind = "gpu" if job.site.device == "cuda" else "rank"
         devices = (device for device in read_samples(sample_files(job.work)) if device.kind == kind)
         most = max((int(value) for device in devices for value in device.known("memory_bytes")), default=None)
@@ -64,15 +64,15 @@ def train(job, node, run, saved, ended, environment=os.environ):
 
 
 def _watched(job, node, processes):
-    """A context in which a node and its ranks are sampled; it says what node it is."""
+    """A context that samples a node and its ranks, and records the node's hardware."""
     write_json(job.work / f"machine-{node:05d}.json", host())
     return monitor.sampled(job, node, processes)
 
 
 def _end(record, outcome, files, itself):
-    """Close the attempt with what the script has recorded in it, and whether it `saved` something that a new start goes on from. When the
-    first step of an attempt began, nobody said: it counts as the median of the others. files: the script's folder. itself: whether the
-    script ended by itself when it was asked to."""
+    """Close the attempt with the script's records, and `saved`: True if a new start can resume from its files. The start of an attempt's
+    first step is not recorded, so it is assumed to take the median of the others. files: the script's folder. itself: True if the script
+    exited on its own when asked to stop."""
     lines = record.steps()
     firsts = [line for line in lines if "first" in line]
     if others := [line["seconds"]["total"] for line in lines if "first" not in line]:
@@ -82,12 +82,12 @@ def _end(record, outcome, files, itself):
     own = [line["step"] for line in firsts if line["first"] > record.started]
     record.last_step = lines[-1]["step"] if own else None
     times = [path.stat().st_mtime for path in files.rglob("*") if path.is_file()]
-    # One that records has to begin later than those, too: with a file that is no checkpoint, such as a log, it would begin anew for ever.
+    # A script that records steps must also start later than before: if its file is no checkpoint but a log, it would restart forever.
     stopped = [each for each in record.attempts[:-1] if each.get("outcome") == "stopped"]
     before = [each["first_step"] for each in stopped if each["first_step"] is not None]
     moved = bool(own) and own[-1] > max(before, default=-1) if lines else itself
     saved = moved and max(times, default=0.0) > record.started
-    if outcome != "finished":  # the launcher has written it into the file
+    if outcome != "finished":  # the launcher has written the cause into the file
         cause = read_json_lines(record.attempts_path, readable=True)[-1].get("cause")
         record.attempts[-1] |= {"cause": cause} if cause else {}
     record.attempts[-1] |= {"first_step": own[-1] if own else None, "saved": saved}
@@ -95,7 +95,7 @@ def _end(record, outcome, files, itself):
 
 
 def _fill(job, folder):
-    """Put what the script saved into the folder of the finished run."""
+    """Put the script's files into the finished run's folder."""
     kept = RunFolder(folder).checkpoint
     copy_tree(job.work / FILES, kept)
     paths = [path for path in sorted(kept.rglob("*")) if path.is_file() and path != kept / MANIFEST]

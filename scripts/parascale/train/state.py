@@ -1,4 +1,4 @@
-"""The state of a run on disk: what makes a start a continuation, and an end a result.
+"""The state of a run on disk: resuming it, and publishing its result.
 
 work/runs/<run>/   run.json (identity), steps.jsonl, attempts.jsonl, lease.json,
                    checkpoints/step-…/ (resumable, the last `keep`), best/step-…/ (weights of the best validation loss)
@@ -38,7 +38,7 @@ class RunState:
     """Checkpoints, record and result of one run. Rank 0 writes the record; checkpoints are written by all."""
 
     def __init__(self, job, model, optimizers, alive):
-        """alive: called while the weights of the seed are made, and compared."""
+        """alive: called while weights are initialised and compared."""
         self.job, self.model, self.optimizers, self.alive = job, model, optimizers, alive
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
@@ -48,19 +48,19 @@ class RunState:
         self.facts: dict = dict.fromkeys(names) | {self.counted: {}}
         self.saver = store.Saver(self.mesh, job.run.workload.training.checkpoint_async)
         self.memory = Memory(model.parts, self.mesh.device)
-        self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
+        self.waiting_seconds = [0.0, 0.0]  # bubble and total, to average over ranks
         self.last_checkpoint = time.monotonic()
-        self.continued_code = None  # digest of the other code that began what we continue, where that is asked for
-        self.saved = {}  # facts of the checkpoint that we continue from
-        self.draws = False  # whether a class of the user's own drew random numbers on this rank
+        self.continued_code = None  # digest of the other code that began this run, if continuing it was requested
+        self.saved = {}  # facts of the checkpoint that we resume from
+        self.draws = False  # True if a user's class drew random numbers on this rank
 
     # --- begin
 
     def begin(self, steps, outputs, excluded):
-        """Take the run over, and give the model the weights of its newest whole checkpoint if there is one, or those that it begins
-        with; returns the first step to do, or None: another job has finished this training meanwhile, and it is published.
+        """Take over the run and load its newest complete checkpoint, or its initial weights if there is none. Returns the first step
+        to do, or None if another job has finished this training in the meantime and it is published.
 
-        outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
+        outputs: size of the vocabulary, or number of classes. excluded: split → {reason: number of samples left out}.
         """
         self.steps, self.outputs, self.excluded = steps, outputs, excluded
         died_at, finished = on_rank0(self.mesh, self._acquire)
@@ -87,9 +87,9 @@ class RunState:
         return first_step
 
     def _acquire(self):
-        """Hold the lease of the work folder, and say there what is trained. Returns when the holder before, if it died, gave its
-        last sign, and whether the training is finished."""
-        self.job.check_data()  # it is open by now
+        """Acquire the lease of the work folder and write there what is trained. Returns the last sign of life of a previous holder
+        that died, and True if the training is finished."""
+        self.job.check_data()  # its files are open by now
         self.lease, died_at, job, self.continued_code = acquire_run(self.job)
         if job is None:
             return died_at, True
@@ -104,10 +104,10 @@ class RunState:
         return found | {"versions": found["versions"] | {"cuda": torch.version.cuda}}
 
     def _resume(self, steps):
-        """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
+        """Load the newest complete checkpoint, or the other run's checkpoint to start from. Returns its step, or None."""
         for folder in on_rank0(self.mesh, lambda: whole_checkpoints(self.files.checkpoints)):
             try:
-                # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
+                # Check before changing the model: a checkpoint cannot be resumed without the best weights that it names.
                 facts = on_rank0(self.mesh, partial(read_manifest, folder))["facts"]
                 if (best := facts["evaluation"]["best_step"]) is not None:
                     store.check(self._best(best), self.mesh)
@@ -122,7 +122,7 @@ class RunState:
             return None
         begun_from = on_rank0(self.mesh, partial(read_manifest, self.job.start))["facts"]
         check_meaning(self.job.run, self.job.known_data, begun_from)
-        # Weights, optimizer state and place in the data are another run's, but not its record.
+        # Take weights, optimizer state and position in the data from the other run, but not its record.
         facts = store.load(self.job.start, self.model, self.optimizers)
         if facts["step"] >= steps:
             raise ConfigError(
@@ -132,12 +132,12 @@ class RunState:
         return facts["step"]
 
     def _note_agreed(self, when, optimizers):
-        """What `agreed` finds of a parity run whose ranks do not train apart."""
+        """Store the result of `agreed` for a parity run, unless its ranks train apart."""
         if self.job.kind == "parity" and not self.model.ranks_differ:
             self.facts[when] = agreed(self.model, optimizers, self.alive)
 
     def _best(self, step):
-        """The folder of the weights after `step`, which had the best validation loss of all until then."""
+        """The folder for the weights after `step`, the best so far."""
         return step_folder(self.job.work / "best", step)
 
     # --- on the way
@@ -161,19 +161,19 @@ class RunState:
             self._save("best", step, [])
 
     def note(self, split, figures, targets):
-        """Keep the figures of a split; of the test split, those of the best weights."""
+        """Keep the figures of a split; for the test split they are those of the best weights."""
         self.facts |= {f"{split}_{name}": value for name, value in figures.items()}
         self.facts[self.counted][split] = targets
 
     def is_time_to_save(self):
-        """Whether the minutes between resumable checkpoints are over. By the clock of rank 0, which tells the others."""
+        """True if the next resumable checkpoint is due, by the clock of rank 0; the others learn it from rank 0."""
         minutes = self.job.run.workload.training.checkpoint_minutes
         return self.lead and minutes is not None and time.monotonic() - self.last_checkpoint > 60 * minutes
 
     def checkpoint(self, step, line, due, loss_scale=None):
-        """Save everything that a continuation needs, the step's own line too; returns what that line gains.
+        """Save everything needed to resume, including the step's line. Returns additions to that line.
 
-        due: the step is still to be evaluated, by a continuation before anything else. loss_scale: LossScale of fp16.
+        due: the step is still to be evaluated; a resumed run does so first. loss_scale: the LossScale in fp16.
         """
         started = time.perf_counter()
         more = {"line": line, "due": due, "draws": self.draws}
@@ -189,7 +189,7 @@ class RunState:
         return {"checkpoint_seconds": time.perf_counter() - started}
 
     def _save(self, kind, step, optimizers, **more):
-        # A copy, because the facts go on changing while the checkpoint is written.
+        # A copy, because the facts change while the checkpoint is written.
         values = {
             "run": self.job.run.run,
             "step": step,
@@ -212,7 +212,7 @@ class RunState:
     # --- end
 
     def end(self, outcome):
-        """Close this attempt: finished, stopped or failed, with its last checkpoint whole."""
+        """Close this attempt as finished, stopped or failed, once its last checkpoint is complete."""
         if outcome == "stopped":
             self.saver.wait()
         if self.lead:
@@ -220,7 +220,7 @@ class RunState:
             self.lease.release()
 
     def load_best(self):
-        """Give the model the weights of its best validation loss."""
+        """Load the weights with the best validation loss."""
         self.saver.wait()
         store.load(self._best(self.facts["best_step"]), self.model, [])
 
@@ -246,7 +246,7 @@ class RunState:
         publish(self.job, self.record, self.lease, described, facts, self._fill)
 
     def _fill(self, folder):
-        """Put what the run saved into the folder of the finished one. Checkpoints are links, since they are large."""
+        """Put the run's checkpoints into the finished run's folder, as links because they are large."""
         checkpoints = {"checkpoint": whole_checkpoints(self.files.checkpoints)[0]}
         if (best := self.facts["best_step"]) is not None:
             checkpoints["best"] = self._best(best)
@@ -258,7 +258,7 @@ class RunState:
 
 
 def _best_steps(folders):
-    """The step of the best weights that each checkpoint names."""
+    """Yield the step of the best weights that each checkpoint names."""
     for folder in folders:
         with suppress(CheckpointError):
             yield read_manifest(folder)["facts"]["evaluation"]["best_step"]

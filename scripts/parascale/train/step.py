@@ -1,4 +1,4 @@
-"""One optimizer step of a ParallelModel: share of the samples in, new weights out."""
+"""One optimizer step of a ParallelModel, from this rank's samples to new weights."""
 
 import hashlib
 import sys
@@ -21,7 +21,7 @@ from parascale.train.optim import clip, finish_gradients, squared_norm
 
 
 class Figures:
-    """Numbers of a device on their way to the host: `read` waits for them alone, and for nothing that was started later."""
+    """An asynchronous copy of numbers from a device to the host. `read` waits for them only, not for work started later."""
 
     def __init__(self, values):
         self.host, self.arrived = values, None
@@ -38,11 +38,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports.
+    """The result of a step.
 
-    figures: norm of the whole gradient, mean loss, number of targets of all ranks that it is the mean of, and in fp16 the factor that
-    the loss had; there a step whose norm is not finite is skipped.
-    stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
+    figures: norm of the whole gradient, mean loss, number of targets on all ranks, and in fp16 the loss scale. In fp16 a step with a
+    norm that is not finite is skipped.
+    stop, save: True if any process wants to stop, or to save a checkpoint, after this step.
     """
 
     figures: Figures
@@ -50,7 +50,7 @@ class StepResult:
     save: bool
 
     def read(self):
-        """(norm of the gradient, loss, targets, and in fp16 the factor of the loss); waits until the step is done."""
+        """(gradient norm, loss, targets, and in fp16 the loss scale). Waits until the step is done."""
         norm, loss, targets, *factor = self.figures.read()
         return norm, loss, int(targets), *factor
 
@@ -62,15 +62,15 @@ def own_parts(numbers, run, mesh):
 
 
 def local_samples(sampler, first_step, steps, run, mesh):
-    """Yield the numbers of this rank's samples, part by part of each step."""
+    """Yield the sample numbers of this rank, for each part of each step."""
     for step in range(first_step, steps + 1):
         yield from own_parts(sampler.indices(step - 1), run, mesh)
 
 
 def torch_seed(run, step, mesh):
-    """The seed of what torch's attention and a user's model draw in a step: each rank has its own, a resumed run the same.
+    """The seed for random draws of torch's attention and a user's model in a step: different on each rank, same when resumed.
 
-    Ranks with other heads of the same samples differ only in attention's own masks: a user's model may drop what they all hold.
+    Ranks with different heads of the same samples differ only in attention's own masks: a user's model may drop what they all hold.
     """
     apart = run.workload.model.dropout_masks == "per-rank"
     heads = mesh.coordinate("tp") + run.layout.tp * mesh.coordinate("cp") if apart else 0
@@ -86,13 +86,13 @@ class Stepper:
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
         self.computation = partial(computation_context, model)
-        # What is random follows from a sample's place in the global batch, whoever computes it.
+        # Random draws depend on a sample's position in the global batch, not on the rank that computes it.
         positions = own_parts(np.arange(run.global_batch), run, self.mesh)
         self.draws = DropoutKeys(model.parts, run.seed, positions, run.layout.micro_batches, self.mesh.device)
         for stage in model.pipeline.stages if model.pipeline is not None else ():
             stage.draws = self.draws
         self.averager = make_averager(run, model)
-        self.number = 0  # of the step under way
+        self.number = 0  # current step
         self.unchecked = run.workload.model.is_own
         self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
@@ -100,9 +100,9 @@ class Stepper:
         self.reports = self.mesh.leads("pp") and (model.pipeline is None or model.pipeline.last)
 
     def step(self, batches, stop=False, save=False):
-        """Train on this rank's list of (*inputs, labels) parts of one global batch, at the rates that the optimizers have.
+        """Train on this rank's list of (*inputs, labels) parts of one global batch, with the optimizers' current rates.
 
-        stop, save: what this process wants to happen after the step; the result says whether any process does.
+        stop, save: requests of this process for after the step; the result combines those of all processes.
         """
         targets, agreed = self.agree(batches, stop, save)
         self.loss.targets = targets if self.scale is None else targets / self.scale.value
@@ -127,9 +127,9 @@ class Stepper:
         return self.result(figures, agreed, stop, save)
 
     def agree(self, batches, stop, save):
-        """The divisor of the loss, and how many processes want to stop and to save, as Figures: one small sum over all ranks.
+        """The divisor of the loss, and as Figures the number of processes that want to stop and to save, from one small all-reduce.
 
-        None instead of Figures for a process alone.
+        None instead of Figures for a single process.
         """
         device = self.mesh.device
         with self.clock.phase("communication"):
@@ -142,16 +142,16 @@ class Stepper:
 
     @staticmethod
     def result(figures, agreed, stop, save):
-        """The StepResult from what `report` and `agree` returned and what this process wants, once the whole step is started.
+        """Make the StepResult from the results of `report` and `agree` and this process's requests, after the whole step was launched.
 
-        Only here does the host wait: a GPU reaches the agreement long before it is done with the step.
+        Only here does the host wait: a GPU reaches the agreement long before the end of the step.
         """
         figures = Figures(figures)
         requests = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
         return StepResult(figures, *requests)
 
     def _forward_backward(self, batches):
-        """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
+        """Accumulate the gradients of all parts of the batch. Returns this rank's part of the mean loss, on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         with self.computation():
             for number, (*inputs, labels) in enumerate(batches, 1):
@@ -166,7 +166,7 @@ class Stepper:
         return total
 
     def _check_gradients(self):
-        """Name the parameters of a user's class that its first step did not use: DDP waits for the gradient of each."""
+        """Report parameters of a user's class that its first step did not use: DDP waits for every gradient."""
         self.unchecked = False
         named = [pair for part in self.model.parts for pair in part.named_parameters()]
         unused = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
@@ -182,20 +182,20 @@ class Stepper:
         wrapped = isinstance(module, DistributedDataParallel)
         if isinstance(module, FSDPModule) and self.run.workload.training.accumulate > 1:
             fsdp.defer(module, self.run, last)
-        # Gradients of parts are added up locally; only the last part's backward pass reduces them.
+        # Gradients accumulate locally; only the last part's backward pass reduces them.
         waiting = module.no_sync() if wrapped and not last else nullcontext()
         with waiting:
             with self.clock.phase("forward"):
                 loss = self.loss(module(*inputs), labels)
             with self.clock.phase("backward"):
-                # DDP averages gradients over ranks; the loss is divided already, so they must be summed.
+                # DDP averages gradients over ranks; the loss is already divided, so they must be summed.
                 (loss * self.mesh.layout.data_parallel if wrapped else loss).backward()
         return loss.detach()
 
     def report(self, local_loss, targets):
-        """The figures of a StepResult, the same on every rank: a tensor, from one sum over all ranks.
+        """The figures of a StepResult as a tensor, equal on every rank, from one all-reduce.
 
-        Ranks that train apart keep a norm of their own.
+        With local SGD each rank reports its own norm.
         """
         if not self.reports:
             local_loss = torch.zeros_like(local_loss)
@@ -203,7 +203,7 @@ class Stepper:
             local_loss = local_loss / self.mesh.layout.data_parallel
         factor = [] if self.scale is None else [self.scale.value.double()]
         values = torch.stack([squared_norm(self.model), local_loss, targets.double(), *factor])
-        # Every rank knows the global count, unless ranks train apart.
+        # Every rank knows the global count, except with local SGD.
         all_reduce(values[1:3] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()
         if self.scale is not None:
@@ -211,6 +211,6 @@ class Stepper:
         return values
 
     def average_ranks(self, step, last):
-        """After a step, ranks that train apart take from each other what their averager says."""
+        """With local SGD, let the averager synchronise ranks after a step."""
         with self.clock.phase("communication"):
             self.averager.after(step, last)

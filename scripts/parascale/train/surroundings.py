@@ -1,7 +1,7 @@
-"""What surrounds a training and costs speed, changes results, or lets it fail: looked at once, by each rank, when it starts.
+"""Check the environment of a training for things that cost speed, change results, or cause failures; once per rank, at the start.
 
-`ROWS` is the table: a row is a line. Where nothing is out of the ordinary, no row holds. Variables that our launcher sets for every
-process, such as OMP_NUM_THREADS, are not in it.
+`ROWS` lists the checks. In an ordinary environment none of them reports anything. Variables that our launcher sets for every process,
+such as OMP_NUM_THREADS, are not included.
 """
 
 import os
@@ -34,7 +34,7 @@ FREE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Seen:
-    """Where a rank looks. cores: of each process, as the row has them. local: processes of this node. own: of ours on this rank's GPU."""
+    """Facts for the checks. cores: per process, from the run table. local: processes on this node. own: our processes on this GPU."""
 
     environment: dict
     device: str
@@ -47,12 +47,12 @@ class Seen:
 
 
 def unbound(seen):
-    """Whether a rank shares all processors of the node with others."""
+    """True if several ranks share all cores of the node."""
     return seen.local > 1 and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def few_cores(seen):
-    """By binding, or by the quota of a cgroup, which holds for all processes of the node."""
+    """Too few cores because of binding, or of a cgroup's quota, which applies to all processes of the node together."""
     bound, allowed = len(os.sched_getaffinity(0)), quota()
     if bound < seen.cores:
         return f"{bound} of {seen.cores}, by binding"
@@ -60,7 +60,7 @@ def few_cores(seen):
 
 
 def quota():
-    """Processors that a cgroup of this process leaves it."""
+    """Number of CPUs that the cgroups of this process allow."""
     path = re.search(r"(?m)^0::/(.*)$", Path("/proc/self/cgroup").read_text())
     found = CGROUP / (path[1] if path else "")
     files = [each / "cpu.max" for each in (found, *found.parents) if each.is_relative_to(CGROUP)]
@@ -69,8 +69,8 @@ def quota():
 
 
 def shared_gpu(seen):
-    """Processes on this rank's GPU beside our own. Of others' one sees no more than their number in many containers."""
-    import pynvml  # only where there are GPUs
+    """Other processes on this rank's GPU. In many containers only their number is visible."""
+    import pynvml  # only with GPUs
 
     with suppress(pynvml.NVMLError, IndexError):
         pynvml.nvmlInit()
@@ -94,15 +94,15 @@ def slow(folder):
 
 
 def limited(name, least):
-    """The soft limit, if it is below `least`; None: if there is one."""
+    """The soft limit if it is below `least`, or if `least` is None and a limit exists."""
     soft, _ = resource.getrlimit(name)
     return "" if soft == resource.RLIM_INFINITY or (least is not None and soft >= least) else f"{soft:,}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """holds: what the whole value of the variable `name` must match (any case); or a function of `Seen` that says the value, "" where it
-    does not hold. costs: speed, results or failure. device, when: where alone it matters."""
+    """holds: a pattern for the whole value of the variable `name` (case-insensitive), or a function of `Seen` that returns the value, or ""
+    if all is well. costs: speed, results or failure. device, when: conditions under which it matters."""
 
     name: str
     holds: str | Callable
@@ -118,7 +118,7 @@ class Check:
         if callable(self.holds):
             try:
                 return self.holds(seen)
-            except Exception:  # a look ends no training
+            except Exception:  # a failing check must not end the training
                 return ""
         value = seen.environment.get(self.name, "")
         return value if re.fullmatch(self.holds, value, re.IGNORECASE) else ""
@@ -131,9 +131,9 @@ ROWS = (
     Check("CUDA_CACHE_DISABLE", ON, "speed", "each start compiles kernels for this GPU again", CUDA, "cuda"),
     Check("NCCL_P2P_DISABLE", "[1-9].*", "speed", "GPUs of a node do not use NVLink", NCCL, "cuda"),
     Check("NCCL_P2P_LEVEL", "LOC|0", "speed", "GPUs of a node do not use NVLink", NCCL, "cuda"),
-    Check("NCCL_SHM_DISABLE", "[1-9].*", "speed", "processes of a node without peer-to-peer talk over the network", NCCL, "cuda"),
-    Check("NCCL_IB_DISABLE", "[1-9].*", "speed", "nodes talk by IP sockets instead of InfiniBand", NCCL, "cuda"),
-    Check("NCCL_NET", "socket", "speed", "nodes talk by IP sockets instead of the fast network", NCCL, "cuda"),
+    Check("NCCL_SHM_DISABLE", "[1-9].*", "speed", "processes of a node without peer-to-peer communicate over the network", NCCL, "cuda"),
+    Check("NCCL_IB_DISABLE", "[1-9].*", "speed", "nodes use IP sockets instead of InfiniBand", NCCL, "cuda"),
+    Check("NCCL_NET", "socket", "speed", "nodes use IP sockets instead of the fast network", NCCL, "cuda"),
     Check("NCCL_ALGO", ".+", "speed", "NCCL does not choose the fastest algorithm for each size", NCCL, "cuda"),
     Check("NCCL_PROTO", ".+", "speed", "NCCL does not choose the fastest protocol for each size", NCCL, "cuda"),
     Check("NCCL_MAX_NCHANNELS", "[1-7]", "speed", "few channels do not fill NVLink", NCCL, "cuda"),
@@ -143,8 +143,8 @@ ROWS = (
     Check("TORCHDYNAMO_DISABLE", ON, "speed", "`compile` compiles nothing", f"{TORCH}torch.compiler_troubleshooting.html", when=lambda seen: seen.compiles),
     Check("TORCH_COMPILE_DISABLE", ON, "speed", "`compile` compiles nothing", f"{TORCH}torch.compiler_troubleshooting.html", when=lambda seen: seen.compiles),
     Check("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", ON, "results", "products of fp32 are computed in TF32", f"{TORCH}cuda_environment_variables.html", "cuda"),
-    Check("NVIDIA_TF32_OVERRIDE", "0|1", "results", "libraries compute fp32 and TF32 otherwise than the run asks for", f"{TORCH}cuda_environment_variables.html", "cuda"),
-    Check("ONEDNN_DEFAULT_FPMATH_MODE", "(?!strict).+", "results", "products of fp32 are computed in halves", "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html", "cpu"),
+    Check("NVIDIA_TF32_OVERRIDE", "0|1", "results", "it overrides the run's choice between fp32 and TF32", f"{TORCH}cuda_environment_variables.html", "cuda"),
+    Check("ONEDNN_DEFAULT_FPMATH_MODE", "(?!strict).+", "results", "products of fp32 are computed in half precision", "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html", "cpu"),
     Check("ATEN_CPU_CAPABILITY", "default", "speed", "operations do not use the widest instructions of the processor", "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cpu/README.md", "cpu"),
     Check("OMP_PROC_BIND", "(?!(false|0|none|disabled)$).+", "speed", "threads of all ranks are bound to the same cores", OPENMP, when=unbound),
     Check("GOMP_CPU_AFFINITY", "(?!(false|0|none|disabled)$).+", "speed", "threads of all ranks are bound to the same cores", OPENMP, when=unbound),
@@ -157,24 +157,24 @@ ROWS = (
     Check("PYTHONMALLOC", r"(\w+_)?debug|malloc", "speed", "Python's objects are allocated slowly", PYTHON),
     Check("PYTHONTRACEMALLOC", ON, "speed", "Python notes where each object was allocated", PYTHON),
     Check("PYTHONDEVMODE", ON, "speed", "Python checks itself", PYTHON),
-    Check("cores", few_cores, "speed", "fewer cores than the row of the run table has", "https://docs.kernel.org/admin-guide/cgroup-v2.html"),
-    Check("processes on this GPU", shared_gpu, "speed", "others compute on it too", "https://docs.nvidia.com/deploy/nvml-api/", "cuda"),
-    Check("temporary folder", lambda seen: slow(tempfile.gettempdir()), "speed", "it lies on a filesystem of the network: compiled code and sockets do too", CACHES),
+    Check("cores", few_cores, "speed", "fewer cores than the run table says", "https://docs.kernel.org/admin-guide/cgroup-v2.html"),
+    Check("processes on this GPU", shared_gpu, "speed", "other processes compute on it too", "https://docs.nvidia.com/deploy/nvml-api/", "cuda"),
+    Check("temporary folder", lambda seen: slow(tempfile.gettempdir()), "speed", "it is on a network filesystem, and so are compiled code and sockets", CACHES),
     Check("temporary folder", lambda seen: full(tempfile.gettempdir()), "failure", "`compile` keeps its code there, and libraries their files", CACHES),
     Check("/dev/shm", lambda seen: full(SHARED_MEMORY) if seen.local > 1 else "", "failure", "NCCL's processes of a node meet there", TROUBLE, "cuda"),
     Check("ulimit -n", lambda seen: limited(resource.RLIMIT_NOFILE, 1024), "failure", "files, sockets and workers of the data need descriptors", LIMITS),
     Check("ulimit -u", lambda seen: limited(resource.RLIMIT_NPROC, 1024), "failure", "each rank starts many threads", LIMITS),
     Check("ulimit -l", lambda seen: limited(resource.RLIMIT_MEMLOCK, FREE_BYTES) if seen.nodes > 1 else "", "failure", "InfiniBand locks its buffers in memory", TROUBLE, "cuda"),
     Check("ulimit -v", lambda seen: limited(resource.RLIMIT_AS, None), "failure", "torch reserves many more addresses than it has memory", LIMITS),
-    Check("ulimit -t", lambda seen: limited(resource.RLIMIT_CPU, None), "failure", "the kernel ends a process that has computed for so many seconds", LIMITS),
+    Check("ulimit -t", lambda seen: limited(resource.RLIMIT_CPU, None), "failure", "the kernel kills a process after this many seconds of CPU time", LIMITS),
     Check("ulimit -f", lambda seen: limited(resource.RLIMIT_FSIZE, None), "failure", "larger files, such as checkpoints, cannot be written", LIMITS),
 )
 # fmt: on
 
 
 def look(job, own=1, environment=os.environ, local=None):
-    """What surrounds this process, as mappings: name, costs, text, source. own: processes of ours that its GPU has by now. environment,
-    local: of the processes that a launcher is to start, and how many on this node."""
+    """Findings about this process, as mappings: name, costs, text, source. own: our processes on its GPU so far. environment, local: for a
+    launcher, the environment of the processes that it will start, and their number on this node."""
     rank, _, here = place()
     run, layout, site = job.run, job.run.layout, job.site
     compiles = run.workload.is_script or run.layout.compile
@@ -193,8 +193,8 @@ def matches(seen):
 
 
 def noted(looks):
-    """{"surroundings": what stood out, each once, with its ranks, by the words of the first} for the record of an attempt, and a line of
-    the log for each; {} if nothing did. looks: what `look` gave each rank."""
+    """Log each finding and return them for the attempt's record: {"surroundings": findings, each once, in its first rank's words, with its
+    ranks}, or {} if there are none. looks: the result of `look` on each rank."""
     found = {}
     for rank, each in ((rank, each) for rank, seen in enumerate(looks) for each in seen):
         found.setdefault((each["name"], each["costs"]), each | {"ranks": []})["ranks"].append(rank)

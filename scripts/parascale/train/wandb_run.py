@@ -1,7 +1,7 @@
-"""A run's curves at Weights & Biases: the values of TensorBoard's events, in a folder for `wandb sync` or sent while the run goes on.
+"""Log a run's curves to Weights & Biases: the values of the TensorBoard events, into a folder for `wandb sync` or live.
 
-Only a thread of rank 0's talks to the package. Where the network is slow or away, a login is missing or the package fails, these
-curves end; that is said once, and the training goes on.
+Only a thread of rank 0 uses the package. If the network is slow or down, the login is missing or the package fails, logging stops with
+one message, and the training continues.
 """
 
 import queue
@@ -15,15 +15,15 @@ import psutil
 from parascale.store.folders import copy_tree
 
 FOLDER, PROCESS = "wandb", "wandb-core"  # the package's own names
-BEGIN_SECONDS = 30.0  # the thread waits so long for the network at the start
-# The end of an attempt waits so long for the thread. Before a time limit, little time is left.
+BEGIN_SECONDS = 30.0  # how long the thread waits for the network at the start
+# How long the end of an attempt waits for the thread. Little time may be left before the job's time limit.
 END_SECONDS = 10.0
 MISSING = "the package `wandb` is not installed: pip install wandb, into the environment of this command"
 
 
 def watch(job, describe):
-    """The WandbRun of a job, or None where its configuration asks for none. describe: function that gives what `run.json` says."""
-    # Curves of an earlier attempt: this one makes them again, or none.
+    """The WandbRun of a job, or None if its configuration has none. describe: function that returns the contents of `run.json`."""
+    # Delete the curves of an earlier attempt: this one writes them again, or none.
     shutil.rmtree(job.work / FOLDER, ignore_errors=True)
     watched = job.monitor
     if watched is None or watched.wandb == "none":
@@ -32,20 +32,20 @@ def watch(job, describe):
 
 
 def publish(work, folder):
-    """Copy what the package has written in a work folder, if it has, to the folder of the finished run."""
+    """Copy the package's files, if any, from a work folder to the finished run's folder."""
     if (made := work / FOLDER).is_dir():
         try:
             copy_tree(made, folder / FOLDER, shutil.copy2)
-        except OSError:  # a package that did not come to its end may still write: no reason to fail
+        except OSError:  # if the package did not end, it may still be writing: no reason to fail
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
 class WandbRun:
-    """One run there, from `begin` to `end`; all attempts of a training are the same one."""
+    """One run at Weights & Biases, from `begin` to `end`; all attempts of a training share it."""
 
     def __init__(self, folder, mode, project, described):
-        """folder: gets `wandb/`, which is not there yet. mode: `offline` or `live`. project: its name there. described: the run, as
-        its `run.json` says it."""
+        """folder: `wandb/` is created in it. mode: `offline` or `live`. project: name of the project there. described: contents of the
+        run's `run.json`."""
         self.folder, self.mode, self.project, self.described = folder, mode, project, described
         self.steps = queue.SimpleQueue()
         self.ended: Any = None
@@ -53,7 +53,7 @@ class WandbRun:
         self.thread = threading.Thread(target=self._follow, name="wandb", daemon=True)
 
     def begin(self, started):
-        """started: start of the run's first attempt, in seconds since 1970; with the run's name it says which one it is there."""
+        """started: start of the run's first attempt, in seconds since 1970; with the run's name it forms the id there."""
         self.id = f"{self.described['run']}-{int(started * 1000):x}"
         try:
             import wandb  # noqa: F401 (takes seconds)
@@ -65,23 +65,23 @@ class WandbRun:
             self.thread.start()
 
     def add(self, step, values):
-        """Log the values of a step, a mapping of names; steps of earlier attempts come first, and are not sent twice."""
+        """Log the values of a step, by name. Steps of earlier attempts come first and are not sent twice."""
         self.steps.put((step, values))
 
     def end(self, outcome, facts):
-        """Close it, and wait for what is still to be written or sent, END_SECONDS at most.
+        """Close the run and wait up to END_SECONDS for pending writes.
 
-        outcome: of the attempt; W&B only tells `finished` from all others. facts: what the run came to; its numbers are kept.
+        outcome: of the attempt; W&B only distinguishes `finished` from the rest. facts: results of the run; only numbers are logged.
         """
         self.ended = outcome, {key: value for key, value in facts.items() if isinstance(value, (int, float))}
         self.steps.put(None)
-        if self.thread.ident is None:  # the package is not there
+        if self.thread.ident is None:  # the package is not installed
             return
         self.thread.join(END_SECONDS)
         if self.thread.is_alive():
             self._fail(f"it took longer than {END_SECONDS:g} s to end")
         if self.failure:
-            # Kill the package's own process: the end of ours would wait for it, and it for a network that may never come.
+            # Kill the package's own process: at exit ours would wait for it, and it for a network that may never return.
             for child in psutil.Process().children():
                 with suppress(psutil.Error):
                     if child.name() == PROCESS:
@@ -96,7 +96,7 @@ class WandbRun:
     def _log_all(self):
         import wandb
 
-        # At a terminal, `init` would ask for one, and a question that is still open at the end aborts Python.
+        # At a terminal, `init` would prompt for a login, and an open prompt at exit aborts Python.
         if self.mode == "live" and not wandb.login(prompt=False):
             raise OSError("no login: run `wandb login`")
         run = wandb.init(
@@ -109,7 +109,7 @@ class WandbRun:
             group=self.described["settings"]["workload"]["name"],
             job_type=self.described["strategy"],
             config={key: self.described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
-            # Say little of this machine: `device.csv` describes it better.
+            # Send little about this machine: `device.csv` describes it better.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -129,10 +129,10 @@ class WandbRun:
         outcome, facts = self.ended
         run.summary.update(facts)
         run.finish(exit_code=int(outcome != "finished"))
-        wandb.teardown()  # its process may still write the last steps, and the folder is copied next
+        wandb.teardown()  # waits for its process to write the last steps, because the folder is copied next
 
     def _fail(self, error):
-        """Say the first reason why there are no more curves."""
+        """Report the first failure; later ones are ignored."""
         if self.failure is None:
             self.failure = " ".join(str(error).split()) or type(error).__name__
             name = self.described["run"]

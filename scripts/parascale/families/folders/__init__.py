@@ -1,4 +1,4 @@
-"""Causal language models of the library `transformers`, from folders as its `save_pretrained` writes them."""
+"""Causal language models of the library `transformers`, from folders written by its `save_pretrained`."""
 
 from parascale.families.kind import Kind
 

@@ -1,7 +1,7 @@
-"""Context parallelism (`parallel/context.py`) of models whose attention and masks go through the interfaces of `transformers`.
+"""Context parallelism (`parallel/context.py`) for models whose attention and masks go through the interfaces of `transformers`.
 
-Instead of the kernel that the library chose, its layers then call NAME: it gives them their `mixed`, around which ranks exchange heads for
-positions. Asked for a mask, NAME makes that of the whole window. Dimensions: B batch, H heads, T positions, E width of a head.
+We register an attention kernel and a mask function under NAME. The kernel calls the layer's `mixed`, around which ranks exchange heads for
+positions; the mask function makes the mask of the whole window. Dimensions: B batch, H heads, T positions, E head width.
 """
 
 import sys
@@ -15,7 +15,7 @@ NAME = "of_all_positions"
 
 
 def context_plan(network, prefix):
-    """Name of submodule → role, of those that attend; each gets its `mixed`. prefix: of the names."""
+    """Map the name of each attention module, with `prefix`, to its role, and give the module its `mixed`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plan, chosen = {}, network.config._attn_implementation
@@ -28,7 +28,7 @@ def context_plan(network, prefix):
 
 
 def attended(network):
-    """[elements of queries, those of keys, heads of keys] of a token, by the first layer that attends."""
+    """[query elements, key elements, key heads] per token, read from the first attention layer."""
     module = next(each for each in network.modules() if hasattr(each, "mixed"))
     heads = network.config.num_attention_heads
     keys, width = heads // getattr(module, "num_key_value_groups", 1), getattr(module, "head_dim", None)
@@ -37,7 +37,7 @@ def attended(network):
 
 
 def take_parts(network, parts):
-    """From now on `network` is given one of so many equal parts of the positions."""
+    """Make `network` expect one of `parts` equal parts of the positions. Later calls do nothing."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -52,17 +52,17 @@ def take_parts(network, parts):
 
 
 def _attend(module, query, key, value, attention_mask=None, **more):
-    """What the library calls, by its names; takes and gives what its own kernels do."""
+    """Attention kernel with the signature, argument names and result that `transformers` expects."""
     if unknown := [name for name, each in more.items() if isinstance(each, torch.Tensor) and name != "position_ids"]:
         raise ConfigError(
-            f"cp > 1: attention of `transformers` is given `{unknown[0]}`, of which nobody knows its part; take cp = 1"
+            f"cp > 1: attention of `transformers` gets a tensor `{unknown[0]}` that we cannot split by position; take cp = 1"
         )
     return module.mixed(query, key, value, attention_mask, **more).transpose(1, 2).contiguous(), None
 
 
 def _mixed(module, kernel, query_BHTE, key_BHTE, value_BHTE, mask, **more):
-    """What each head makes of all positions, (B, H, T, E), by the library's kernel."""
-    if hasattr(module, "num_key_value_groups"):  # of the heads that this rank has now
+    """Attention over all positions by the library's kernel: (B, H, T, E)."""
+    if hasattr(module, "num_key_value_groups"):  # for the heads that this rank has now
         module.num_key_value_groups = query_BHTE.shape[1] // key_BHTE.shape[1]
     return kernel(module, query_BHTE, key_BHTE, value_BHTE, mask, **more)[0].transpose(1, 2)
 

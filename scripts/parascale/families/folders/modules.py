@@ -1,7 +1,7 @@
-"""A causal language model of `transformers` as its folder describes it, with plans derived from what the library declares.
+"""A causal language model of `transformers`, built from its folder, with plans derived from those that the library declares.
 
-FSDP's units, and what is recomputed, are its repeated layers. Tensor parallelism follows `base_model_tp_plan`, and pipelines
-`base_model_pp_plan`; what cannot be derived stands in `refusals`, with the reason. Dimensions: B batch, T time, D width, V vocabulary.
+FSDP shards, and recomputation repeats, its repeated layers. Tensor parallelism follows `base_model_tp_plan`, pipelines follow
+`base_model_pp_plan`; `refusals` says why a plan cannot be derived. Dimensions: B batch, T time, D width, V vocabulary.
 """
 
 import functools
@@ -21,10 +21,10 @@ NETWORK = "network."
 
 
 class FolderModel(nn.Module):
-    """Tokens (B, T) → logits (B, T, V) of all entries that the folder's model has. A stage takes and gives hidden states (B, T, D).
+    """Tokens (B, T) → logits (B, T, V), V being the vocabulary of the folder's model. A stage takes and returns hidden states (B, T, D).
 
-    settings: a config Model of kind `transformers`. Made without reading weights. Raises DataError for a folder that is incomplete
-    or holds another kind of model, ConfigError for windows longer than its positions, RequirementError without `transformers`.
+    settings: a config Model of kind `transformers`. The constructor reads no weights. Raises DataError if the folder is incomplete or has
+    another kind of model, ConfigError if windows are longer than its positions, RequirementError without `transformers`.
     """
 
     def __init__(self, settings, vocabulary, window):
@@ -43,7 +43,7 @@ class FolderModel(nn.Module):
         if settings.weights:
             self.initialise_parameter = self._fill
         self.shard_units = repeated(self)
-        self.part, self.parts = 0, 1  # of the positions
+        self.part, self.parts = 0, 1  # which part of the positions it gets, and of how many
         self.refusals = {}
         if reason := refuse_parts(self._pretrained.config):
             self.refusals["cp"] = reason
@@ -59,21 +59,21 @@ class FolderModel(nn.Module):
     def forward(self, inputs):
         plan, given = getattr(self, "pipeline_plan", None), {"input_ids": inputs}
         if plan is not None and isinstance(self.get_submodule(plan.first[0]), Passed):
-            # What the library does between embedding and layers is done already, whatever it makes of this.
+            # The first stage has already done what the library does between embedding and layers, so its result here is discarded.
             given = {"inputs_embeds": inputs}
             next(self.get_submodule(plan.blocks).children()).received = inputs
         if self.parts > 1:
             take_parts(self.network, self.parts)
             places = torch.arange(inputs.shape[1], device=inputs.device) + self.part * inputs.shape[1]
             given["position_ids"] = places[None]
-        # Windows are whole texts to the library, which would look for ends in each batch, and let the host wait for that.
+        # We treat each window as one text. The library would search each batch for packed sequences, and the host would wait for that.
         with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
             if plan is not None and isinstance(self.get_submodule(plan.last[-1]), Passed):
                 return self.network.base_model(**given, use_cache=False).last_hidden_state
             return self.network(**given, use_cache=False).logits
 
     def _fill(self, name, shard):
-        """Fill this rank's part of a parameter from the folder; a buffer that is not stored has what its constructor gave it."""
+        """Fill this rank's part of a parameter from the folder. A buffer that is not stored gets its value from the constructor."""
         name = name.removeprefix(NETWORK)
         if name in self._buffers_made:
             stored = self._stored.tensor(name) if name in self._stored.held else None
@@ -83,7 +83,7 @@ class FolderModel(nn.Module):
 
     @functools.cached_property
     def _buffers_made(self):
-        """Name → value of buffers, of a whole module on the CPU whose parameters are never touched, so that they take no memory."""
+        """Buffers by name, from a whole module on the CPU. Its parameters are never touched, so they take no memory."""
         from transformers.initialization import no_init_weights
 
         with no_init_weights(), torch.device("cpu"):
@@ -91,40 +91,40 @@ class FolderModel(nn.Module):
 
 
 class Underivable(Exception):
-    """Why a plan does not follow from what `transformers` declares."""
+    """A plan cannot be derived from what `transformers` declares."""
 
 
 def _network(pretrained, window):
-    """The module that a folder describes, in fp32 and without dropout, its weights whatever the constructor draws."""
+    """Build a folder's model in fp32, without dropout, with random weights."""
     place = pretrained.folder / CONFIG
     if pretrained.config.get("quantization_config"):
-        raise DataError(f"{place}: its weights are quantized; take the folder of the model before that")
+        raise DataError(f"{place}: its weights are quantized; use the folder of the model before quantization")
     theirs = theirs_of(pretrained, window)
-    from transformers import AutoModelForCausalLM  # slow to load, and needed for this kind alone
+    from transformers import AutoModelForCausalLM  # slow to import, and only this kind needs it
     from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    # Models of images and text too have their vocabulary in a part of the config.
+    # Models of images and text are in the mapping too, but keep `vocab_size` in a sub-config.
     causal = type(theirs) in MODEL_FOR_CAUSAL_LM_MAPPING and hasattr(theirs, "vocab_size")
     if not causal or theirs.is_encoder_decoder:
         raise DataError(
-            f"{place}: {theirs.model_type} is no causal language model. T5 and BART summarise: model.kind = `pretrained`"
+            f"{place}: {theirs.model_type} is no causal language model. For T5 and BART: model.kind = `pretrained`"
         )
-    # No window is padded: a row for padding would be left out of training, and looked for in every batch.
+    # Windows have no padding. With a padding token, its row would not be trained and each batch would be searched for it.
     theirs.pad_token_id = None
     network = taken(pretrained, "build", AutoModelForCausalLM.from_config, theirs, dtype=torch.float32)
     for module in network.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             raise DataError(
-                f"{place}: {theirs.model_type} counts positions from those of padding, which no window has here"
+                f"{place}: {theirs.model_type} numbers positions relative to padding, but windows have no padding here"
             )
-        # It would look, in each pass, for positions beyond those that its frequencies are made for: no window has any.
+        # `dynamic` would search each pass for positions beyond its frequencies' range; no window has any.
         if getattr(module, "rope_type", None) == "dynamic":
             module.rope_type = "default"
     return network
 
 
 def tensor_plan(network):
-    """Pattern of submodules → role. What the library does not split computes the same on all ranks."""
+    """Submodule pattern → role. Modules that the library does not split compute the same on all ranks."""
     if not network.config.base_model_tp_plan:
         raise Underivable(NO_PLAN.format("tp", network.config.model_type))
     declared = network.tp_plan
@@ -139,7 +139,7 @@ def tensor_plan(network):
 
 
 def _refuse_unsaid(network, declared):
-    """Raise Underivable for parameters that may meet split heads without the plan saying so: each rank would have part of the gradient."""
+    """Raise Underivable for parameters outside the plan that may act on split heads: each rank would get only part of their gradient."""
     named = {
         name: [way for pattern, way in declared.items() if matches(name, pattern)]
         for name, _ in network.named_modules()
@@ -149,7 +149,7 @@ def _refuse_unsaid(network, declared):
         own = any(each is not None for each in module._parameters.values())
         inside = name.rpartition(".")[0] in split or any(True for _ in module.children())
         if own and inside and not named[name]:
-            raise Underivable(f"`base_model_tp_plan` does not say what becomes of `{name}`")
+            raise Underivable(f"`base_model_tp_plan` does not say how to split `{name}`")
 
 
 def pipeline_plan(network):
@@ -162,7 +162,7 @@ def pipeline_plan(network):
     units = repeated(network)
     blocks = [name for name in names if f"{name.removeprefix(NETWORK)}.*" in units]
     if len(blocks) != 1:
-        raise Underivable(f"of its repeated layers `base_model_pp_plan` names {', '.join(blocks) or 'none'}")
+        raise Underivable(f"`base_model_pp_plan` needs one list of repeated layers, not {', '.join(blocks) or 'none'}")
     for name, _ in network.named_parameters():
         if not any(f"{NETWORK}{name}".startswith(f"{place}.") for place in names):
             raise Underivable(f"`base_model_pp_plan` has no place for `{name}`")

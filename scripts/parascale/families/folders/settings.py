@@ -1,4 +1,4 @@
-"""Settings of a language model that a folder in Hugging Face's form describes."""
+"""Settings of a language model from a folder in Hugging Face's format."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ from parascale.settings.options import RECIPE, option, settings
 from parascale.settings.run import FLOAT8_MULTIPLE
 from parascale.settings.workload import Model
 
-# What `transformers` calls a way to split a module → our role of a `tensor_plan`.
+# How `transformers` names a way to split a module → the role in our `tensor_plan`.
 ROLES = {
     "colwise": "columns",
     "rowwise": "rows",
@@ -25,12 +25,12 @@ ROLES = {
 }
 # Why an axis is refused.
 NO_PLAN = "transformers declares no `base_model_{}_plan` for {}"
-UNSAID = "what transformers declares for {1} is known once it is counted: run parascale check model with the workload"
-NO_EQUAL = "transformers splits it by `{}`, which has no equal here"
+UNSAID = "the plans of transformers for {1} are known once it is counted: run parascale check model with the workload"
+NO_EQUAL = "transformers splits it by `{}`, which is not supported here"
 
 CONVOLUTIONS = ("gpt2", "gpt-sw3", "openai-gpt")  # `model_type` whose matrices are `Conv1D`
-# `model_type` whose attention, masks and positions all go through the library's interfaces: `tests/distributed/test_folder_context.py` asks
-# each of them whether parts of the positions compute what one process does.
+# Each `model_type` whose attention, masks and positions all go through the library's interfaces. `tests/distributed/test_folder_context.py`
+# compares each with a single process.
 OF_PARTS = frozenset(
     """
 afmoe apertus arcee aria_text axk1 beam bert bert-generation bitnet cohere cohere2 cohere2_moe ctrl cwm deepseek_v2 deepseek_v3
@@ -39,16 +39,14 @@ glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox granite granit
 hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama llama4_text mellum minicpm3 minimax_m2
 minimax_m3_vl_text ministral ministral3 mistral mixtral moshi nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe
 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
-""".split()  # noqa: SIM905 (as a list it would fill a page)
+""".split()  # noqa: SIM905 (a list would fill a page)
 )
-NO_CONTEXT = "{} is none of the models whose attention, masks and positions were tried in parts of a window"
-LONGROPE = (
-    "`longrope` chooses the frequencies of its rotary positions by the last position, of which each rank has another"
-)
+NO_CONTEXT = "{} is not one of the models whose attention, masks and positions were tested in parts of a window"
+LONGROPE = "`longrope` chooses its rotary frequencies by the last position, which differs between ranks"
 
 
 def refuse_parts(config: dict) -> str | None:
-    """Why ranks cannot share the positions of the model that a config.json describes; None where they can."""
+    """Why a model with this config.json cannot use context parallelism; None if it can."""
     if config["model_type"] not in OF_PARTS:
         return NO_CONTEXT.format(config["model_type"])
     return LONGROPE if {"longrope", "su"} & {*re.findall(r"\w+", str(config))} else None
@@ -56,42 +54,42 @@ def refuse_parts(config: dict) -> str | None:
 
 @settings(RECIPE)
 class Folder(Model):
-    """A causal language model of `transformers`: its folder decides class and sizes. It trains without dropout."""
+    """A causal language model of `transformers`: its folder determines class and sizes. It trains without dropout."""
 
     kind: str = option("`transformers`", default="transformers")
     folder: str | None = option(
-        "folder of the model as `save_pretrained` writes it: `config.json`, perhaps weights and tokenizer",
+        "folder of the model, as written by `save_pretrained`: `config.json`, optionally weights and tokenizer",
         default=None,
         path=True,
     )
-    weights: bool = option("begin with the folder's weights, not with random ones", default=False)
+    weights: bool = option("start from the folder's weights instead of random ones", default=False)
     has_linear_blocks: ClassVar = True
 
     @property
     def is_own(self):
-        """Its class is not one of ours: what it draws, and parameters that it leaves out, are watched as those of a user's class."""
+        """True: not our class, so random draws and unused parameters are checked as for a user's class."""
         return True
 
     @property
     def pretrained(self):
-        """Folder of the weights that it begins with, or None."""
+        """Folder of the initial weights, or None."""
         return self.folder if self.weights else None
 
     def check_sizes(self, run):
-        """Raise ConfigError without a folder, for layouts and precisions that its config.json rules out, or where its weights would meet
-        another vocabulary's numbers."""
+        """Raise ConfigError if the folder is missing, if its config.json rules out the layout or precision, or if the data was tokenized
+        for a vocabulary other than the weights'."""
         if self.folder is None:
             raise ConfigError("model.kind = `transformers` needs model.folder, a folder with the model's config.json")
         try:
             described = Pretrained(self.folder, "model.folder").config
-        except (ConfigError, DataError):  # the folder may be on another machine, and its variables set there
+        except (ConfigError, DataError):  # the folder or its environment variables may be on another machine
             described = {}
         if self.weights:
             refuse_other_forms(self.folder)
         if described.get("output_router_logits"):
             raise ConfigError(
-                f"the config.json in {self.folder} asks for a mixture's second loss (`output_router_logits`), which is not computed here: "
-                "set it to false to train without"
+                f"the config.json in {self.folder} asks for a router loss (`output_router_logits`), which is not computed here: "
+                "set it to false to train without it"
             )
         self._check_layout(run.layout, described)
         kind = described.get("model_type")
@@ -100,12 +98,12 @@ class Folder(Model):
         mixture = next(experts, None)
         if mixture and "fp64" in (run.precision, run.workload.parity_precision):
             raise ConfigError(
-                f"the model in {self.folder} is a mixture of experts (`{mixture}` = {described[mixture]}), whose product of matrices in "
-                "groups torch does not have in fp64: choose fp32"
+                f"the model in {self.folder} is a mixture of experts (`{mixture}` = {described[mixture]}); torch has no grouped matrix "
+                "product in fp64: choose fp32"
             )
         if run.precision == "float8" and (mixture or kind in CONVOLUTIONS):
             raise ConfigError(
-                f"precision float8 takes blocks of nn.Linear alone, unlike `{kind}` in {self.folder}: take bf16"
+                f"precision float8 needs blocks of nn.Linear alone, unlike `{kind}` in {self.folder}: take bf16"
             )
         for name in ("hidden_size", "intermediate_size"):
             if run.precision == "float8" and (described.get(name) or 0) % (FLOAT8_MULTIPLE * run.layout.tp):
@@ -115,12 +113,12 @@ class Folder(Model):
         tokens = run.workload.data.pretrained
         if self.weights and tokens != self.folder:
             raise ConfigError(
-                "model.weights = true goes on with numbers of the model's own vocabulary: it needs data.text.tokenizer = `pretrained` "
+                "model.weights = true uses the model's own vocabulary: it needs data.text.tokenizer = `pretrained` "
                 f"and the same folder, but model.folder = `{self.folder}` and data.text.pretrained = `{tokens}`"
             )
 
     def _check_layout(self, layout, config):
-        """Raise ConfigError where a layout does not go together with what a config.json says, or torch does not compile it."""
+        """Raise ConfigError if the layout does not fit the config.json or torch cannot compile it."""
         if layout.compile and layout.tp > 1:
             raise ConfigError(
                 "compile = true with tp: torch does not compile split modules of `transformers`; leave one out"
@@ -140,19 +138,19 @@ class Folder(Model):
 
 @functools.cache
 def _declared(folder: str, kind: str | None, no_parts: str | None) -> dict:
-    """What a model offers, as `offer_of` has it, by the library's own class of its `model_type`, as far as that says it: importing it would
-    load torch. What else its modules refuse is known when they are counted."""
+    """What the model offers, in the form of `offer_of`, parsed from the source of the library's config class: importing that would load
+    torch. Refusals that only the modules know are found when they are counted."""
     found, name = find_spec("transformers"), str(kind).replace("-", "_")
-    origins = [found.origin] if found and found.origin else []  # a mere folder of that name has none
+    origins = [found.origin] if found and found.origin else []  # None for a plain folder of that name
     places = [Path(at).parent / "models" / each for at in origins for each in (name, name.rpartition("_")[0])]
     files = (file.read_text(encoding="utf-8") for place in places for file in place.glob("configuration_*.py"))
     classes = (each for text in files for each in re.split(r"^class ", text, flags=re.MULTILINE))
     text = next((each for each in classes if f'    model_type = "{kind}"\n' in each), "")
     ways = re.findall(r': "(\w+)"', "".join(re.findall(r"base_model_tp_plan = \{.*?\n    \}", text, re.DOTALL)))
-    # Whose parts have classes of their own is trained by one of those.
+    # For a model with sub-configs, one of those is trained, and its plans are not in this class.
     why = NO_PLAN if "(PreTrainedConfig):" in text and "\n    sub_configs" not in text else UNSAID
     declared = [axis for axis in PLANS if axis == "fsdp" or (why == NO_PLAN and f"base_model_{axis}_plan = {{" in text)]
-    here = kind and found  # else the folder, or the library, may be on another machine
+    here = kind and found  # otherwise the folder or the library may be on another machine
     refusals: dict[str, str | None] = {axis: why.format(axis, kind) for axis in PLANS if here and axis not in declared}
     refusals["cp"] = no_parts
     if unknown := sorted(set(ways) - ROLES.keys()):

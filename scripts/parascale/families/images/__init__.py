@@ -1,4 +1,4 @@
-"""Classifiers of images."""
+"""Image classifiers."""
 
 from parascale.families.kind import Kind
 

@@ -1,7 +1,7 @@
 """A residual network for images with the refinements of "Bag of Tricks" (He et al. 2018, arXiv:1812.01187, ResNet-D).
 
-Against the original: a stem of three 3 × 3 convolutions, the stride of a block in its 3 × 3 convolution, shortcuts that
-average before they project, and last norms of blocks that begin at zero. With `dim` 64 and `depths` [3, 4, 6, 3] it is
+Changes to the original: a stem of three 3 × 3 convolutions, a block's stride in its 3 × 3 convolution, shortcuts that
+average before they project, and last norms of blocks initialised to zero. With `dim` 64 and `depths` [3, 4, 6, 3] it is
 xresnet50: 25,576,264 parameters for 1,000 classes. Dimensions: B batch, C channels, H height, W width, K classes.
 """
 
@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-EXPANSION = 4  # channels of a block's output over those of its 3 × 3 convolution
-GROUPS = 32  # of a group norm (Wu and He 2018, arXiv:1803.08494), where there are as many channels
-# Mean and deviation of ImageNet's pixels, by channel, of 255.
+EXPANSION = 4  # ratio of a block's output channels to those of its 3 × 3 convolution
+GROUPS = 32  # groups of a group norm (Wu and He 2018, arXiv:1803.08494), if there are enough channels
+# Mean and standard deviation of ImageNet's pixels, by channel, for values from 0 to 255.
 PIXELS = {"mean": (123.675, 116.28, 103.53), "deviation": (58.395, 57.12, 57.375)}
 
 
 class Convolution(nn.Module):
-    """A convolution and its norm, perhaps with a ReLU."""
+    """A convolution and its norm, optionally with a ReLU."""
 
     def __init__(self, settings, inputs, outputs, size, stride=1, activation=True):
         super().__init__()
@@ -36,7 +36,7 @@ class Convolution(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 × 1, 3 × 3 and 1 × 1 convolutions beside a shortcut."""
+    """1 × 1, 3 × 3 and 1 × 1 convolutions with a shortcut."""
 
     def __init__(self, settings, inputs, width, stride):
         super().__init__()
@@ -44,7 +44,7 @@ class Bottleneck(nn.Module):
         self.reduce = Convolution(settings, inputs, width, 1)
         self.convolve = Convolution(settings, width, width, 3, stride)
         self.expand = Convolution(settings, width, outputs, 1, activation=False)
-        # At an odd size the last row is averaged too, so that both ways end in the same size.
+        # For an odd size the last row is averaged too, so that both paths have the same output size.
         self.average = nn.AvgPool2d(2, ceil_mode=True) if stride > 1 else None
         self.project = Convolution(settings, inputs, outputs, 1, activation=False) if inputs != outputs else None
         self.activation = nn.ReLU()
@@ -57,14 +57,14 @@ class Bottleneck(nn.Module):
 
 
 class XResNet(nn.Module):
-    """Pixels (B, 3, H, W) of 0 to 255 → logits (B, K)."""
+    """Pixels (B, 3, H, W) from 0 to 255 → logits (B, K)."""
 
     shard_units: ClassVar = ("stages.*.*",)
 
     def __init__(self, settings, classes, size):
-        """size: pixels of a side; any from 32 on will do."""
+        """size: side length in pixels; any size of at least 32 works."""
         super().__init__()
-        # Not part of the weights: no checkpoint holds them.
+        # Constants, not saved in checkpoints.
         for name, values in PIXELS.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(3, 1, 1), persistent=False)
         width = settings.dim
@@ -91,8 +91,8 @@ class XResNet(nn.Module):
         return self.head(images_BCHW.mean((2, 3)))
 
     def initialise_parameter(self, name, shard):
-        """Fill this rank's part of a parameter or buffer: convolutions after He et al. 2015, arXiv:1502.01852, the last layer as torch
-        fills one."""
+        """Fill this rank's part of a parameter or buffer: convolutions as in He et al. 2015, arXiv:1502.01852, the last layer with
+        torch's default."""
         if name in PIXELS:
             shard.copy_(torch.tensor(PIXELS[name]).view(3, 1, 1))
         elif name.startswith("head"):

@@ -1,4 +1,4 @@
-"""Settings of models that tell images apart."""
+"""Settings of image classifiers."""
 
 from typing import Literal
 
@@ -19,11 +19,11 @@ class XResNet(Model):
 
     @property
     def counts_batches(self):
-        """Whether it has batch norm, whose statistics are of the samples that a rank sees."""
+        """True with batch norm, whose statistics depend on the samples that a rank sees."""
         return self.norm == "batch"
 
     def check_sizes(self, run):
-        """Raise ConfigError for sizes that no network has, and for recomputation, which batch norm does not allow."""
+        """Raise ConfigError for impossible sizes, and for recomputation with batch norm."""
         if not self.depths or min(self.depths) < 1:
             raise ConfigError(f"model.depths = {self.depths} must be a block or more for each stage")
         if self.dim % 2:

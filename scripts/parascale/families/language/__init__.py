@@ -1,4 +1,4 @@
-"""Language models: they learn what follows each token of a text."""
+"""Language models: they predict the next token of a text."""
 
 from parascale.families.kind import Kind
 

@@ -1,8 +1,8 @@
-"""A Transformer language model in the words of Hugging Face's `transformers`: as GPT-2 or as Llama, where one is exactly ours.
+"""Export a Transformer language model to Hugging Face's `transformers`, as GPT-2 or Llama if one is exactly equivalent.
 
 GPT-2   learned positions, LayerNorm before each sublayer, gelu, gelu_tanh or relu, as many key heads as heads. Its matrices
-        are turned, and queries, keys and values stand in one. A bias that ours lacks becomes zeros: of the keys always,
-        because it changes nothing (see `modules.py`), of all where `bias` is false.
+        are transposed, with queries, keys and values in one. A bias that ours lacks becomes zeros: always for keys,
+        because it changes nothing (see `modules.py`), and for all if `bias` is false.
 Llama   rotary positions, RMSNorm before each sublayer, swiglu, any number of key heads, with or without bias.
 """
 
@@ -11,7 +11,7 @@ from parascale.families.language.modules import ROTARY_BASE
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 GPT2, LLAMA = "gpt2", "llama"
-VOCABULARY = "embedding.tokens.weight"  # the tensor with a row for each of its entries
+VOCABULARY = "embedding.tokens.weight"  # the tensor with one row per vocabulary entry
 # Our module → theirs, inside a block.
 LLAMA_PLACES = {
     "attention.q": "self_attn.q_proj",
@@ -34,9 +34,9 @@ GPT2_PLACES = {
 
 
 def config(model, weights, window):
-    """The mapping of `config.json` for a Model, but for the `dtype` of its weights; CheckpointError for settings without an equal.
+    """The contents of `config.json` for a Model, without the `dtype`. Raises CheckpointError for settings without an equivalent.
 
-    weights: our names → tensors, of which their shapes are looked at.
+    weights: our names → tensors; only their shapes are used.
     """
     found = {"vocab_size": weights[VOCABULARY].shape[0], "tie_word_embeddings": model.tied}
     found |= {"bos_token_id": 1, "eos_token_id": 1, "model_type": architecture(model)}
@@ -54,7 +54,7 @@ def config(model, weights, window):
 
 
 def architecture(model):
-    """`gpt2` or `llama` for a Model; CheckpointError that names what has no equal."""
+    """`gpt2` or `llama` for a Model. Raises CheckpointError naming the settings that have no equivalent."""
     needs: dict = {
         GPT2: {"position": ("learned",), "norm": ("layer",), "activation": tuple(ACTIVATIONS)},
         LLAMA: {"position": ("rotary",), "norm": ("rms",), "activation": ("swiglu",)},
@@ -75,9 +75,9 @@ def architecture(model):
 
 
 def tensors(model, weights):
-    """Name in `transformers` → (our names, turned): our tensors, joined along their rows, and transposed where they are turned.
+    """Name in `transformers` → (our names, transposed): our tensors are joined along rows, then transposed if the flag is set.
 
-    A bias that we do not have stands for zeros.
+    A bias that we do not have means zeros.
     """
     return {GPT2: _gpt2, LLAMA: _llama}[architecture(model)](model)
 

@@ -1,8 +1,8 @@
-"""A decoder-only Transformer language model, of parts that the encoder-decoder is made of too.
+"""A decoder-only Transformer language model. The encoder-decoder uses the same parts.
 
-Settings make it the original architecture, GPT-2 (learned positions, `gelu_tanh`, tied) or Llama (RMSNorm, rotary
+Depending on the settings it is the original architecture, GPT-2 (learned positions, `gelu_tanh`, tied) or Llama (RMSNorm, rotary
 positions, SwiGLU, grouped-query attention, no bias). Dimensions: B batch, T time, S time of another sequence, D width,
-H heads, E width of a head, V vocabulary.
+H heads, E head width, V vocabulary.
 """
 
 import functools
@@ -22,29 +22,29 @@ ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Self-attention, or `across`: of one sequence to another, its memory.
+    """Self-attention or, with `across`, cross-attention to another sequence, the memory.
 
-    Heads are counted from the projections' output, so a split projection has its own heads.
+    The number of heads follows from the projections' output, so a split projection uses its own heads.
     """
 
     def __init__(self, settings, causal=True, across=False):
         super().__init__()
         self.head_width = settings.dim // settings.heads
         self.causal = causal
-        # Places of two sequences have no distance, so nothing is rotated across them.
+        # Positions in two sequences have no distance, so cross-attention is not rotated.
         self.rotary = settings.position == "rotary" and not across
         self.dropout, self.same_masks = Dropout(settings.dropout), settings.dropout_masks == "same"
         kv_width = (settings.kv_heads or settings.heads) * self.head_width
         self.q = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
-        # Without rotation a bias of the keys adds the same to all scores of a query, which softmax cancels: it
-        # would get no gradient but rounding noise, and Adam would blow that up differently in every layout.
+        # Without rotation a key bias adds a constant to all scores of a query, which softmax cancels: its gradient
+        # would be only rounding noise, which Adam would amplify differently in every layout.
         self.k = nn.Linear(settings.dim, kv_width, bias=settings.bias and self.rotary)
         self.v = nn.Linear(settings.dim, kv_width, bias=settings.bias)
         self.o = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
 
     def forward(self, hidden_BTD, memory_BSD=None, mask_BS=None, documents=None):
-        """memory_BSD: what is attended to, instead of `hidden_BTD` itself. mask_BS: True where there is something to attend to.
-        documents: what `documents` gives, whose mask says itself what comes later."""
+        """memory_BSD: attend to this instead of `hidden_BTD`. mask_BS: True at tokens, False at padding.
+        documents: result of `documents`, whose mask is already causal."""
         source_BSD = hidden_BTD if memory_BSD is None else memory_BSD
         q_BHTE = self._heads(self.q(hidden_BTD))
         k_BHSE, v_BHSE = (self._heads(project(source_BSD)) for project in (self.k, self.v))
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         return self.o(self.mixed(q_BHTE, k_BHSE, v_BHSE, *(documents or [mask_B11S])).transpose(1, 2).flatten(2))
 
     def mixed(self, q_BHTE, k_BHSE, v_BHSE, mask=None, places_B1T=None):
-        """What each head makes of all positions: what lies between the projections. Each head is computed by itself."""
+        """The part between the projections: attention over all positions, separately for each head."""
         if self.rotary:
             q_BHTE, k_BHSE = _rotate(q_BHTE, places_B1T), _rotate(k_BHSE, places_B1T)
         if mask is not None and not isinstance(mask, torch.Tensor):
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         )
 
     def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask):
-        """Attention with explicit weights: torch's fused kernels draw masks of their own, which no other layout can repeat."""
+        """Attention with explicit weights: torch's fused kernels draw their own masks, which other layouts cannot reproduce."""
         k_BHSE, v_BHSE = _for_each_head(q_BHTE, k_BHSE, v_BHSE)
         scores_BHTS = (q_BHTE / math.sqrt(self.head_width)) @ k_BHSE.mT
         if self.causal and mask is None:
@@ -76,7 +76,7 @@ class Attention(nn.Module):
             scores_BHTS = scores_BHTS.where(seen_TS, -math.inf)
         if mask is not None:
             scores_BHTS = scores_BHTS.where(mask, -math.inf) if mask.dtype == torch.bool else scores_BHTS + mask
-        scores_BHTS = scores_BHTS.softmax(-1)  # the scores themselves are gone before dropout takes memory
+        scores_BHTS = scores_BHTS.softmax(-1)  # rebinding frees the scores before dropout allocates memory
         return self.dropout(scores_BHTS) @ v_BHSE
 
     def _heads(self, projected):
@@ -106,7 +106,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual connection and a norm before it (or after it)."""
+    """Attention and feed-forward, each with a residual connection and a norm before (or after) it."""
 
     def __init__(self, settings, causal=True):
         super().__init__()
@@ -118,14 +118,14 @@ class Block(nn.Module):
         self.attention_dropout, self.feed_forward_dropout = Dropout(settings.dropout), Dropout(settings.dropout)
 
     def forward(self, hidden_BTD, mask_BT=None, documents=None):
-        """mask_BT: True where there is something to attend to; None: everywhere."""
+        """mask_BT: True at tokens, False at padding; None: no padding."""
         hidden_BTD = self.sublayer(hidden_BTD, "attention", mask_BS=mask_BT, documents=documents)
         return self.sublayer(hidden_BTD, "feed_forward")
 
     def sublayer(self, hidden_BTD, name, **others):
-        """A layer with its dropout, its residual connection, and its norm where the settings want it.
+        """Apply a layer with dropout, residual connection, and a norm before or after it.
 
-        others: what the layer takes besides.
+        others: further arguments of the layer.
         """
         layer, norm, dropout = (getattr(self, f"{name}{part}") for part in ("", "_norm", "_dropout"))
         if self.pre_norm:
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token vectors plus positions, where positions are not rotary. part: which of equal parts of the positions it is given."""
+    """Token vectors plus positions, unless positions are rotary. part: which of equal parts of the positions this rank has."""
 
     def __init__(self, settings, vocabulary, window):
         super().__init__()
@@ -160,7 +160,7 @@ class Embedding(nn.Module):
 class TransformerLM(nn.Module):
     """Tokens (B, T) → logits (B, T, V). A pipeline stage is the same module with some of its parts set to None.
 
-    With `starts_BT`, of all positions, documents that are packed end to end are separate: the first position of each token's document.
+    `starts_BT`, the first position of each token's document, for all positions, keeps packed documents separate.
     """
 
     shard_units: ClassVar = ("blocks.*",)
@@ -168,7 +168,7 @@ class TransformerLM(nn.Module):
         "embedding": "split_sequence_after",
         "embedding.tokens": "vocabulary",
         "embedding.positions": "whole",
-        "blocks.*.*attention": "gather_before",  # EncoderDecoder takes this plan: its decoder has a second one
+        "blocks.*.*attention": "gather_before",  # with a wildcard because EncoderDecoder reuses this plan and its decoder has two
         "blocks.*.*attention.[qkv]": "columns",
         "blocks.*.*attention.o": "rows",
         "blocks.*.*attention.dropout": "drops_of_heads",
@@ -217,7 +217,7 @@ class TransformerLM(nn.Module):
 
 
 def initialise_as_gpt2(name, shard, sublayers):
-    """Fill a parameter: normal(0, 0.02), smaller by √sublayers where it adds to the residual stream (Radford et al. 2019)."""
+    """Initialise a parameter: normal(0, 0.02), divided by √sublayers if it adds to the residual stream (Radford et al. 2019)."""
     if name.endswith("bias"):
         shard.fill_(0.0)
     elif "norm" in name:
@@ -228,18 +228,18 @@ def initialise_as_gpt2(name, shard, sublayers):
 
 
 def make_norm(settings):
-    """LayerNorm or RMSNorm over the width, as the settings say."""
+    """LayerNorm or RMSNorm over the width, depending on the settings."""
     if settings.norm == "rms":
         return nn.RMSNorm(settings.dim, eps=settings.norm_eps)
     return nn.LayerNorm(settings.dim, eps=settings.norm_eps, bias=settings.bias)
 
 
 def documents(starts_BT, hidden, dense):
-    """(mask, places (B, 1, T)) of documents that are packed end to end, each attended to by itself and counted from its start.
+    """(mask, places (B, 1, T)) for documents packed end to end: each attends only to itself and counts positions from its start.
 
     starts_BT: the first position of each token's document. hidden: a tensor of the device and type that attention computes with.
-    dense: whether the mask is what is added to the scores, of all places, (B, 1, T, T), as on CPUs and in fp64; else, on GPUs, it is a
-    BlockMask, of which a kernel skips what it leaves out.
+    dense: return an additive mask (B, 1, T, T), as on CPUs and in fp64; otherwise, on GPUs, a BlockMask, whose empty blocks the kernel
+    skips.
     """
     samples, time = starts_BT.shape
     order_T = torch.arange(time, device=starts_BT.device)
@@ -252,7 +252,7 @@ def documents(starts_BT, hidden, dense):
 
 
 def block_mask(starts_BT, make=None):
-    """The same as a BlockMask of `flex_attention`. make: torch's `create_block_mask`; by default compiled, without the dense mask."""
+    """The same mask as a BlockMask of `flex_attention`. make: torch's `create_block_mask`; the compiled default allocates no dense mask."""
 
     def seen(sample, head, query, key):
         return (key >= starts_BT[sample, query]) & (key <= query)
@@ -262,32 +262,32 @@ def block_mask(starts_BT, make=None):
 
 @functools.cache
 def _flex(name="flex_attention"):
-    """A function of torch's module of that name, compiled: as it is written it makes all scores."""
-    from torch.nn.attention import flex_attention  # what few need
+    """A compiled function from torch's flex_attention module: uncompiled it would compute all scores."""
+    from torch.nn.attention import flex_attention  # rarely needed
 
     compiled = torch.compile(getattr(flex_attention, name), dynamic=False)
 
     def called(*given, **named):
         if torch.compiler.is_compiling():
             return compiled(*given, **named)
-        with torch.compiler.set_stance("default"):  # a short batch, a pipeline's first step: all else is eager there
+        with torch.compiler.set_stance("default"):  # short batches and a pipeline's first step are otherwise eager
             return compiled(*given, **named)
 
     return called
 
 
 def _takes_groups(q_BHTE, mask):
-    """Whether torch (2.13) has fused attention for grouped heads: on GPUs in half precision and without a mask alone."""
+    """True if torch (2.13) has fused attention for grouped heads: on GPUs only in half precision and without a mask."""
     return not q_BHTE.is_cuda or (q_BHTE.itemsize <= 2 and mask is None)
 
 
 def _for_each_head(q_BHTE, *grouped):
-    """Keys and values of groups, repeated for each head of the queries."""
+    """Repeat grouped keys and values for each query head."""
     return (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in grouped)
 
 
 def _rotate(x_BHTE, places_B1T=None):
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864), halves paired as Llama's weights in `transformers` expect."""
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864), with halves paired as in Llama's weights in `transformers`."""
     time, width = x_BHTE.shape[-2:]
     exponents = torch.arange(0, width, 2, device=x_BHTE.device, dtype=torch.float32) / width
     angles_TE = torch.outer(torch.arange(time, device=x_BHTE.device, dtype=torch.float32), ROTARY_BASE**-exponents)
@@ -299,7 +299,7 @@ def _rotate(x_BHTE, places_B1T=None):
 
 
 def _sinusoids(hidden_BTD, places):
-    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D) or (B, T, D), as `places` have T or B and T."""
+    """Sinusoidal positions (Vaswani et al. 2017, arXiv:1706.03762, section 3.5): (T, D) or (B, T, D) for `places` (T) or (B, T)."""
     width = hidden_BTD.shape[2]
     exponents = torch.arange(0, width, 2, device=hidden_BTD.device, dtype=torch.float32) / width
     angles = places.float()[..., None] * 10_000.0**-exponents

@@ -1,4 +1,4 @@
-"""Settings of Transformers: the language model's, and what every Transformer of ours shares."""
+"""Settings of the Transformer language model, and settings that all our Transformers share."""
 
 from typing import Literal
 
@@ -47,7 +47,7 @@ class Transformer(Model):
         return self.hidden or 4 * self.dim
 
     def check_sizes(self, run):
-        """Raise ConfigError where heads, widths, positions or a run's degrees do not go together."""
+        """Raise ConfigError if heads, widths, positions or a run's degrees are incompatible."""
         layout, kv_heads = run.layout, self.kv_heads or self.heads
         if self.dim % self.heads:
             raise ConfigError(f"model.dim = {self.dim} is not a multiple of model.heads = {self.heads}")
@@ -77,7 +77,7 @@ class Transformer(Model):
             raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {self.layers}")
 
     def _check_context(self, run):
-        """Raise ConfigError where context parallelism has no equal parts to exchange."""
+        """Raise ConfigError if context parallelism cannot exchange equal parts."""
         layout = run.layout
         if self.heads // layout.tp % layout.cp:
             raise ConfigError(f"cp = {layout.cp} does not divide model.heads / tp = {self.heads // layout.tp}")

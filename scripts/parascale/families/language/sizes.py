@@ -1,9 +1,9 @@
-"""Our decoder, a stack of Transformer blocks, by formula.
+"""Formulas for the sizes of our decoder, a stack of Transformer blocks.
 
-What the forward pass keeps is counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in
-Large Transformer Models", arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no
-scores (its section 4.1, selective recomputation), there are no masks without dropout, and widths of grouped-query and gated
-layers count. With dropout attention is explicit (`is_explicit`): its weights are kept, and every place is computed, causal or not.
+Activations kept by the forward pass are counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation
+in Large Transformer Models", arXiv:2205.05198, section 4, adapted to PyTorch's operators: flash attention keeps no scores (their
+section 4.1, selective recomputation), there are no masks without dropout, and grouped-query and gated layers count by their widths.
+With dropout, attention is explicit (`is_explicit`): its weights are kept, and all positions are computed, causal or not.
 """
 
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from parascale.families.sizes import Operations, Product, Sizes, loss_bytes, repeats, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
-MASK_BLOCK, LEAST_FLEX = 128, 16  # of `flex_attention`: places on a side of a block; the least width of a head
-# For a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
+MASK_BLOCK, LEAST_FLEX = 128, 16  # for `flex_attention`: side of a mask block in positions; minimum head width
+# Per element with dropout: its hash is seven 32-bit integer operations that each read and write; compiled, only its mask is written.
 HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well.
+    """A linear layer with `outputs × inputs` weights.
 
-    again: selective recomputation performs its product again; None: none does. What is performed once is kept, but the last layer's.
+    again: selective recomputation repeats its product; None: no recomputation does. Results computed once are kept, except the last.
     """
 
     outputs: int
     inputs: int
     bias: bool
-    columns: bool  # split by output features, so that the bias is split too; else by input features
+    columns: bool  # tensor parallelism splits output features, and with them the bias; False: input features
     again: bool | None
 
     @property
@@ -36,8 +36,8 @@ class Matrix:
 
 
 def block_matrices(model, fused=True):
-    """Matrices of a block: queries, keys, values and result of its attention, and of its feed-forward layer. The last one's result only a
-    norm behind it, or dropout that nothing joined, asks for."""
+    """Matrices of a block: queries, keys, values and output of attention, then the feed-forward layer. The last one's result is only needed
+    by a following norm or by dropout that is not fused."""
     dim, mixed, keys = model.dim, mixed_width(model), kv_width(model)
     last = None if model.pre_norm and (fused or not model.dropout) else True
     gate = [True] if model.activation == "swiglu" else []
@@ -52,17 +52,17 @@ def block_matrices(model, fused=True):
 
 
 def mixed_width(model):
-    """Width of queries, and of what attention makes of values: that of all heads together, `dim` in models of our own."""
+    """Width of queries and of attention's result, over all heads; equals `dim` in our own models."""
     return model.heads * model.head_width
 
 
 def kv_width(model):
-    """Width of keys and of values: smaller than that of queries with grouped-query attention."""
+    """Width of keys and of values; with grouped-query attention smaller than that of queries."""
     return (model.kv_heads or model.heads) * model.head_width
 
 
 def products_of(matrices, tokens, tp):
-    """The Products of matrices with `tokens` rows, of a rank of `tp`."""
+    """The Products of matrices with `tokens` rows on one of `tp` ranks."""
     return tuple(
         Product(
             tokens, each.inputs / (1 if each.columns else tp), each.outputs / (tp if each.columns else 1), each.again
@@ -72,32 +72,32 @@ def products_of(matrices, tokens, tp):
 
 
 def shared_width(model, batch):
-    """Width of keys and of values as ranks exchange them: those of a group are repeated where there are too few for all ranks."""
+    """Width of keys and of values as ranks exchange them: repeated if there are too few heads for all ranks."""
     return kv_width(model) * (repeats(batch.cp, (model.kv_heads or model.heads) // batch.tp) if batch.cp > 1 else 1)
 
 
 def is_explicit(model, batch):
-    """Whether attention in training is not fused: masks that every layout repeats no kernel draws, and on CPUs none draws any; on GPUs
-    none computes in fp64."""
+    """True if attention in training is not fused: no fused kernel supports layout-independent dropout masks, on CPUs none supports
+    dropout, and on GPUs none supports fp64."""
     return without_kernel(batch) or (model.dropout > 0 and (model.dropout_masks == "same" or batch.device == "cpu"))
 
 
 def without_kernel(batch):
-    """Whether torch has no fused attention for a batch at all."""
+    """True if torch has no fused attention for a batch at all."""
     return batch.device != "cpu" and batch.compute == 8
 
 
 def has_dense_mask(model, batch):
-    """Whether separate documents have a mask of all places: where `flex_attention`, which skips blocks of them, does not compute."""
+    """True if separate documents need a dense mask, because `flex_attention`, which skips mask blocks, cannot be used."""
     return batch.separate and (
         batch.device == "cpu" or batch.compute == 8 or model.dropout > 0 or model.head_width < LEAST_FLEX
     )
 
 
 def weight_bytes(model, batch):
-    """(bytes of an explicit attention weight, its mask, and what that leaves of it; gradients and more beside them in a backward pass).
+    """(bytes per explicit attention weight, its mask and the masked weight; further bytes for gradients in the backward pass).
 
-    With masks of ranks it is torch's own on CPUs, which computes in fp32 and hands on four gradients; without dropout two.
+    With per-rank masks on CPUs, torch's own attention computes in fp32 and holds four gradients; without dropout two.
     """
     if not model.dropout:
         return batch.compute, 2 * batch.compute
@@ -108,10 +108,10 @@ def weight_bytes(model, batch):
 
 
 def attention_bytes(model, batch, tokens, window):
-    """Kept by the attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
-    result is kept a second time, as the next layer takes it.
+    """Kept by attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
+    result is kept again as the next layer's input.
 
-    Explicit, and on GPUs in fp32, each query's head has keys of its own. Explicit there are weights, their mask, and what it leaves.
+    In explicit attention, and on GPUs in fp32, keys are repeated for each query head. Explicit attention keeps weights, mask and product.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, shared_width(model, batch), STATISTIC_BYTES
     again = tokens * mixed_width(model) // batch.tp * batch.compute if batch.cp > 1 else 0
@@ -123,7 +123,7 @@ def attention_bytes(model, batch, tokens, window):
 
 
 def attention_operations(model, batch, tokens, places, fused):
-    """Operations of an attention of `tokens` to those before them of `places` each, between its projections."""
+    """Operations of attention from `tokens` to preceding ones among `places` each, without the projections."""
     rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
         # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone, and none with a mask. Of
@@ -132,7 +132,7 @@ def attention_operations(model, batch, tokens, places, fused):
         seen = 1.0 if has_dense_mask(model, batch) else 0.5 + tile / (2 * places)
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
     products = Product(rows, width, places, weighs=False), Product(rows, places, width, weighs=False)
-    # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3. Not dropped 4 and 3.
+    # Mask, softmax, dropout: 8 accesses per weight and 9 in the backward pass, compiled 3 and 3. Without dropout 4 and 3.
     moved = rows * places * (2 if fused or not model.dropout else 6) * batch.compute
     if not model.dropout:
         return Operations(products, 0.0, moved, 6, batch.compute)
@@ -141,7 +141,7 @@ def attention_operations(model, batch, tokens, places, fused):
 
 
 def sublayer_operations(model, batch, stream, fused):
-    """Operations on the residual stream around a layer: norm, dropout and sum."""
+    """Operations on the residual stream around a layer: norm, dropout and addition."""
     accesses = 4 if fused else 5 + 2.5 * bool(model.dropout)
     drawn = (MASK_BYTES if fused else HASH_BYTES) if model.dropout else 0
     kernels = HASH_KERNELS if model.dropout and not fused else 0
@@ -150,7 +150,7 @@ def sublayer_operations(model, batch, stream, fused):
 
 
 class TransformerSizes(Sizes):
-    """The language model for samples of `window` tokens."""
+    """Sizes of the language model for samples of `window` tokens."""
 
     def __init__(self, model, vocabulary, window):
         self.model, self.vocabulary, self.window = model, vocabulary, window
@@ -159,7 +159,7 @@ class TransformerSizes(Sizes):
         self.layers, self.tied, self.targets = model.layers, model.tied, window
         self.embedding_split = self.head = vocabulary * model.dim
         self.embedding_whole = window * model.dim if model.position == "learned" else 0
-        # Tensor parallelism splits matrices and the biases of columns; each rank holds the others whole.
+        # Tensor parallelism splits matrices and biases of columns; each rank holds all other parameters.
         weights = sum(matrix.weights for matrix in matrices)
         self.block_split = weights + sum(matrix.outputs for matrix in matrices if matrix.bias and matrix.columns)
         self.block_whole = 2 * norm + sum(matrix.outputs for matrix in matrices if matrix.bias and not matrix.columns)
@@ -168,15 +168,15 @@ class TransformerSizes(Sizes):
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
-        """Tokens that a rank holds. Attention looks from them at all, or from all with so many fewer heads."""
+        """Tokens on a rank. Attention goes from these to all tokens or, equivalently, from all tokens with fewer heads."""
         return batch.samples * self.window // batch.cp
 
     def stream(self, batch):
-        """Tokens of the residual stream that a rank holds."""
+        """Tokens of the residual stream on a rank."""
         return self.tokens(batch) // batch.tp if batch.sequence_parallel else self.tokens(batch)
 
     def block_operations(self, batch, fused):
-        """Operations of two layers and the stream around them; the activation and rotary positions read and write as well."""
+        """Operations of both layers and the stream around them, including memory traffic of activation and rotary positions."""
         model, tokens = self.model, self.tokens(batch)
         gated, rotary = model.activation == "swiglu", model.position == "rotary"
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
@@ -190,7 +190,7 @@ class TransformerSizes(Sizes):
         return layers.plus(attention).plus(sublayer).plus(sublayer)
 
     def ends_operations(self, batch, fused):
-        """Output layer and loss: eager, the logits are copied to fp32, and read and written for logarithms and gradients."""
+        """Output layer and loss. In eager mode logits are copied to fp32, then read and written for logarithms and gradients."""
         tokens, width = self.tokens(batch), self.vocabulary / batch.tp
         element = 2 * batch.compute if fused else batch.compute + 8
         moved = tokens * width * element + 6 * self.stream(batch) * self.model.dim * batch.compute
@@ -209,13 +209,13 @@ class TransformerSizes(Sizes):
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
 
     def shared_bytes(self, batch):
-        """The mask of separate documents: of all places, or four numbers of each block of them."""
+        """The mask of separate documents: dense, or four numbers per mask block."""
         dense = has_dense_mask(self.model, batch)
         side, element = (self.window, batch.compute) if dense else (share(self.window, MASK_BLOCK), 16)
         return batch.separate * batch.samples * side**2 * element
 
     def selective_bytes(self, batch):
-        """Queries, values, one side of the feed-forward layer, what fused attention gives with its statistics, and the sum over ranks."""
+        """Queries, values, one side of the feed-forward layer, result and statistics of fused attention, and the sum over ranks."""
         model, tokens, statistics = self.model, self.tokens(batch), 0
         kept = tokens * sum(matrix.outputs for matrix in block_matrices(model) if matrix.columns and not matrix.again)
         if not is_explicit(model, batch):
@@ -224,7 +224,7 @@ class TransformerSizes(Sizes):
         return (kept // batch.tp + summed) * batch.compute + statistics
 
     def norm_bytes(self, batch):
-        """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""
+        """Kept by one norm: input and statistics. On CPUs RMSNorm is several kernels and keeps input and result in fp32."""
         element, statistics = batch.compute, 2
         if self.model.norm == "rms":
             element, statistics = 2 * max(4, batch.compute) if batch.device == "cpu" else batch.compute, 1
@@ -235,7 +235,7 @@ class TransformerSizes(Sizes):
         return self.stream(batch) * self.model.dim * batch.compute
 
     def working_bytes(self, batch):
-        """Gradients of the feed-forward layer and the stream, or of explicit attention weights, or what drawing their masks takes."""
+        """Gradients of feed-forward layer and stream, or of explicit attention weights, or memory for drawing their masks."""
         inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
         if is_explicit(self.model, batch):
             weights = self.tokens(batch) * self.window * self.model.heads // batch.tp
@@ -247,10 +247,10 @@ class TransformerSizes(Sizes):
         inner = (
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
-        if without_kernel(batch):  # two keys of each head, values, and its scores before and after their softmax
+        if without_kernel(batch):  # two copies of keys, values, and scores before and after softmax
             scores = 2 * (mixed_width(self.model) + self.window * self.model.heads)
             inner = max(inner, self.tokens(batch) * scores // batch.tp)
-        if batch.cp > 1:  # queries, keys and values of one's own positions, as they are sent, and as they arrived
+        if batch.cp > 1:  # queries, keys and values of the rank's positions, the send buffer, and the receive buffer
             inner = max(inner, 3 * self.exchanged_bytes(batch) // batch.compute)
         stream = self.boundary_bytes(batch) + self.shared_bytes(batch)
         return stream + (self.tokens(batch) * self.model.dim + inner) * batch.compute
@@ -260,11 +260,11 @@ class TransformerSizes(Sizes):
         return self.tokens(batch) * width // batch.tp * batch.compute
 
     def ends_bytes(self, batch):
-        """The last norm's, and the output layer's input."""
+        """The last norm's bytes, and the output layer's input."""
         return (self.norm_bytes(batch) if self.model.pre_norm else 0) + self.split_bytes(batch)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Logits of each token, over the vocabulary or a rank's part of it."""
+        """Logits over the vocabulary or a rank's part of it."""
         width = share(self.vocabulary, batch.tp) if loss_parallel else self.vocabulary
         return self.tokens(batch) * width * max(4, batch.compute)
 
@@ -272,5 +272,5 @@ class TransformerSizes(Sizes):
         return loss_bytes(batch, self.tokens(batch), self.vocabulary, self.model.dim)
 
     def split_bytes(self, batch):
-        """The whole residual stream, as products take it."""
+        """The whole residual stream, the input of matrix products."""
         return self.tokens(batch) * self.model.dim * batch.compute

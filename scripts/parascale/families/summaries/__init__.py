@@ -1,4 +1,4 @@
-"""Summarisers: they read a document and write its summary."""
+"""Summarisers: models that read a document and write its summary."""
 
 from parascale.families.kind import Kind
 

@@ -1,6 +1,6 @@
 """An encoder-decoder Transformer (Vaswani et al. 2017, arXiv:1706.03762): reads a document, writes its summary.
 
-Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
+Dimensions: B batch, S document positions, T summary positions, D width, V vocabulary.
 """
 
 from typing import ClassVar
@@ -20,7 +20,7 @@ from parascale.families.language.modules import (
 
 
 class DecoderBlock(Block):
-    """A causal block that also attends to the encoder's memory, between its self-attention and its feed-forward layer."""
+    """A causal block with cross-attention to the encoder's memory between self-attention and feed-forward layer."""
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -28,14 +28,14 @@ class DecoderBlock(Block):
         self.cross_attention = Attention(settings, causal=False, across=True)
         self.cross_attention_dropout = Dropout(settings.dropout)
 
-    def forward(self, hidden_BTD, memory_BSD, mask_BS):  # type: ignore[override] # it sees a document too
+    def forward(self, hidden_BTD, memory_BSD, mask_BS):  # type: ignore[override] # also takes a document
         hidden_BTD = self.sublayer(hidden_BTD, "attention")
         hidden_BTD = self.sublayer(hidden_BTD, "cross_attention", memory_BSD=memory_BSD, mask_BS=mask_BS)
         return self.sublayer(hidden_BTD, "feed_forward")
 
 
 class Stack(nn.Module):
-    """Embedding, blocks, and a last norm where blocks normalise before their sublayers: one half of the model."""
+    """One half of the model: embedding, blocks and, with `pre_norm`, a final norm."""
 
     def __init__(self, settings, vocabulary, window, make_block):
         super().__init__()
@@ -44,7 +44,7 @@ class Stack(nn.Module):
         self.norm = make_norm(settings) if settings.pre_norm else None
 
     def forward(self, tokens_BT, *others):
-        """others: what each block takes besides."""
+        """others: further arguments of each block."""
         hidden_BTD = self.embedding(tokens_BT)
         for block in self.blocks.values():
             hidden_BTD = block(hidden_BTD, *others)
@@ -52,9 +52,9 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Documents (B, S), their mask (B, S), and summaries one place late (B, T) → logits (B, T, V).
+    """Documents (B, S), their mask (B, S), and summaries shifted right by one (B, T) → logits (B, T, V).
 
-    In the mask, True is a token and False is padding. Padding of a summary needs none: it comes last, where no token sees it.
+    In the mask, True is a token and False is padding. Summaries need no mask: their padding comes last, where no token attends to it.
     """
 
     shard_units: ClassVar = ("encoder.blocks.*", "decoder.blocks.*")
@@ -78,11 +78,11 @@ class EncoderDecoder(nn.Module):
         return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
 
     def encode(self, documents_BS, mask_BS):
-        """The memory (B, S, D) of documents."""
+        """Encode documents; returns the memory (B, S, D)."""
         return self.encoder(documents_BS, mask_BS)
 
     def decode(self, summaries_BT, memory_BSD, mask_BS):
-        """Logits (B, T, V) of what follows each place of a summary."""
+        """Logits (B, T, V) of the token that follows each position of a summary."""
         return self.head(self.decoder(summaries_BT, memory_BSD, mask_BS))
 
     def initialise_parameter(self, name, shard):

@@ -1,8 +1,8 @@
-"""A summariser that was trained elsewhere, T5 or BART, from a folder in Hugging Face's form: what fine-tuning begins from.
+"""A pretrained summariser, T5 or BART, from a folder in Hugging Face's format, for fine-tuning.
 
-The architecture is that of the library `transformers`; the weights come from the folder's safetensors, a tensor at a time, in
-the numbers of the prepared data (parascale.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
-(T5 has 28 of them), are left out. Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
+The architecture is that of the library `transformers`. The weights come from the folder's safetensors, one tensor at a time, and are
+reordered to the token numbers of the prepared data (parascale.pretrained). Rows beyond the tokenizer's vocabulary, which no text uses
+(T5 has 28 of them), are left out. Dimensions: B batch, S document positions, T summary positions, D width, V vocabulary.
 """
 
 import functools
@@ -17,23 +17,23 @@ from parascale.families.dropout import Dropout
 from parascale.families.foreign import StoredWeights, taken, theirs_of
 from parascale.pretrained import CONFIG, Pretrained
 
-# `model_type` of a folder → how the names of its modules end: those whose output is dropped, and attention, whose weights are.
+# `model_type` of a folder → name endings of the modules with dropout on their output, and of attention with dropout on its weights.
 ARCHITECTURES = {
     "t5": (r"embed_tokens|final_layer_norm|Attention\.o|DenseReluDense\.(dropout|wo)", r"Attention"),
     "bart": (r"layernorm_embedding|_attn\.out_proj|fc2", r"_attn"),
 }
-ATTENTION = "parascale"  # the name of `_attention` there
-# How names end → the axis of the vocabulary.
+ATTENTION = "parascale"  # the name under which `transformers` knows `_attention`
+# Name ending → the vocabulary axis.
 VOCABULARY_AXES = {"shared.weight": 0, "embed_tokens.weight": 0, "lm_head.weight": 0, "final_logits_bias": 1}
 PREFIX = "network."
 
 
 class PretrainedSummariser(nn.Module):
-    """Documents (B, S), their mask (B, S), and summaries one place late (B, T) → logits (B, T, V), as EncoderDecoder.
+    """Documents (B, S), their mask (B, S), and summaries shifted right by one (B, T) → logits (B, T, V), like EncoderDecoder.
 
-    settings: a config Model of kind `pretrained`. Made without reading weights. Raises DataError for a folder that is
-    incomplete or of another architecture, ConfigError for samples longer than its positions, and RequirementError where
-    `transformers` is not installed.
+    settings: a config Model of kind `pretrained`. The constructor reads no weights. Raises DataError if the folder is incomplete
+    or has another architecture, ConfigError if samples are longer than its positions, and RequirementError if `transformers`
+    is not installed.
     """
 
     shard_units: ClassVar = (
@@ -60,11 +60,11 @@ class PretrainedSummariser(nn.Module):
         return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
 
     def encode(self, documents_BS, mask_BS):
-        """The memory (B, S, D) of documents."""
+        """Encode documents; returns the memory (B, S, D)."""
         return self.network.get_encoder()(input_ids=documents_BS, attention_mask=mask_BS.long()).last_hidden_state
 
     def decode(self, summaries_BT, memory_BSD, mask_BS):
-        """Logits (B, T, V) of what follows each place of a summary, whose first is the mark that this architecture begins with."""
+        """Logits (B, T, V) of the token after each position of a summary. Its first token becomes this architecture's start token."""
         first_B1 = torch.full_like(summaries_BT[:, :1], self._first)
         found = self.network(
             encoder_outputs=(memory_BSD,),
@@ -75,7 +75,7 @@ class PretrainedSummariser(nn.Module):
         return found.logits
 
     def initialise_parameter(self, name, shard):
-        """Fill this rank's part of a parameter or buffer from the folder; nothing is drawn. Raises DataError where it does not fit."""
+        """Fill this rank's part of a parameter or buffer from the folder, without random numbers. Raises DataError if it does not fit."""
         name = name.removeprefix(PREFIX)
         stored = self._stored.tensor(name)
         if stored is None and name == "final_logits_bias":  # BART's is zero, and not every folder stores it
@@ -93,14 +93,14 @@ class PretrainedSummariser(nn.Module):
 
 
 def _network(pretrained, dropout, places):
-    """The module of `transformers` that a folder describes, in our numbers, its weights whatever the constructor draws."""
+    """Build a folder's `transformers` model with our token numbers and random weights."""
     kind = pretrained.config.get("model_type")
     if kind not in ARCHITECTURES:
         raise DataError(
             f"{pretrained.folder / CONFIG}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
         )
     theirs = _config(pretrained, places)
-    from transformers import AutoModelForSeq2SeqLM  # slow to load, and needed for this kind alone
+    from transformers import AutoModelForSeq2SeqLM  # slow to import, and only this kind needs it
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
     network = taken(pretrained, "build", AutoModelForSeq2SeqLM.from_config, theirs, dtype=torch.float32)
@@ -110,13 +110,13 @@ def _network(pretrained, dropout, places):
     if dropout:
         _add_dropout(network, dropout, *ARCHITECTURES[kind])
     if not getattr(theirs, "scale_decoder_outputs", True):
-        # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
+        # T5 1.1 and Flan-T5 have an untied output layer, which the class only notices while reading weights.
         network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
     return network
 
 
 def _rms_norm(norm, hidden_BTD):
-    """T5's norm as the library has it, which takes the mean square in fp32 even of numbers in fp64: these stay what they are."""
+    """T5's norm. The library's computes the mean square in fp32 even for fp64 inputs; here they stay in fp64."""
     squares_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32)).pow(2)
     scaled_BTD = hidden_BTD * torch.rsqrt(squares_BTD.mean(-1, keepdim=True) + norm.variance_epsilon)
     if norm.weight.dtype in (torch.float16, torch.bfloat16):
@@ -125,15 +125,15 @@ def _rms_norm(norm, hidden_BTD):
 
 
 def _add_dropout(network, probability, dropped, attentions):
-    """Drop, with the masks of our `Dropout`, where the library would.
+    """Apply our `Dropout` where the library applies dropout.
 
-    dropped, attentions: patterns of how names end, of modules whose output is dropped, and of attention modules.
+    dropped, attentions: name endings of modules with dropout on their output, and of attention modules.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(ATTENTION, functools.partial(_attention, AttentionInterface()["sdpa"]))
-    AttentionMaskInterface.register(ATTENTION, eager_mask)  # numbers to add to scores
+    AttentionMaskInterface.register(ATTENTION, eager_mask)  # masks that are added to the scores
     network.set_attn_implementation(ATTENTION)
     for name, module in list(network.named_modules()):
         if re.search(rf"({dropped}|{attentions})$", name):
@@ -143,7 +143,7 @@ def _add_dropout(network, probability, dropped, attentions):
 
 
 def _attention(fused, module, query_BHTE, key_BHSE, value_BHSE, mask, scaling, position_bias=None, **others):
-    """Attention as `transformers` calls it. Where its weights are dropped, it is explicit; else `fused`."""
+    """Attention with the signature of `transformers`: explicit if its weights have dropout, otherwise `fused`."""
     if not module.drops.active:
         return fused(module, query_BHTE, key_BHSE, value_BHSE, mask, scaling=scaling, position_bias=position_bias)
     scores_BHTS = query_BHTE @ key_BHSE.transpose(2, 3) * scaling
@@ -155,11 +155,11 @@ def _attention(fused, module, query_BHTE, key_BHSE, value_BHSE, mask, scaling, p
 
 
 def _config(pretrained, places):
-    """The config that the folder has, in our numbers."""
+    """The folder's config with our token numbers."""
     theirs, order = theirs_of(pretrained, places), pretrained.order
     ids = {key: getattr(theirs, key, None) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
     if ids["decoder_start_token_id"] is None:
-        ids["decoder_start_token_id"] = ids["pad_token_id"]  # as T5 begins; BART's folders say with what
+        ids["decoder_start_token_id"] = ids["pad_token_id"]  # T5's start token; BART's folders name theirs
     for key, number in ids.items():
         if number not in order:
             raise DataError(f"{pretrained.folder / CONFIG}: `{key}` = {number} is not an entry of its tokenizer")

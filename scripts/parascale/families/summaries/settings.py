@@ -1,4 +1,4 @@
-"""Settings of models that read a document and write its summary."""
+"""Settings of summarisers."""
 
 from parascale.errors import ConfigError
 from parascale.families.language.settings import Transformer
@@ -31,11 +31,11 @@ class Pretrained(Model):
     )
 
     def check_sizes(self, run):
-        """Raise ConfigError unless the data is made with the model's own tokenizer."""
+        """Raise ConfigError unless the data uses the model's own tokenizer."""
         tokens = run.workload.data.pretrained
         if self.pretrained is None or self.pretrained != tokens:
             raise ConfigError(
-                "model.kind = `pretrained` reads numbers of its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
+                "model.kind = `pretrained` uses its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
                 f"the same folder, but model.pretrained = `{self.pretrained}` and data.text.pretrained = `{tokens}`"
             )
         refuse_other_forms(self.pretrained)
