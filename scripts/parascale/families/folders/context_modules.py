@@ -27,15 +27,6 @@ def context_plan(network, prefix):
     return plan
 
 
-def attended(network):
-    """[elements of queries, those of keys, heads of keys] of a token, by the first layer that attends."""
-    module = next(each for each in network.modules() if hasattr(each, "mixed"))
-    heads = network.config.num_attention_heads
-    keys, width = heads // getattr(module, "num_key_value_groups", 1), getattr(module, "head_dim", None)
-    width = width or network.config.hidden_size // heads
-    return [heads * width, keys * width, keys]
-
-
 def take_parts(network, parts):
     """From now on `network` is given one of so many equal parts of the positions."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
