@@ -35,10 +35,11 @@ def counts_of(model: Any, outputs: int | None, *places: int) -> tuple[Path, str]
     if model.folder or model.pretrained:  # its `config.json` decides the rest
         source = _folder(model).folder
         read = source / CONFIG
-        settings, outputs = ({"holds": "attended"}, None) if model.folder else ({"dropout": model.dropout}, outputs)
+        settings, outputs = ({"holds": "exchanged"}, None) if model.folder else ({"dropout": model.dropout}, outputs)
     elif model.is_own:
         path, _, settings["kind"] = model.kind.partition(":")
         source = read = Path(path)
+        settings["holds"] = "exchanged"
     of = [FORM, hashlib.sha256(read.read_bytes()).hexdigest() if read else None, settings, outputs, places]
     digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
     return source.with_name(f"{source.name}.counts.json") if read else Path(place) / f"{digest[:16]}.json", digest
@@ -94,12 +95,12 @@ def _bytes(name: str) -> Any:
     """Make a method that returns a rank's bytes of that name for a MicroBatch."""
 
     def held(self: "CountedSizes", batch: MicroBatch) -> int:
-        few, many = (_of_rank(each[name], batch) for each in self.form(batch)["bytes"])
+        form = self.form(batch)
+        counted = form.get("exchanged", form["bytes"]) if batch.cp > 1 else form["bytes"]
+        few, many = (_of_rank(each[name], batch) for each in counted)
         found = few + (many - few) * (batch.samples / batch.cp - SAMPLES[0]) / (SAMPLES[1] - SAMPLES[0])
-        queries, keys, times = self._attended(batch)
-        # Context parallelism keeps the result a second time, and repeated keys and values.
-        again = queries + 2 * keys * (times - 1) if name in ("block", "last") else 0
-        return max(0, math.ceil(found + again))
+        _, keys, times = self._exchanged(batch)
+        return max(0, math.ceil(found + (keys * (times - 1) if name in ("block", "last") else 0)))
 
     return held
 
@@ -158,12 +159,12 @@ class CountedSizes(Sizes):
         return Operations(tuple(products), attention, moved * batch.compute / 4, round(kernels), batch.compute, drawn)
 
     def exchanged_bytes(self, batch: MicroBatch) -> float:
-        queries, keys, times = self._attended(batch)
-        return 2 * (queries + times * keys)
+        queries, keys, times = self._exchanged(batch)
+        return queries + times * keys
 
-    def _attended(self, batch: MicroBatch) -> tuple[float, float, int]:
-        """(query bytes, key bytes, repeats of grouped keys) that `cp` ranks exchange; zeros without `cp`."""
-        queries, keys, heads = self.found.get("attended", (0, 0, 1)) if batch.cp > 1 else (0, 0, 1)
+    def _exchanged(self, batch: MicroBatch) -> tuple[float, float, int]:
+        """(bytes of queries and results, bytes of keys and values, repeats of grouped keys) that `cp` ranks exchange; zeros without `cp`."""
+        queries, keys, heads = self.found.get("exchanged", (0, 0, 1)) if batch.cp > 1 else (0, 0, 1)
         each = batch.samples * self.targets / batch.cp / batch.tp * batch.compute
         return each * queries, each * keys, repeats(batch.cp, max(1, heads // batch.tp))
 

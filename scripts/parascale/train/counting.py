@@ -1,8 +1,9 @@
 """Count a model's operations and kept tensors once, on meta tensors, for plans (`parascale.families.counted`).
 
-A forward pass without gradients, one with them, and its backward pass run as on CPUs, with two numbers of samples, in each number width,
-and as on GPUs if torch's attention differs there. Tensor parallelism is not run: starting from the weights that the `tensor_plan` splits,
-we track for each tensor if a rank would have a part of it or all. Amounts have the components of `parascale.train.dispatch`.
+A forward pass without gradients, one with them, and its backward pass run as on CPUs, with two numbers of samples, in each number width;
+as on GPUs if torch's attention differs there; and with the copies that context parallelism exchanges. Tensor parallelism is not run:
+starting from the weights that the `tensor_plan` splits, we track for each tensor if a rank would have a part of it or all. Amounts have
+the components of `parascale.train.dispatch`.
 """
 
 import json
@@ -52,17 +53,26 @@ def count(workload: Learning, outputs: int) -> dict[str, Any]:
     described, forms = {}, {}
     for width in TYPES:
         try:
-            few, many = (Pass(workload, outputs, width, samples) for samples in SAMPLES)
-            forms[str(width)] = {"bytes": [few.bytes, many.bytes]}
-            if few.attention.drops or (few.attention.called and width == 8):
-                on_gpus = [Pass(workload, outputs, width, samples, on_gpus=True) for samples in SAMPLES]
-                forms[f"{width} cuda"] = {"bytes": [each.bytes for each in on_gpus]} | on_gpus[0].operations()
+            first, forms[str(width)] = _form(workload, outputs, width, False)
+            if first.attention.drops or (first.attention.called and width == 8):
+                on_gpus, form = _form(workload, outputs, width, True)
+                forms[f"{width} cuda"] = form | on_gpus.operations()
             if width == 4:
-                described, forms["4"] = few.described(), forms["4"] | few.operations()
+                described, forms["4"] = first.described(), forms["4"] | first.operations()
         except Exception as error:  # of the model's own
             if width == 4:
                 raise RequirementError(f"not counted for plans: its passes without data fail: {error}") from error
     return described | {"forms": forms}
+
+
+def _form(workload: Learning, outputs: int, width: int, on_gpus: bool) -> tuple["Pass", dict[str, Any]]:
+    """Count in one width. Returns a Pass without exchanges, and the bytes: also with exchanges if the model offers `cp`."""
+    few, many = (Pass(workload, outputs, width, samples, on_gpus) for samples in SAMPLES)
+    form = {"bytes": [few.bytes, many.bytes]}
+    if "exchanges" in getattr(few.model, "context_plan", {}).values():
+        exchanging = [Pass(workload, outputs, width, samples, on_gpus, exchanges=True) for samples in SAMPLES]
+        form["exchanged"], few.exchanged = [each.bytes for each in exchanging], exchanging[0].exchanged
+    return few, form
 
 
 def keep_count(workload: Learning, outputs: int) -> Path:
@@ -81,9 +91,16 @@ def keep_count(workload: Learning, outputs: int) -> Path:
 
 
 class Pass:
-    """Passes of a model over some samples, with numbers of `width` bytes. bytes: name → amount."""
+    """Passes of a model over some samples, with numbers of `width` bytes. bytes: name → amount.
 
-    def __init__(self, workload: Learning, outputs: int, width: int, samples: int, on_gpus: bool = False) -> None:
+
+    exchanges: copy the inputs and the result of each attention, as `parascale.parallel.context` does. exchanged: (elements of queries and
+    result, elements of keys and values, key heads) of each attention.
+    """
+
+    def __init__(
+        self, workload: Learning, outputs: int, width: int, samples: int, on_gpus: bool, exchanges: bool = False
+    ) -> None:
         with torch.device("meta"):
             self.model = model = build_model(workload.model, outputs, *workload.sizes)
         if width == 8:
@@ -96,6 +113,7 @@ class Pass:
         self.of_blocks, self.of_ends, self.attention = Computed(), Computed(), AttentionMode(on_gpus)
         self.entered, self.kept, self.forward, self.peaks = [], [], nothing(), []
         self.boundary, self.dear = nothing(), nothing()  # sums over all blocks
+        self.exchanged: list[tuple[int, int, int]] = []
         rest = SEQUENCE if "split_sequence_after" in getattr(model, "tensor_plan", {}).values() else WHOLE
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
@@ -103,6 +121,8 @@ class Pass:
             *inputs, labels = map(torch.tensor, empty_batch(workload, samples))
             self.targets = labels.numel() / samples
             self._watch()
+            if exchanges:
+                self._exchange()
             known = (*inputs, labels, *model.parameters(), *model.buffers())
             self.live = LiveBytes({key_of(each): each in self.split for each in known}, rest)
             with self.live, self.attention:
@@ -115,7 +135,7 @@ class Pass:
         self.called, self.first, self.last = len(self.kept), set(), set()
         self.model.train()
         DropoutKeys([self.model], 0, [range(self.samples)], 1, "cpu").begin_part(1, 0)
-        self.entered, self.kept, self.live.work = [], [], self.of_ends
+        self.entered, self.kept, self.exchanged, self.live.work = [], [], [], self.of_ends
         logits = self.model(*inputs)
         if not self.kept:
             raise RequirementError(f"none of its repeated layers {', '.join(self.model.shard_units)} is called")
@@ -163,6 +183,20 @@ class Pass:
             block.register_forward_hook(self._leave)
         for each in self.model.parameters():
             each.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+
+    def _exchange(self) -> None:
+        """Make the model exchange as if its part of the positions were all of them."""
+        for pattern, role in self.model.context_plan.items():
+            for module in (each for name, each in self.model.named_modules() if matches(name, pattern)):
+                if role == "positions":
+                    module.part, module.parts = 0, 1
+                elif role == "exchanges":
+                    module.mixed = partial(self._exchanging, module.mixed)
+
+    def _exchanging(self, mixed: Any, query: Any, key: Any, value: Any, *whole: Any, **more: Any) -> Any:
+        made = _copy(mixed(*map(_copy, (query, key, value)), *whole, **more))
+        self.exchanged.append((query.numel() + made.numel(), key.numel() + value.numel(), key.shape[1]))
+        return made
 
     def _ends(self) -> set[Any]:
         """The set for parameters outside the blocks that are used now: after the last block, or before."""
@@ -212,9 +246,17 @@ class Pass:
             "targets": self.targets,
             "norms": len(norms),
             "statistics": sum(2 * each.num_features for each in norms),
-            **({"attended": self.model.attended} if hasattr(self.model, "attended") else {}),
+            **self._exchanges(),
             "chunks": next(([each.out_features, each.in_features] for each in modules if isinstance(each, Head)), None),
         }
+
+    def _exchanges(self) -> dict[str, Any]:
+        """What the mean block exchanges of a token."""
+        if not self.exchanged:
+            return {}
+        queries, keys, heads = zip(*self.exchanged, strict=True)
+        each = len(self.blocks) * self.samples * self.targets
+        return {"exchanged": [sum(queries) / each, sum(keys) / each, min(heads)]}
 
     def _elements(self, parameters: set[Any]) -> list[int]:
         return [sum(each.numel() for each in part) for part in (parameters & self.split, parameters - self.split)]
@@ -232,3 +274,7 @@ class Pass:
             "full": work.full / each,
             **{name: getattr(work, name) / blocks for name in ("kernels", "joins", "draws")},
         }
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -27,15 +27,6 @@ def context_plan(network, prefix):
     return plan
 
 
-def attended(network):
-    """[query elements, key elements, key heads] per token, read from the first attention layer."""
-    module = next(each for each in network.modules() if hasattr(each, "mixed"))
-    heads = network.config.num_attention_heads
-    keys, width = heads // getattr(module, "num_key_value_groups", 1), getattr(module, "head_dim", None)
-    width = width or network.config.hidden_size // heads
-    return [heads * width, keys * width, keys]
-
-
 def take_parts(network, parts):
     """Make `network` expect one of `parts` equal parts of the positions. Later calls do nothing."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from parascale.errors import DataError
-from parascale.families.folders.context_modules import attended, context_plan, take_parts
+from parascale.families.folders.context_modules import context_plan, take_parts
 from parascale.families.folders.settings import NO_EQUAL, NO_PLAN, ROLES, refuse_parts
 from parascale.families.foreign import Passed, StoredWeights, repeated, taken, theirs_of
 from parascale.families.kind import PipelinePlan, matches
@@ -43,13 +43,12 @@ class FolderModel(nn.Module):
         if settings.weights:
             self.initialise_parameter = self._fill
         self.shard_units = repeated(self)
-        self.part, self.parts = 0, 1  # which part of the positions it gets, and of how many
+        self.part = self.parts = None  # which part of the positions it gets, and of how many, under context parallelism
         self.refusals = {}
         if reason := refuse_parts(self._pretrained.config):
             self.refusals["cp"] = reason
         else:
             self.context_plan = {"": "positions"} | context_plan(self.network, NETWORK)
-            self.attended = attended(self.network)
         for axis, attribute, derive in (("tp", "tensor_plan", tensor_plan), ("pp", "pipeline_plan", pipeline_plan)):
             try:
                 setattr(self, attribute, derive(self.network))
@@ -62,7 +61,7 @@ class FolderModel(nn.Module):
             # The first stage has already done what the library does between embedding and layers, so its result here is discarded.
             given = {"inputs_embeds": inputs}
             next(self.get_submodule(plan.blocks).children()).received = inputs
-        if self.parts > 1:
+        if self.parts:
             take_parts(self.network, self.parts)
             places = torch.arange(inputs.shape[1], device=inputs.device) + self.part * inputs.shape[1]
             given["position_ids"] = places[None]
