@@ -27,8 +27,8 @@ class Run:
     workload: Annotated[Workload, chosen(Workload)] = required("name of a workload")
     layout: Layout = section("how the run is distributed", default_factory=Layout)
     precision: Precision = option(
-        "in tf32, GPUs round the factors of products to 10 bits; in bf16 and fp16, weights, summed gradients and optimizer state stay fp32; "
-        "fp16, for GPUs without bf16, scales the loss; float8 is bf16 with the blocks' products in 8 bits (compute capability ≥ 8.9)",
+        "in tf32, GPUs round the factors of products to 10 bits; in bf16 and fp16, weights, summed gradients and optimizer state stay "
+        "fp32; fp16, for GPUs without bf16, scales the loss; float8 is bf16 with the blocks' products in 8 bits (compute capability ≥ 8.9)",
         default="fp32",
     )
     accumulate: int | None = option(

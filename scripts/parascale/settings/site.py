@@ -9,7 +9,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
 from parascale.settings.run import Precision, Run
 
-# Published for an environment on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` 30 and `startup_nodes` 80 give 75, 920 s.
+# Published for an environment on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500; `startup_seconds` 30 and `startup_nodes` 80 give 75, 920.
 STARTUP_POWER = 1.85
 
 
