@@ -90,7 +90,7 @@ COMPARED = {"one", "two", "weak", "like-weak", "named", "beside"}
 REASONS = {
     **dict.fromkeys(("one", "named", "single"), "the run that others are compared with"),
     **dict.fromkeys(("lone", "again", "first"), "no other run to compare it with"),
-    **{"repeated": "seed 3 against 1", "weak": "global batch", "apart": "ranks train apart"},
+    **{"repeated": "seed 3 against 1", "weak": "global batch", "apart": "ranks train independently"},
     **{"third": "seed 7 against 1", "second": "seed 5 against 1"},
 }
 

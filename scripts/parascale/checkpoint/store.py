@@ -159,7 +159,7 @@ def state_dict(model, optimizers):
     """Name → tensor of this rank's state, tied parameters once.
 
     Tensors only: the optimizer's settings come from the configuration, and loading needs no unpickling.
-    If ranks train separately (local SGD), each also saves its own state, under `ranks.<rank>.`.
+    If ranks train independently (`average_every`), each also saves its own state, under `ranks.<rank>.`.
     """
     state = {}
     for number, part in enumerate(model.parts):

@@ -82,7 +82,7 @@ def _found(place_of, *of):
     try:
         path, digest = place_of(*of)
         return _read(path, path.stat().st_mtime_ns).get(digest)
-    except (ParascaleError, OSError, metadata.PackageNotFoundError):  # the folder may be on another machine
+    except (ParascaleError, OSError, metadata.PackageNotFoundError):  # the folder, or its variables, may be elsewhere
         return None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 CHUNK_ELEMENTS = 2**28  # logits in one chunk: 0.5 GiB in bf16
-ALIGNED = 128  # bytes: rows of logits must be whole cache lines for tensor cores
+ALIGNED = 128  # bytes: rows of logits should be whole cache lines for tensor cores
 NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "float8": 2}  # per number in the computation
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
 

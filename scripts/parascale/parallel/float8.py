@@ -83,10 +83,10 @@ class Product(torch.autograd.Function):
 
 
 def _is_asked(edge: tuple[Any, int]) -> bool:
-    """Whether this pass goes on along an edge: schedules that split it ask for inputs' gradients, and later for weights'."""
+    """True if this pass needs the gradient of an edge: schedules that split it ask first for those of inputs, later for weights."""
     try:
         return bool(torch._C._will_engine_execute_node(edge[0]))
-    except RuntimeError:  # so torch answers of a leaf that it is asked for
+    except RuntimeError:  # torch raises this for a leaf whose gradient is requested
         return True
 
 

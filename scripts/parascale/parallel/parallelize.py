@@ -49,9 +49,9 @@ class ParallelModel:
     whole: function that builds the single-process module. parts: this rank's modules, one per pipeline stage, with single-process
     parameter names.
     forward_module: the module called in training (the DDP wrapper, or the only part).
-    ranks_differ: ranks train independently and agree only when they average (local SGD).
+    ranks_differ: ranks train independently and agree only when they average (`average_every`).
     copies: the half-precision copies that parts compute with, for layouts without FSDP.
-    kept: name → extra tensor that a rank keeps under local SGD, also in checkpoints.
+    kept: name → extra tensor that a rank keeps with `average_every`, also in checkpoints.
     """
 
     mesh: Mesh

@@ -96,8 +96,8 @@ def _check(workload: Any, site: Site, precision: Any) -> None:
 def _measured(workload: Any, site: Site, gpus: int, precision: Any, calibration: Calibration) -> Iterator[Run]:
     """Finished runs of a workload on `gpus` GPUs, one for each layout and number of accumulated parts.
 
-    Skips runs that differ from the workload's plain training in anything else: with local SGD, weak scaling, another loop or a profiler
-    the time is not the layout's.
+    Skips runs that differ from the workload's plain training in anything else: with `average_every`, weak scaling, another loop or a
+    profiler the time is not the layout's.
     """
     for run in calibration.trained:
         if run.layout.world_size == gpus and not run.layout.idle_gpus:

@@ -180,7 +180,7 @@ def _refused(jobs: Sequence[Job], site: Site) -> Iterator[str]:
 
 
 def refusals(plan: Plan) -> list[str]:
-    """Why a plan may not start: jobs exceed the site's limits, or it costs or repeats more than its caps."""
+    """Why a plan may not start: it has violations, or it costs or repeats more than its caps."""
     said = []
     if plan.violations:
         said.append("these jobs can never start:\n  " + "\n  ".join(plan.violations))

@@ -85,7 +85,7 @@ def memory_moments(run: Run, site: Site, vocabulary: int | None) -> list[Any]:
 
 def beside_tensors(run: Run, site: Site) -> dict[str, int]:
     """{part: bytes} of libraries and communicators."""
-    joined = run.layout.cp > 1 and run.layout.data_parallel > 1  # dp, fsdp and cp together have one more
+    joined = run.layout.cp > 1 and run.layout.data_parallel > 1  # cp joined with fsdp, or else with dp, has one more
     each = site.assumed.communicator_gigabytes if site.device == "cuda" else 0
     return {
         "communicators": int(each * (len(run.layout.dimensions) + joined) * 1e9),

@@ -8,7 +8,7 @@ assumptions or a measurement of the machine. CPU measurements never price a GPU.
   pass; its first gather and last reduction do not overlap (Zhao et al. 2023, arXiv:2304.11277, section 3.3)
 - DDP exchanges gradients during the backward pass, except its last bucket (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
 - collectives of tensor parallelism and sends of a pipeline do not overlap
-- overlapped communication still slows computing down by `interference`; all wait for the slowest, `stragglers` of a step
+- overlapped communication still slows computing down by `interference`; `stragglers` lengthens a step, as nodes wait for the slowest
 - threads decode the next samples while a step computes; without threads, a GPU's process reads them after it started the step's kernels
 - a pipeline takes the longest rank's work, plus its wait for the others' first and last micro-batch (`Layout.bubble`)
 """

@@ -32,7 +32,7 @@ FLOAT8_BYTES, FLOAT8_KERNELS = {False: 13, True: 5}, {False: 10, True: 2}
 # tokens per GPU went from 5,760 to 6,424 tokens/s, with all three products in 8 bits (torchtitan, commit 7a04053). Tensor-wise scales need
 # no factor: 1 gives +27 %, torchtitan measured +28 % (benchmarks/llama3_h100_202412_torchtitan.md, table 1).
 FLOAT8_RATE = 0.78
-UPDATE_BYTES = 8  # per element of the fp32 gradient: read for the norm, and written back clipped
+UPDATE_BYTES = 8  # per element of the fp32 gradient: the norm reads it, and the optimizer writes it back scaled
 
 
 class Load(NamedTuple):

@@ -231,7 +231,7 @@ class TextData(Data):
         """Expected size of the vocabulary. `max_vocabulary` is an upper bound, and reached by any larger text."""
         if known := self.expected.vocabulary or self.text.max_vocabulary:
             return known
-        with suppress(ConfigError, DataError):  # the folder may exist only on another machine
+        with suppress(ConfigError, DataError):  # the folder or its environment variables may be on another machine
             return Pretrained(self.text.pretrained).size if self.text.pretrained else None
         return None
 

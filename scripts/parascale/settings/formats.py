@@ -59,7 +59,7 @@ class Formats:
     )
 
     def shard(self, number: int) -> str:
-        """The folder of a shard, below the folder of its format. It contains the number of shards, so other splits do not clash."""
+        """The folder of a shard, below that of its format. Its name has the number of shards, so another number gets other folders."""
         return f"{number:05d}-of-{self.shards:05d}"
 
 
@@ -71,7 +71,7 @@ class Loaders:
         "further workloads whose data is converted and measured, even if no run trains them", default=[]
     )
     samples: int = option("most samples of a pass with a cold cache or with workers", default=20000, low=1, expert=True)
-    seconds: Number = option("seconds per pass; each thread decodes at least 5 batches", default=0.5, above=0.0)
+    seconds: Number = option("least seconds per pass; each thread decodes at least 5 batches", default=0.5, above=0.0)
     repeats: int = option("number of passes; the table shows their median and spread", default=3, low=1, expert=True)
     workers: list[int] = option("numbers of decoding threads to measure, from file to tensor", default=[0, 2])
     cold: bool = option("also measure after dropping the files from the page cache, if possible", default=True)

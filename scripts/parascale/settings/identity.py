@@ -152,10 +152,10 @@ def no_comparison(run: Run, baseline: Run) -> str | None:
 def _own_way(run: Run) -> str | None:
     """Why a run's mathematics depends on its layout, or None if it does not."""
     if run.average_every:
-        return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
+        return f"ranks train independently for {run.average_every} steps ({run.way}): another algorithm, not another layout"
     if run.compression != "none":
-        sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
-        return f"gradients are sent {sent}: ranks go on from others than those that they computed"
+        sent = {"fp16": "rounded to fp16", "powersgd": "as low-rank matrices (PowerSGD)"}[run.compression]
+        return f"gradients are sent {sent}: ranks use others than those that they computed"
     model = run.workload.model
     if model.dropout and model.dropout_masks == "per-rank":
         return "attention's dropout masks are each rank's own (dropout_masks = per-rank): they fall differently in every layout"

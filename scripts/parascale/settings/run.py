@@ -27,8 +27,8 @@ class Run:
     workload: Annotated[Workload, chosen(Workload)] = required("name of a workload")
     layout: Layout = section("how the run is distributed", default_factory=Layout)
     precision: Precision = option(
-        "in tf32, GPUs round the factors of products to 10 bits; in bf16 and fp16, weights, summed gradients and optimizer state stay fp32; "
-        "fp16, for GPUs without bf16, scales the loss; float8 is bf16 with the blocks' products in 8 bits (compute capability ≥ 8.9)",
+        "in tf32, GPUs round the factors of products to 10 bits; in bf16 and fp16, weights, summed gradients and optimizer state stay "
+        "fp32; fp16, for GPUs without bf16, scales the loss; float8 is bf16 with the blocks' products in 8 bits (compute capability ≥ 8.9)",
         default="fp32",
     )
     accumulate: int | None = option(
@@ -53,7 +53,7 @@ class Run:
     repeat: int = option("number of the repeat among otherwise equal rows; default: counted", SITE, default=1, low=1)
     deterministic: bool = option("use only deterministic kernels: a repeated run gives the same bits", default=False)
     average_every: int | None = option(
-        "local SGD: ranks train independently and average every this many steps", default=None, low=1
+        "local SGD: ranks train independently and average once in this many steps", default=None, low=1
     )
     averaging: Literal["all", "neighbour", "server"] = option(
         "with `average_every`: average over `all` ranks, with a `neighbour` on a ring (gossip), or in turn with a parameter `server`",
@@ -189,7 +189,7 @@ class Run:
     def _check_optim(self) -> None:
         optim = self.workload.optim
         if optim.schedule == "one_cycle" and optim.warmup_steps:
-            raise ConfigError("optim.schedule: one_cycle has its own warm-up: leave out optim.warmup_steps")
+            raise ConfigError("optim.schedule: one_cycle needs no warm-up: leave out optim.warmup_steps")
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
             raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):

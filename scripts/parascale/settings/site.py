@@ -9,7 +9,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
 from parascale.settings.run import Precision, Run
 
-# Published for an environment on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500. `startup_seconds` 30 and `startup_nodes` 80 give 75, 920 s.
+# Published for an environment on Isambard-AI: 79 s on 100 nodes, 1,000 s on 500; `startup_seconds` 30 and `startup_nodes` 80 give 75, 920.
 STARTUP_POWER = 1.85
 
 
@@ -155,7 +155,7 @@ class Site:
     )
     partitions: list[Partition] = option("partitions; the first is the default", default=[])
     data_partition: str | None = option("partition for jobs without GPU; default: that of the runs", default=None)
-    demands_gpus: bool = option("partitions refuse jobs without GPUs, so all jobs request one", default=False)
+    demands_gpus: bool = option("partitions refuse jobs without GPUs: jobs that need none request one", default=False)
     needs_account: bool = option("Slurm accepts only jobs with an account", default=False)
     max_hours: Number | None = option("hours of the longest job, if there are no partitions", default=None, above=0.0)
     quota: QuotaCommand = section("how to ask for an account's remaining quota", default_factory=QuotaCommand)
@@ -247,8 +247,8 @@ class Site:
             and getattr(run.workload.training, "documents", "") == "separate"
         ):
             raise ConfigError(
-                f"schedule {layout.schedule} has two backward passes, but with documents = separate attention on GPUs is a compiled kernel "
-                "with only one; choose another schedule"
+                f"schedule {layout.schedule} has two backward passes, but with documents = separate, attention on GPUs is a compiled "
+                "kernel with only one; choose another schedule"
             )
         most = max((partition.max_nodes or math.inf for partition in self.partitions), default=math.inf)
         if layout.nodes > most:

@@ -367,8 +367,8 @@ class Script(Workload):
     )
 
     python: str | list[str] | None = option(
-        "word or list of words that starts Python in your own environment (`/p/env/bin/python`, `[apptainer, exec, --nv, my.sif, python]`); "
-        "default: the site's `script.python`, else the workflow's Python",
+        "word or list of words that starts Python in your own environment (`/p/env/bin/python`, "
+        "`[apptainer, exec, --nv, my.sif, python]`); default: the site's `script.python`, else the workflow's Python",
         default=None,
         before=None,
     )

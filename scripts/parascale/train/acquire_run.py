@@ -77,7 +77,7 @@ def _begun(work):
             return {"continuation": continuation}
     if folders:
         raise CheckpointError(
-            f"{work}: {reason}, and no whole checkpoint has its settings. To start over, remove this folder"
+            f"{work}: {reason}, and no complete checkpoint has its settings. To start over, remove this folder"
         )
     return {}
 

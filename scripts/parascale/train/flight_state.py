@@ -1,6 +1,6 @@
 """Record what this rank is doing if no step ends, for `parascale.notes`: its source line, and its collectives from torch's flight recorder.
 
-The recorder is read without stacks: symbolizing them takes seconds the first time, and the waiting line is known anyway.
+The recorder is read without stacks: resolving them takes seconds the first time, and the waiting line is known anyway.
 It does not record gloo's sends and receives.
 """
 

@@ -30,7 +30,7 @@ class Job:
     code_digest: digest of the code that determines a training's numbers. prediction: from the plan, or None.
     start: checkpoint of the run that this one starts from (`init_from`), or None. allocation: Slurm's data about the job, or None.
     monitor: sampling settings; None: no sampling. other_code: continue a run of other code. known: result of `data_known` when the job
-    was made, so the key is that of the data actually read, whatever is there later. For a script in its user's environment, its versions.
+    was made, so the key is that of the data read, whatever is there later. For a script in its user's environment, the versions there.
     """
 
     run: Run

@@ -148,7 +148,7 @@ def finish_gradients(model):
 
 def squared_norm(model):
     """This rank's part of the squared 2-norm of the whole gradient, a float64 scalar tensor. The sum over ranks counts each element of
-    all shards and stages once. With local SGD it is the squared norm of this rank's own gradient.
+    all shards and stages once. If ranks train independently, it is that of this rank's gradient.
 
     Rows are summed in double precision: in single precision the sum over a large matrix is off by 1e-4, and the error depends on
     how it is split.

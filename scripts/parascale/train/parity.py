@@ -56,13 +56,13 @@ TOLERANCES = {
 def sums_tolerance(ranks, steps):
     """The Tolerance if one of the runs sums the gradients of `ranks` ranks in bf16, in any order. steps: from the baseline's record.
 
-    A rounding is off by u/√6 in the mean (evenly spread over half a step). Each rank rounds its gradient and, once more, what replicas sum, and
-    a ring each of its p − 1 sums (Thakur et al. 2005, doi:10.1177/1094342005051521). A sum of k of p independent gradients is √(k/p) of the
-    whole, so that two of these differ by d = u √((2 + Σ k/p) / 3) < u √((p/2 + 3) / 3), k = 2…p, in no direction. By that, a step of rate r:
+    Rounding has an error of u/√6 on average (uniform over half a step). Each rank rounds its gradient and, once more, what replicas sum; a
+    ring rounds each of its p − 1 sums (Thakur et al. 2005, doi:10.1177/1094342005051521). A sum of k of p independent gradients is √(k/p)
+    of the whole, so two differ by d = u √((2 + Σ k/p) / 3) < u √((p/2 + 3) / 3), k = 2…p, in a random direction. In a step of rate r:
 
-    - weights: AdamW moves an element by its gradient over a mean size, g/s. Below d/2 that may have either sign, off by 2; above it is off by
-      d s/g: 3.2 d in the mean square, and three deviations √(6.4 d/32) of 32 elements more. Steps' errors are independent: √Σr² of the way Σr.
-    - grad_norm: d, and a fifth of what weights have drifted, as that has no direction either.
+    - weights: AdamW moves an element by its gradient over a mean size, g/s. Below d/2 the sign is random, off by 2; above, the error is
+      d s/g: 3.2 d in the mean square, plus three deviations √(6.4 d/32) of 32 elements. Steps' errors are independent: √Σr² of the way Σr.
+    - grad_norm: d, and a fifth of the weights' drift, whose direction is random too.
     - loss: three deviations of a gradient times that drift: Σ g² d r/s, √3 d r of its norm.
 
     Steps amplify earlier ones' errors: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples a step).
@@ -196,9 +196,9 @@ def _kind(precision):
 
 
 def _way(optim, steps, least, size, elements):
-    """How far a tensor of this norm can have moved: the sum of learning rates times the gradients given to the optimizer (1 for AdamW).
+    """How far a tensor of this norm can have moved: the sum of learning rates times the gradients given (AdamW: elements of 1).
 
-    Between `least` × norm and norm: a smaller difference is rounding of the weights themselves.
+    Between 4 × `least` × norm and norm: a smaller difference is rounding of the weights themselves.
     """
     given = math.sqrt(elements)
     if optim.name == "sgd":

@@ -53,7 +53,7 @@ class Recorder:
 
         Lines of steps after the last checkpoint are dropped, because those steps are repeated.
         saved: from the checkpoint: the `line` of its step, which is missing from the file if the previous attempt died just
-        after saving; `due`, True if the step still has to be evaluated; and `recorded`, the result of `kept`.
+        after saving; `due`, True if the step is still to be evaluated, which writes its line; and `recorded`, the result of `kept`.
         died_at: last sign of life of a previous attempt without an end (seconds since the epoch).
         allocation: Slurm's data about the job, from `slurm.allocation`. steps: number of steps of the whole run.
         wandb: the WandbRun that also gets the events, if any.

@@ -132,7 +132,7 @@ class RunState:
         return facts["step"]
 
     def _note_agreed(self, when, optimizers):
-        """Store the result of `agreed` for a parity run, unless its ranks train apart."""
+        """Store the result of `agreed` for a parity run, unless its ranks train independently."""
         if self.job.kind == "parity" and not self.model.ranks_differ:
             self.facts[when] = agreed(self.model, optimizers, self.alive)
 

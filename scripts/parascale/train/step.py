@@ -195,7 +195,7 @@ class Stepper:
     def report(self, local_loss, targets):
         """The figures of a StepResult as a tensor, equal on every rank, from one all-reduce.
 
-        With local SGD each rank reports its own norm.
+        Ranks that train independently report their own norms.
         """
         if not self.reports:
             local_loss = torch.zeros_like(local_loss)
@@ -203,7 +203,7 @@ class Stepper:
             local_loss = local_loss / self.mesh.layout.data_parallel
         factor = [] if self.scale is None else [self.scale.value.double()]
         values = torch.stack([squared_norm(self.model), local_loss, targets.double(), *factor])
-        # Every rank knows the global count, except with local SGD.
+        # Every rank knows the global count, unless ranks train independently.
         all_reduce(values[1:3] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()
         if self.scale is not None:
@@ -211,6 +211,6 @@ class Stepper:
         return values
 
     def average_ranks(self, step, last):
-        """With local SGD, let the averager synchronise ranks after a step."""
+        """After a step, let the averager exchange parameters of ranks that train independently, if it is time."""
         with self.clock.phase("communication"):
             self.averager.after(step, last)

@@ -111,7 +111,7 @@ def attention_bytes(model, batch, tokens, window):
     """Kept by attention of `tokens`: queries, keys, values, result and statistics. With context parallelism these are exchanged, and the
     result is kept again as the next layer's input.
 
-    In explicit attention, and on GPUs in fp32, keys are repeated for each query head. Explicit attention keeps weights, mask and product.
+    Explicit, and on GPUs in fp32, keys are repeated per query head. Explicit attention keeps weights, mask and masked weights.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, shared_width(model, batch), STATISTIC_BYTES
     again = tokens * mixed_width(model) // batch.tp * batch.compute if batch.cp > 1 else 0
@@ -126,8 +126,8 @@ def attention_operations(model, batch, tokens, places, fused):
     """Operations of attention from `tokens` to preceding ones among `places` each, without the projections."""
     rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
-        # Half of the places, where a token sees only those before it; CPUs' kernel skips whole tiles of 512 alone, and none with a mask. Of
-        # separate documents no more is known: at most that.
+        # On average a token sees half of the positions, those before it; CPUs' kernel skips only whole tiles of 512, and none with a mask.
+        # Boundaries of separate documents are unknown: for them this is an upper bound.
         tile = min(512, places) if batch.device == "cpu" else 0
         seen = 1.0 if has_dense_mask(model, batch) else 0.5 + tile / (2 * places)
         return Operations(attention=4 * rows * places * width * seen, element=batch.compute)
@@ -247,7 +247,7 @@ class TransformerSizes(Sizes):
         inner = (
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
-        if without_kernel(batch):  # two copies of keys, values, and scores before and after softmax
+        if without_kernel(batch):  # two tensors of the width of all heads, and scores before and after softmax
             scores = 2 * (mixed_width(self.model) + self.window * self.model.heads)
             inner = max(inner, self.tokens(batch) * scores // batch.tp)
         if batch.cp > 1:  # queries, keys and values of the rank's positions, the send buffer, and the receive buffer
