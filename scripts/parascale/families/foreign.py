@@ -152,7 +152,7 @@ class StoredWeights:
             if (name not in self.held and not self._harmless(name, each)) or (converter is None and len(each) > 1)
         ]:
             raise DataError(
-                f"{self.pretrained.folder}: its weights have no place in the model of its config.json for {shorten_list(surplus, 2)}: correct "
+                f"{self.pretrained.folder}: the model of its config.json has no place for its weights {shorten_list(surplus, 2)}: correct "
                 "that file, or load and save the folder with `transformers`, which leaves them out"
             )
         return found

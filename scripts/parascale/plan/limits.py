@@ -52,7 +52,7 @@ def violations(
     if found is not None and found.max_nodes is not None and nodes > found.max_nodes:
         said.append(f"asks for {nodes} nodes; {where} takes at most {found.max_nodes}")
     if site.gpus_per_node and gpus_per_node > site.gpus_per_node:
-        said.append(f"asks for {gpus_per_node} GPUs a node; {site.name} has {site.gpus_per_node}")
+        said.append(f"asks for {gpus_per_node} GPUs per node; {site.name} has {site.gpus_per_node}")
     if longest is not None and hours is not None and hours > longest:
         said.append(f"asks for {hours:g} h; {where} ends jobs after {longest:g} h")
     return [f"{name}: {sentence}" for sentence in said]

@@ -65,7 +65,7 @@ def sums_tolerance(ranks, steps):
     - grad_norm: d, and a fifth of the weights' drift, whose direction is random too.
     - loss: three deviations of a gradient times that drift: Σ g² d r/s, √3 d r of its norm.
 
-    Steps amplify earlier ones' errors: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples a step).
+    Steps amplify earlier ones' errors: AMPLIFIED times as much is allowed (found: 0.7 times, with 13 samples per step).
     """
     apart, rates = BF16 * math.sqrt((ranks / 2 + 3) / 3), [line["lr"] for line in steps]
     drift, way = math.hypot(*rates), sum(rates) or 1.0

@@ -70,7 +70,7 @@ class Transformer(Model):
         for name, size in (("dim", self.dim), ("dim / heads × kv_heads", keys), ("hidden", self.hidden_width)):
             if run.precision == "float8" and size % (FLOAT8_MULTIPLE * layout.tp):
                 raise ConfigError(
-                    f"precision float8 needs multiples of {FLOAT8_MULTIPLE} × tp = {FLOAT8_MULTIPLE * layout.tp}, and model.{name} = {size} is none"
+                    f"precision float8 needs multiples of {FLOAT8_MULTIPLE} × tp = {FLOAT8_MULTIPLE * layout.tp}, but model.{name} = {size}"
                 )
         self._check_context(run)
         if layout.stages > self.layers:
