@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command. `check gpu` works without the libraries that the other verbs need."""
+    """Run the command. `check gpu` works without the libraries that the other subcommands need."""
     if sys.argv[1:3] == ["check", "gpu"]:
         from parascale.check import main as check_gpus
 

@@ -1,4 +1,4 @@
-"""The command `parascale`: its verbs, their common options, and how they exit."""
+"""The command `parascale`: its subcommands, their common options, and how they exit."""
 
 import contextlib
 import errno
@@ -29,11 +29,11 @@ from parascale.settings import Run, load_project_file, strict
 from parascale.settings.project import Project, command_words
 from parascale.settings.yaml_files import loaded, merged
 
-TIMEOUT = f"{__name__}.timeout_seconds"  # key in click's `meta`: the timeout of the project that a verb has opened
+TIMEOUT = f"{__name__}.timeout_seconds"  # key in click's `meta`: the timeout of the project that a subcommand has opened
 CONFIGURATION = Path("config/config.yaml")  # its presence, with a Snakefile, marks a project's folder
 # OSErrors that a user can fix. Any other is a bug, so its traceback is shown.
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
-# Verb → its module in `parascale.commands`, imported when the verb is called or its help is shown.
+# Subcommand → its module in `parascale.commands`, imported when it is called or its help is shown.
 VERBS = {
     **dict.fromkeys(("calibrate", "generate", "prove", "summarise"), "results"),
     **dict.fromkeys(("check", "schema"), "project"),
@@ -56,14 +56,14 @@ WHICH = click.Choice(["best", "last"])  # checkpoint of a run
 
 
 class Verbs(click.Group):
-    """The group of verbs. It turns a ParascaleError into one line, `error: ...`, and its exit code; likewise a file or folder that
+    """The group of subcommands. It turns a ParascaleError into one line, `error: ...`, and its exit code; likewise a file or folder that
     cannot be read or written, with exit code 1."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return getattr(importlib.import_module(f"parascale.commands.{VERBS[name]}"), name) if name in VERBS else None
 
     def invoke(self, context: click.Context) -> None:
-        """Call a verb. Its return value is the exit code."""
+        """Call a subcommand. Its return value is the exit code."""
         code, words = 1, None
         try:
             code = super().invoke(context)
@@ -104,7 +104,7 @@ class Verbs(click.Group):
 )
 @click.version_option(__version__)
 def parascale() -> None:
-    """From raw data to a verdict on how to scale a training. Each verb is one step and works without Snakemake."""
+    """From raw data to a verdict on how to scale a training. Each subcommand is one step and works without Snakemake."""
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def named_run(project: Project, name: str) -> Run:
 
 
 class Location(click.Path):
-    """A path on the command line, made absolute, because the verb changes to the project's folder."""
+    """A path on the command line, made absolute, because the subcommand changes to the project's folder."""
 
     def __init__(self, file_okay: bool = True, **options: Any) -> None:
         super().__init__(path_type=Path, file_okay=file_okay, **options)
@@ -236,7 +236,7 @@ class RunName(click.ParamType):
 
 
 def run_option(help: str, **options: Any) -> Any:
-    """The option `--run`; the verb gets its value as `name`. It may be given only once, unless `multiple` is set."""
+    """The option `--run`; the subcommand gets its value as `name`. It may be given only once, unless `multiple` is set."""
 
     def only_one(context: Any, parameter: Any, names: Sequence[str]) -> str | None:
         if len(names) > 1:  # click would silently take the last one
@@ -249,7 +249,7 @@ def run_option(help: str, **options: Any) -> Any:
 
 
 def project_options(verb: Any) -> Any:
-    """Decorate a verb with the options that choose the project. The verb gets `find`, a function that opens the project."""
+    """Decorate a subcommand with the options that choose the project. It gets `find`, a function that opens the project."""
 
     @click.option(
         "--configfile",
@@ -277,7 +277,7 @@ def project_options(verb: Any) -> Any:
 
 
 def with_project(verb: Any) -> Any:
-    """Same as `project_options`, but the verb gets `project`, the opened Project."""
+    """Same as `project_options`, but the subcommand gets `project`, the opened Project."""
 
     @functools.wraps(verb)
     def opened(find: Callable[[], Project], **options: Any) -> Any:

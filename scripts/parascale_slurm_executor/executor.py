@@ -25,7 +25,7 @@ from parascale_slurm_executor.jobs import Pauses, Queued, comment_of, noted_as, 
 
 # The longest pause between two status checks, as a multiple of the first pause; the plugin waits 10 s longer after each check.
 OFTEN = 5
-LOOKS = 3  # status checks in a row that must agree before we give up a job that the plugin would wait for for ever
+LOOKS = 3  # status checks in a row that must agree before we give up a job for which the plugin would wait for ever
 WATCHED = "the jobs are watched on"
 # In these states, Slurm may still requeue the job.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")

@@ -19,7 +19,7 @@ from .silent_scripts import HEALTHY
 PROGRAM = Path(__file__).with_name("silent_scripts.py")
 TIMEOUT = 3
 MINUTES, HEALTHY_TIMEOUT = 50, 20  # of healthy scripts, together; of one
-TRUE = ("no step for", "the script goes on")  # of a computer so busy that it made none for so long
+TRUE = ("no step for", "the script continues")  # of a computer so busy that it made none for so long
 SAID = re.compile(r"no step for|was computed|is idle|goes on|hang")  # by the watch
 ENDED, GOES_ON, FINISHES = "ended", "goes on", "finishes"
 slow = pytest.mark.slow

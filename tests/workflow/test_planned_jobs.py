@@ -120,7 +120,7 @@ def test_what_a_parity_run_cannot_prove_has_none(tmp_path, monkeypatch):
 def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
     """`calibrate` observes the machine; a finished run is no history of other runs, whose probes were fitted."""
     project = SmallProject(tmp_path)
-    rests = re.compile(r"Rests on: ([^;\n]*)")
+    rests = re.compile(r"Basis: ([^;\n]*)")
     assert rests.search(project.snakemake("-n"))[1] == "formula"
     project.snakemake("calibrate")
     calibration = json.loads((tmp_path / "results/calibration/local.json").read_text())

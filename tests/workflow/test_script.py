@@ -151,7 +151,7 @@ def test_a_finished_run_prices_its_repeats(finished, monkeypatch):
     assert "run the target `calibrate`" in prediction(finished, "waves-ddp", 4000).unknown
     monkeypatch.chdir(finished.folder)
     told = describe("waves-ddp", Planner(load_project_file("config/config.yaml")))
-    assert re.search(r"rests on history\n    200 steps of [\d.]+ ms\n.* core-", told)
+    assert re.search(r"basis: history\n    200 steps of [\d.]+ ms\n.* core-", told)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def plan(find, name, check, explain):
 
 def describe(name, planner):
     run, predicted = planner.run(name), planner.prediction(name)
-    lines = [f"{name} ({run.strategy}): rests on {predicted.basis}"]
+    lines = [f"{name} ({run.strategy}); basis: {predicted.basis}"]
     if predicted.memory_bytes is not None:
         parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in predicted.memory.items() if size)
         lines.append(f"memory {predicted.memory_bytes / 1e9:.2f} GB a process: {predicted.fits} ({parts})")
@@ -86,7 +86,7 @@ def _steps(predicted) -> str:
 def explanation(name, planner):
     """Explain, in lines, where a run's predicted time and memory come from."""
     run, predicted = planner.run(name), planner.prediction(name)
-    lines = [f"{name} ({run.strategy}) rests on {predicted.basis}: {BASES[predicted.basis]}"]
+    lines = [f"{name} ({run.strategy}); basis: {predicted.basis} ({BASES[predicted.basis]})"]
     if predicted.phases:
         whole = sum(predicted.phases.values())
         lines.append(f"a step of {1000 * predicted.step_seconds:.2f} ms, by the model:")

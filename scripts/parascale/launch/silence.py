@@ -69,7 +69,7 @@ class Silence:
         elif (size := self._size_of_steps()) != self._size:
             self._size, self._recorded, self._since, self._stepped = size, True, now, time.time()
             self._asked, self._stacks_next, self._due, self._before, self._alike = False, False, 0.0, [], 0
-            self._tell(None, "the script goes on")
+            self._tell(None, "the script continues")
         elif self._asked:
             notes = self._read_looks()
             if now >= self._due or all(note["look"] for note in notes):

@@ -66,7 +66,7 @@ def remarks(plan: Plan) -> list[str]:
         said.append(f"Largest assumptions, by their share of the price: {'; '.join(plan.assumptions)}")
     bases = sorted({job.basis for job in plan.jobs if job.basis})
     if bases:
-        said.append(f"Rests on: {', '.join(bases)}{plan.calibrating and f'; {plan.calibrating}'}")
+        said.append(f"Basis: {', '.join(bases)}{plan.calibrating and f'; {plan.calibrating}'}")
     if totals["jobs_without_limit"]:
         said.append(f"{totals['jobs_without_limit']} jobs have no time limit: the worst case leaves them out")
     if totals["core_hours_repeated"]:

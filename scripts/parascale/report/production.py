@@ -26,7 +26,7 @@ RUNS += (
     *(Column(name, HOURS[name], numbers.significant, f"{name}_text") for name in HOURS),
 )
 RUNS += (*columns(numbers.significant, eflop_run="EFLOP a run", eflop="EFLOP"),)
-RUNS += (Column("efficiency", "Efficiency", numbers.percent), Column("rests_on", "Rests on"))
+RUNS += (Column("efficiency", "Efficiency", numbers.percent), Column("rests_on", "Basis"))
 PARTS = (Column("name", "Run"), Column("part", "What"), *columns(numbers.whole, number="Number"))
 PARTS += (*columns(numbers.duration, each="Each", seconds="Together"), Column("share", "Share", numbers.percent))
 NEEDS = (Column("name", "Run"), *columns(numbers.memory, peak_memory_bytes="Memory of a process", node="Of a node"))
