@@ -29,7 +29,7 @@ from parascale.settings import Run, load_project_file, strict
 from parascale.settings.project import Project, command_words
 from parascale.settings.yaml_files import loaded, merged
 
-TIMEOUT = f"{__name__}.timeout_seconds"  # key in click's `meta`: the timeout of the project that a subcommand has opened
+TIMEOUT = f"{__name__}.timeout_seconds"  # key in click's `meta`: the timeout of the opened project
 CONFIGURATION = Path("config/config.yaml")  # its presence, with a Snakefile, marks a project's folder
 # OSErrors that a user can fix. Any other is a bug, so its traceback is shown.
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
