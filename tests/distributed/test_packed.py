@@ -15,7 +15,7 @@ from parascale.files import read_json, sha256, write_json
 from parascale.parallel.parallelize import heads
 from parascale.parallel.tying import local
 
-from .cases import LLAMA, PUBLISHED, SELECTIVE, TIED, UNEVEN, Case, comparisons, pp, ranks_of
+from .cases import FLOAT8, LLAMA, PUBLISHED, SELECTIVE, TIED, UNEVEN, Case, comparisons, pp, ranks_of
 from .conftest import COMPARED, VOCABULARY, WINDOW
 from .examine import look_at_session, train_and_look
 from .expected import Expected
@@ -77,7 +77,7 @@ def ended(tokens, tmp_path_factory):
 
 
 def keys_of(case, ended, precision="fp64"):
-    model = case.model | ({"dropout": 0.2} if precision == "fp64" else {})
+    model = case.model | {"fp64": {"dropout": 0.2}, "float8": FLOAT8}.get(precision, {})
     keys = {"optim": case.optim, "training": {**case.training, **SEPARATE}, "precision": precision}
     return {"model": model, "data": str(ended), "parity": COMPARED, **keys}
 
