@@ -32,9 +32,10 @@ FAMILIES = {
 }
 BERT = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"} | {"pad_token_id": 0}
 GLM = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+QWEN = {"num_experts": 4, "num_experts_per_tok": 2}
 OTHERS = {
     "Mixtral": ("MixtralConfig", LLAMA | {"num_local_experts": 4}),
-    "Qwen3-MoE": ("Qwen3MoeConfig", LLAMA | {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}),
+    "Qwen3-MoE": ("Qwen3MoeConfig", LLAMA | {"head_dim": 8, "moe_intermediate_size": 16, **QWEN}),
     "GLM-4-MoE": ("Glm4MoeConfig", LLAMA | {"head_dim": 8, "moe_intermediate_size": 16, **GLM}),
     "Apertus": ("ApertusConfig", LLAMA),
     "BERT": ("BertConfig", BERT),

@@ -82,7 +82,7 @@ FORMS = {
     "an activation of its own": (family("Llama"), config(hidden_act="silly"), "does not build it: KeyError: 'silly'"),
     "a key that its class lacks": (family("Llama", layer_types=None), config(rope_parameters=ODD), "odd"),
     "weights as .bin": (family("Llama"), only_bin, r"pytorch_model\.bin.*save_pretrained"),
-    "mixture, tied": (family("Qwen3-MoE", num_experts_per_tok=2, **TIED), NONE, None),
+    "mixture, tied": (family("Qwen3-MoE", **TIED), NONE, None),
     "mixture with its second loss": (family("Mixtral", output_router_logits=True), NONE, "`output_router_logits`"),
     "mixture with a trained buffer": (family("GLM-4-MoE", initializer_range=0.2), weights(balanced), None),
     "encoder": (family("BERT"), NONE, "sees tokens that come later.*`is_decoder` = true"),
