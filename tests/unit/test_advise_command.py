@@ -38,7 +38,7 @@ def test_the_first_advice_is_a_table_that_trains_it(write, call, tmp_path):
     place = tmp_path / "config/workloads/w.yaml"
     place.write_text(place.read_text().replace("steps: 7", keys))
     (tmp_path / "config/config.yaml").write_text("site: here\nruns: ../mine.tsv\n")
-    assert re.search(r"w-1 \(single\): .*(?:\n .*)* [\d.]+ core-h \([\d.]+ to 100\)", call("plan")[1])
+    assert re.search(r"w-1 \(single\); .*(?:\n .*)* [\d.]+ core-h \([\d.]+ to 100\)", call("plan")[1])
 
 
 def test_advice_can_be_ranked_by_what_it_costs(write, advise):
