@@ -139,7 +139,7 @@ REFUSED = {
     "one number of two": (lambda: added("<new>", 3), r"`<new>` is listed as 3, but is"),
     "a number too far": (lambda: added("<new>", 999), r"`<new>` is listed as 999, but is"),
     "damaged": (lambda: told(gpt2, added_tokens_decoder={"x": {}}), "or a damaged file"),
-    "an end that is a list": (lambda: told(gpt2, eos_token=["a", "b"]), "name one, as text"),
+    "an end that is a list": (lambda: told(gpt2, eos_token=["a", "b"]), "must be text"),
     "an end that is no entry": (lambda: told(gpt2, eos_token="<stop>"), "`<stop>`, the end of text .* is not an entry"),
 }
 
