@@ -93,7 +93,6 @@ def keep_count(workload: Learning, outputs: int) -> Path:
 class Pass:
     """Passes of a model over some samples, with numbers of `width` bytes. bytes: name → amount.
 
-
     exchanges: copy the inputs and the result of each attention, as `parascale.parallel.context` does. exchanged: (elements of queries and
     result, elements of keys and values, key heads) of each attention.
     """
