@@ -124,8 +124,8 @@ def parts_that_begin_at_the_first_position():
     """Every rank counts the positions of its part from 0."""
     split_positions = context.split_positions
 
-    def split(model, mesh):
-        split_positions(model, mesh)
+    def split(model, *arguments):
+        split_positions(model, *arguments)
         counts = model if hasattr(model, "network") else model.embedding  # a folder's model, or ours
         if counts is not None:
             counts.part = 0

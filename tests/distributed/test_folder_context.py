@@ -3,6 +3,7 @@ not, or is not known to, is refused before anything runs."""
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from parascale.errors import ConfigError
 from parascale.families.build import build_model
 from parascale.families.folders.settings import OF_PARTS
-from parascale.parallel.context import split_positions
+from parascale.parallel.context import exchanged, split_positions
 from parascale.settings import Layout, Model, Run, make
 from tests.unit.folder_models import FAMILIES, OTHERS, VOCABULARY, make_folder, workload_of
 
@@ -67,7 +68,7 @@ def compare(folders):
     place = slice(*(WINDOW // mesh.size() * (mesh.get_local_rank() + end) for end in (0, 1)))
     for folder in folders:
         whole, part = (build(folder) for _ in range(2))
-        split_positions(part, mesh)
+        split_positions(part, mesh.get_local_rank(), mesh.size(), partial(exchanged, mesh=mesh))
         expected, made = whole(tokens), part(tokens[:, place])
         weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
         (expected * weight).sum().backward()

@@ -1,6 +1,7 @@
 """Context parallelism, in one process: how positions are cut, what is exchanged, and what is refused."""
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -68,12 +69,12 @@ def test_what_is_exchanged_is_as_planned_and_each_rank_computes_equal_parts_of_t
         heads.append((queries.shape[1:3], keys.shape[1:3], values.shape[1:3]))
         return queries.clone()
 
-    mesh = SimpleNamespace(get_local_rank=lambda: 1, size=lambda: cp)
+    mesh = SimpleNamespace(size=lambda: cp)
     with (
         patch.object(context, "_exchange", exchange),
         patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
     ):
-        context.split_positions(module, mesh)
+        context.split_positions(module, 1, cp, partial(context.exchanged, mesh=mesh))
         module.eval()(torch.zeros(SAMPLES, WINDOW // cp, dtype=torch.int64))
     batch = MicroBatch(SAMPLES, 1, False, 4, 4, False, "cpu", cp)
     planned = model_sizes(settings, VOCABULARY, WINDOW).exchanged_bytes(batch)
@@ -90,7 +91,7 @@ def test_each_rank_has_the_keys_of_its_queries():
         queries, groups = torch.arange(heads) // (heads // keys), torch.arange(keys)
         for rank in range(cp):
             got = []
-            mesh = SimpleNamespace(get_local_rank=lambda rank=rank: rank, size=lambda cp=cp: cp)
+            mesh = SimpleNamespace(size=lambda cp=cp: cp)
             mixed = context.exchanged(lambda q, k, v, *whole, got=got: got.append((q, k)) or q, mesh)
             # All ranks send the same: this one's part from each.
             with patch.object(context, "_exchange", lambda x, mesh, rank=rank: x[rank].expand(len(x), *x.shape[1:])):

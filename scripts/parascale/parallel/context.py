@@ -64,15 +64,17 @@ def of_all_positions(outputs: Callable[..., Any], mesh: Mesh) -> Callable[..., A
     return gathered if mesh.layout.cp > 1 else outputs
 
 
-def split_positions(model: Any, mesh: DeviceMesh) -> None:
-    """Make `model` work on this rank's part of the positions, in place, following its `context_plan`. mesh: the 1-D `cp` mesh."""
-    part, parts = mesh.get_local_rank(), mesh.size()
+def split_positions(model: Any, part: int, parts: int, exchanging: Callable[..., Any]) -> None:
+    """Make `model` work on part number `part` of `parts` of the positions, in place, following its `context_plan`.
+
+    exchanging: takes the `mixed` of an attention, and returns one that exchanges; see `exchanged`.
+    """
     for name, module in model.named_modules():
         for pattern, role in model.context_plan.items():
             if not matches(name, pattern):
                 continue
             if role == "exchanges":
-                module.mixed = exchanged(module.mixed, mesh)
+                module.mixed = exchanging(module.mixed)
             elif role == "drops_of_heads":
                 # Tensor parallelism has already given this rank some of the heads; it computes a part of those.
                 module.part = module.part * parts + part
@@ -83,7 +85,7 @@ def split_positions(model: Any, mesh: DeviceMesh) -> None:
 
 
 def exchanged(mixed: Callable[..., Any], mesh: DeviceMesh) -> Callable[..., Any]:
-    """Wrap attention over all positions for ranks that hold all heads of a part of the positions."""
+    """Wrap attention over all positions for ranks that hold all heads of a part of the positions. mesh: the 1-D `cp` mesh."""
     parts = mesh.size()
 
     def exchanging(q_BHtE: Any, k_BHtE: Any, v_BHtE: Any, *whole: Any, **more: Any) -> Any:

@@ -23,7 +23,7 @@ at the wrong time in a pipeline.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -186,7 +186,8 @@ def _make_part(
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel)
         tying.tie(part, tied)
     if layout.cp > 1:
-        context.split_positions(part, mesh.devices["cp"])
+        exchanging = partial(context.exchanged, mesh=mesh.devices["cp"])
+        context.split_positions(part, mesh.coordinate("cp"), layout.cp, exchanging)
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
     if layout.compile:

@@ -24,6 +24,7 @@ from parascale.families.head import Head
 from parascale.families.kind import matches, offer_of
 from parascale.files import read_json, write_json, write_text
 from parascale.parallel import tying
+from parascale.parallel.context import split_positions
 from parascale.parallel.recompute import MATRICES
 from parascale.settings.workload import Learning
 from parascale.train.dispatch import (
@@ -121,7 +122,7 @@ class Pass:
             self.targets = labels.numel() / samples
             self._watch()
             if exchanges:
-                self._exchange()
+                split_positions(model, 0, 1, lambda mixed: partial(self._exchange, mixed))  # one part: all positions
             known = (*inputs, labels, *model.parameters(), *model.buffers())
             self.live = LiveBytes({key_of(each): each in self.split for each in known}, rest)
             with self.live, self.attention:
@@ -183,16 +184,7 @@ class Pass:
         for each in self.model.parameters():
             each.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
 
-    def _exchange(self) -> None:
-        """Make the model exchange as if its part of the positions were all of them."""
-        for pattern, role in self.model.context_plan.items():
-            for module in (each for name, each in self.model.named_modules() if matches(name, pattern)):
-                if role == "positions":
-                    module.part, module.parts = 0, 1
-                elif role == "exchanges":
-                    module.mixed = partial(self._exchanging, module.mixed)
-
-    def _exchanging(self, mixed: Any, query: Any, key: Any, value: Any, *whole: Any, **more: Any) -> Any:
+    def _exchange(self, mixed: Any, query: Any, key: Any, value: Any, *whole: Any, **more: Any) -> Any:
         made = _copy(mixed(*map(_copy, (query, key, value)), *whole, **more))
         self.exchanged.append((query.numel() + made.numel(), key.numel() + value.numel(), key.shape[1]))
         return made
