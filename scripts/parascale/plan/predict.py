@@ -151,16 +151,16 @@ def worst_seconds(prediction: Prediction, run: Run, site: Site) -> float | None:
         longest = min(longest, training.checkpoint_every * prediction.step_seconds)
     lost = min(longest, prediction.seconds) / 2 + site.assumed.startup_seconds * site.startup_factor(run.layout)
     mean = site.assumed.failures_per_node_day * run.layout.nodes * prediction.limit_seconds / 86400
-    return prediction.limit_seconds + lost * _poisson_quantile(mean, 0.95)
+    return prediction.limit_seconds + lost * _poisson_95(mean)
 
 
-def _poisson_quantile(mean: float, probability: float) -> float:
-    """The quantile of a Poisson distribution at `probability`; above a mean of 100, the 95 % quantile by the normal distribution."""
+def _poisson_95(mean: float) -> float:
+    """The 95 % quantile of a Poisson distribution; above a mean of 100, by the normal distribution."""
     if mean > 100:
         return mean + LIMIT * math.sqrt(mean)
     count, term = 0, math.exp(-mean)
     reached = term
-    while reached < probability:
+    while reached < 0.95:
         count += 1
         term *= mean / count
         reached += term
