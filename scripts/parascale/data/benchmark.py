@@ -120,7 +120,8 @@ def _run(dataset, cases):
     rows = []
     server = get_context("forkserver")  # it imports what cases need once, so that processes start fast
     formats = [f"parascale.data.formats.{name}" for name in IMAGE_FORMATS]
-    server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *formats])
+    decoding = ["torch"] if any(case.decoder for *_, case in cases) else []  # takes seconds
+    server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *formats, *decoding])
     with (
         Progress(f"{dataset}: reading", "cases", len(cases)) as progress,
         ProcessPoolExecutor(1, mp_context=server, max_tasks_per_child=1) as fresh,

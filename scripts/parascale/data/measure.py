@@ -6,6 +6,7 @@ fetched from storage, including page faults of mapped files.
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import statistics
@@ -64,6 +65,7 @@ def measure(case):
         from parascale.data.crops import require_decoder
 
         require_decoder(case.decoder)  # imports its package too
+        gc.freeze()  # collections would copy the pages of all that the server imported
     start_memory = _memory("VmRSS")
     found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
     if found is None:
