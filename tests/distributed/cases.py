@@ -177,16 +177,14 @@ def axes_of(layout):
     return {axis for axis in DEGREES if layout.get(axis, 1) > 1}
 
 
-# Each mechanism is in one of these, which are quick in fp64; all others are slow.
+# Each axis and each way to shard is in one of these, which are quick in fp64; all others are slow.
 QUICK = (
-    *("ddp 2 sgd uneven accumulated", "fsdp 2 uneven accumulated in two cycles", "fsdp 2 ZeRO-1", "hsdp 2x2 selective"),
-    *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2"),
-    *("cp 4 llama tied", "fsdp 2 x cp 2", "tp 2 x cp 2"),
+    *("ddp 2 sgd uneven accumulated", "fsdp 2 ZeRO-1", "hsdp 2x2 selective", "tp 2 llama", "pp 2 1F1B", "pp 2 V tied"),
+    *("cp 2 llama", "fsdp 2 x tp 2"),
 )
 
 
 SUMS = "fp32, sums in bf16"
-QUICK_SUMS = (("ddp 2 uneven accumulated", SUMS), ("hsdp 2x2 accumulated", SUMS))
 
 
 def comparisons(cases, quick=QUICK):
@@ -195,7 +193,7 @@ def comparisons(cases, quick=QUICK):
     wanted = [(name, "fp64") for name in cases]
     wanted += [(name, kind) for kind in flags for name, case in cases.items() if getattr(case, flags[kind])]
     wanted += [(name, SUMS) for name, case in cases.items() if case.sums]
-    fast = [*((name, "fp64") for name in quick), *QUICK_SUMS, ("tp 2 llama", "float8")]
+    fast = [*((name, "fp64") for name in quick), ("ddp 2 uneven accumulated", SUMS)]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ..command import COMMAND
 from ..pace import gone, wait_for
-from .cases import but_slow, pp
+from .cases import pp
 from .test_launch import PATIENCE
 
 TRAINED = Path(__file__).with_name("trained.py")
@@ -98,7 +98,8 @@ def test_kill_9_of_a_rank_ends_the_whole_training(nodes, make_settings, tmp_path
 LAYOUTS = {"fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B"), "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")}}
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"tp", "pp", "dp x pp"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_training_that_was_suspended_goes_on_and_a_stopped_rank_ends_it_by_the_configured_timeout(
     layout, make_settings, tmp_path
 ):

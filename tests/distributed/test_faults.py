@@ -53,7 +53,6 @@ QUICK = {
     "tp: partial gradients of norms",
     "ddp: one per cent more learning rate",
     "cp: targets within a part",
-    "cp: positions of a part, Llama",
 }
 
 
@@ -145,7 +144,6 @@ WHOLE = [
     ("kind", "axis", "faults"),
     [
         ("fp32", "dp", ("no_decay_though_it_is_set", "one_number_of_a_gradient_on_one_rank")),
-        ("bf16", "tp", ("one_number_of_the_start", "no_weight_decay", "a_smoothed_loss")),
         *WHOLE,
     ],
 )

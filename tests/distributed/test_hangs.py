@@ -14,7 +14,7 @@ from parascale.settings import Site
 
 from .planted_hangs import PROGRAM, hang
 
-pytestmark = pytest.mark.slow  # one of `test_failures` is quick, as `tests/unit/test_hang.py`
+pytestmark = pytest.mark.slow  # `tests/unit/test_hang.py` is quick
 # Layout, fault of rank 1, whether its name is certain, axis, what is said of the rank.
 CASES = {
     "a sum left out": ("ddp 2", {"kind": "skip_own"}, False, "dp", r"it called all_reduce \(\d+\) over dp"),

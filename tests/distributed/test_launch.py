@@ -149,7 +149,7 @@ def test_each_rank_finds_what_torchrun_would_tell_it(tmp_path, nodes, processes)
 
 
 @pytest.mark.parametrize(
-    ("address", "nodes"), [("127.0.0.1", 1), ("::1", 2), pytest.param("::1", 1, marks=pytest.mark.slow)]
+    ("address", "nodes"), [("127.0.0.1", 1), *(pytest.param("::1", nodes, marks=pytest.mark.slow) for nodes in (1, 2))]
 )
 def test_ranks_of_a_script_on_one_machine_listen_for_no_other(tmp_path, address, nodes):
     """Torch's store takes orders from whoever connects."""
@@ -192,8 +192,8 @@ def test_an_exception_is_named_with_rank_host_and_log(tmp_path, nodes):
 @pytest.mark.parametrize(
     ("nodes", "victim"),
     [
-        pytest.param(1, "rank", marks=pytest.mark.slow),
-        *((2, "rank"), (1, "launcher"), (2, "launcher"), (2, "node 0")),
+        *(pytest.param(nodes, victim, marks=pytest.mark.slow) for nodes, victim in ((1, "rank"), (2, "launcher"))),
+        *((2, "rank"), (1, "launcher"), (2, "node 0")),
     ],
 )
 def test_kill_9_of_anyone_ends_everything(tmp_path, nodes, victim):

@@ -40,7 +40,8 @@ def test_lightning_is_the_same_training(name, precision, make_settings, single, 
     assert all(line["seconds"]["optimizer"] > 0 < line["seconds"]["backward"] for line in lines[0])
 
 
-@pytest.mark.parametrize("layout", [{}, pytest.param({"dp": 2}, marks=pytest.mark.slow)], ids=["single", "ddp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}], ids=["single", "ddp"])
 def test_a_stopped_lightning_run_goes_on_to_the_same_bits(layout, make_settings, tmp_path):
     keys = {"engine": "lightning", "model": {"dropout": 0.2}}
     whole, stopped = (make_settings(name, layout, **keys) for name in ("whole", "stopped"))

@@ -79,7 +79,7 @@ def verdict_of(layout, keys, make_settings, single, tmp_path):
     return compare_folders(settings["output"], single(**keys)["output"])
 
 
-@pytest.mark.parametrize("name", but_slow(LAYOUTS, {"ddp"}))
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {*LAYOUTS} - {"fsdp"}))
 def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settings, single, tmp_path):
     verdict = verdict_of(LAYOUTS[name], keys_of(file), make_settings, single, tmp_path)
     assert verdict["verdict"] == "same", verdict

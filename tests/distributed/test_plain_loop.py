@@ -130,6 +130,7 @@ def test_what_recording_takes_is_time_of_the_next_step(make_settings, tmp_path):
     assert others[0] < 0.5 <= min(others[1:])
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_one_micro_batch_waits_longer_than_one_of_eight(make_settings, tmp_path):
     """On real processes: what the record calls the bubble is waiting, which more micro-batches shorten. Stages sleep for most of a step,
     from which other work on the machine takes nothing away."""

@@ -137,9 +137,7 @@ def evaluated(request, settings_below, tmp_path_factory):
     return keys, whole
 
 
-@pytest.mark.parametrize(
-    "end", but_slow(ENDS, {*ENDS} - {"it fails in an evaluation", "it is told to stop in an evaluation"})
-)
+@pytest.mark.parametrize("end", but_slow(ENDS, {*ENDS} - {"it fails in an evaluation"}))
 def test_what_is_due_is_saved_before_it_is_evaluated(end, evaluated, make_settings, tmp_path):
     """A continuation evaluates first what was still to be evaluated, and nothing tells it from a run that nobody disturbed."""
     (keys, whole), (function, arguments, first, every) = evaluated, ENDS[end]

@@ -47,6 +47,7 @@ def started(project, *options):
     )
 
 
+@pytest.mark.slow
 def test_torchrun_trains_a_run(project):
     meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
     nodes = [

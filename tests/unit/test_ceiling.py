@@ -45,6 +45,7 @@ def test_no_ceiling_is_below_what_was_measured(layout, batch, measured):
     assert batch * 4096 / int(layout[-1]) / milliseconds * 1000 > measured
 
 
+@pytest.mark.slow
 def test_convolutions_cost_what_the_plan_says(script):
     """Forward, and as much again for the gradient of the images and for that of the weights; compiled as much as eagerly."""
     for compile in (False, True):

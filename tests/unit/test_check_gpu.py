@@ -357,6 +357,7 @@ def test_power_is_what_the_driver_says_of_this_gpu(said, watts, tmp_path, monkey
     assert processes.power_limit("0a") == watts
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(tmp_path):
     """By the launcher's last line, which names the rank."""
     here = Here(tmp_path, [], [], time.monotonic() + 600)

@@ -99,7 +99,7 @@ def refusal(check, *arguments):
         return str(error).partition(": ")[2]
 
 
-@pytest.mark.parametrize("family", but_slow(BUILT, {*BUILT} - {"GPT-2", "Llama", "Mixtral"}))
+@pytest.mark.parametrize("family", but_slow(BUILT, {*BUILT} - {"GPT-2", "Mixtral"}))
 def test_plans_refuse_the_layouts_that_jobs_would(family, tmp_path):
     """Before the model is counted, what the library's file says; then all of it, without its modules."""
     folder = str(make_folder(tmp_path, family))

@@ -132,7 +132,8 @@ def test_the_kernel_of_gpus_computes_what_the_dense_mask_does(compiled, window, 
     torch.testing.assert_close(flexible, dense, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("stance", [pytest.param("default", marks=pytest.mark.slow), "force_eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
 def test_the_kernel_stays_one_where_all_else_is_eager(stance, recwarn):
     """A short batch of an evaluation and a pipeline's first step are; written out, the kernel would make all scores."""
     attention, hidden, starts = packed(256, torch.float32, 4)

@@ -51,7 +51,7 @@ LAYOUTS = {
     "pp": pp(2, 4, "1F1B"),
     "cp": {"cp": 2},
 }
-QUICK = [("Llama", "fsdp"), ("Llama", "pp"), ("Llama", "cp")]
+QUICK = [("Llama", "fsdp"), ("Llama", "cp")]
 CASES = [
     (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
 ]
@@ -248,11 +248,8 @@ GROUPED = dataclasses.replace(SUMMARISER, kv_heads=2, tied=True, norm="rms", act
 OURS = {"images": XRESNET, "summaries": SUMMARISER, "summaries, other": GROUPED, "summaries, dropout": DROPS_SUMMARISER}
 
 
-QUICK_KINDS = ("images", "summaries, dropout", "t5, unlike halves")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_KINDS)) for name in [*OURS, *FOLDERS]]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "images")) for name in [*OURS, *FOLDERS]]
 )
 def test_operations_of_our_kinds_are_those_that_torch_dispatches(name, tmp_path):
     """FSDP gathers one block of a half at a time."""
@@ -306,13 +303,8 @@ def own(tmp_path, name, **settings):
     return {"kind": f"{tmp_path}/own.py:{name}", "dim": 32, "layers": 2, "hidden": 64, **settings}
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("Recurrent", {}),
-        *(pytest.param("Blocks", layout, marks=pytest.mark.slow) for layout in ({"fsdp": 2}, {"tp": 2})),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout"), [("Recurrent", {}), ("Blocks", {"fsdp": 2}), ("Blocks", {"tp": 2})])
 def test_a_class_of_one_s_own_is_counted_too(name, layout, tmp_path):
     window = 16  # on tensors without data a GRU goes from token to token
     model = counted(own(tmp_path, name, options={"kind": "GRU"}), window)

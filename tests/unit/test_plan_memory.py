@@ -126,7 +126,6 @@ SMALL = {
     "separate documents": (GPT, {"window": 256, "documents": "separate"}, 0.05),
     "selective, tp": (LLAMA, {"tp": 4, "activation_checkpointing": "selective"}, 0.1),
     "dropout, llama, bf16": (DROPS_LLAMA, {"precision": "bf16", "window": 64}, 0.05),
-    "summaries, tp": (SUMMARISER, {"window": 64, "tp": 4}, 0.12),
     "images, ddp": (XRESNET, {"dp": 2}, 0.15),
 }
 SLOW = {
@@ -160,6 +159,7 @@ SLOW = {
     "dropout of ranks, tp": (OWN_MASKS, {"window": 256, "tp": 4}, 0.05),
     "selective": (LLAMA, {"activation_checkpointing": "selective"}, 0.1),
     "dropout, llama, fsdp, bf16": (DROPS_LLAMA, {"precision": "bf16", "window": 256, "fsdp": 4}, 0.05),
+    "summaries, tp": (SUMMARISER, {"window": 64, "tp": 4}, 0.12),
     "summaries, single": (SUMMARISER, {"window": 64}, 0.12),
     "summaries, fsdp": (SUMMARISER, {"window": 64, "fsdp": 4}, 0.12),
     "summaries, fsdp, selective": (
@@ -236,7 +236,8 @@ PRETRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", slow(PRETRAINED, [*PRETRAINED][:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRETRAINED)
 def test_formula_is_the_real_step_of_a_pretrained_model(name, tmp_path):
     """Step and evaluation, both within 10 %."""
     config, dropout, settings = PRETRAINED[name]

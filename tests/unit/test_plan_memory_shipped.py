@@ -31,7 +31,7 @@ SHIPPED = {
     f"{name}, in no table": Run(name, WORKLOADS[name], Layout(gpus_per_node=4, dp=4))
     for name in ("imagenet", "images-formats")
 }
-QUICK = ("lm-small, three-d", "summary-small, summary-tp", "images-small, images-hsdp")
+QUICK = ("lm-small, three-d",)
 
 
 def with_folder(run, folder):

@@ -142,6 +142,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_many_long_runs_are_quick_and_small(tmp_path):
     """Fifty runs of 2,000 steps: under 30 s of processor time, 1 GB and 5 MB, in a process of its own."""
     runs, train = 50, workload(steps=2000, evaluate_every=100)

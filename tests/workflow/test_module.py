@@ -68,6 +68,7 @@ def other_workflow(folder, checkout, text):
     return "--snakefile", folder / "workflow/Snakefile", "--directory", folder, "--cores", 2, "--logger", "parascale"
 
 
+@pytest.mark.slow
 def test_a_deployed_workflow_has_a_configuration_of_its_own(checkout, tmp_path):
     folder, elsewhere = tmp_path / "my workflow", tmp_path / "elsewhere"
     call = other_workflow(folder, checkout, DEPLOYED)

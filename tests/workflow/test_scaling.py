@@ -3,6 +3,8 @@
 import csv
 import json
 
+import pytest
+
 from .small_project import SmallProject
 
 # Fails on two processes as long as there is a file `broken`.
@@ -30,6 +32,7 @@ def points(project, study):
         return {int(row["gpus"]): row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow  # `tests/unit/test_study.py` is quick
 def test_a_point_that_fails_leaves_the_others_standing_and_is_made_good(tmp_path):
     project = SmallProject(tmp_path)
     (tmp_path / "broken").touch()

@@ -62,6 +62,7 @@ def test_the_report_takes_up_what_was_measured_between_processes_and_waits_for_n
     assert project.planned(PAGE, *ONLY) == {"comparison_report": 1}
 
 
+@pytest.mark.slow
 def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     """The rule of the page waits in vain for the page of a job. Started again, that one is made, although the page of all runs is there.
     The last test, since it breaks the project."""

@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from parascale.files import read_json, sha256
 
 from .small_project import SmallProject
@@ -11,6 +13,7 @@ LATE = '"( parascale launch --run {wildcards.run:q} --kind {params.kind} > {log:
 SUMMARY = "results/runs/single/summary.json"
 
 
+@pytest.mark.slow  # `tests/unit/test_store.py` is quick
 def test_a_training_is_paid_for_once(tmp_path):
     """Its job fails late, a setting is changed and changed back, a second job comes: every time the same bits, without a step."""
     project = SmallProject(tmp_path)
