@@ -150,21 +150,23 @@ def imports_of(file: Any) -> set[str]:
 
 def _with_neighbours(files: Iterable[Any]) -> list[str]:
     """Files, and all that they import, directly or not, from their own folders or the first file's. Packages count whole."""
-    found = [str(file) for file in files]
+    found, packages = [str(file) for file in files], set[str]()
     for file in found:
         for name in _imports(_parsed(file)[1]):
             for folder in dict.fromkeys((os.path.dirname(file), os.path.dirname(found[0]))):
-                found += [each for each in _modules(folder, name) if each not in found]
+                found += [each for each in _modules(folder, name, packages) if each not in found]
     return found
 
 
-def _modules(folder: str, name: str) -> list[str]:
-    """Files of the module `name` (`package/module`) below a folder. A folder with `__init__.py` counts whole."""
+def _modules(folder: str, name: str, packages: set[str]) -> list[str]:
+    """Files of the module `name` (`package/module`) below a folder. A folder with `__init__.py` counts whole, once: it is added to `packages`."""
     place = folder
     for part in name.split("/"):
         place = os.path.normpath(os.path.join(place, part))
         if os.path.isfile(os.path.join(place, "__init__.py")):
-            return sorted(map(str, Path(place).rglob("*.py")))
+            files = [] if place in packages else sorted(map(str, Path(place).rglob("*.py")))
+            packages.add(place)
+            return files
         if os.path.isfile(f"{place}.py"):
             return [f"{place}.py"]
     return []
