@@ -246,18 +246,17 @@ def test_a_run_may_go_on_in_another_layout(before, after, make_settings, single,
     assert compare_folders(settings["output"], expected["output"])["weight_difference"] < tolerance.weights
 
 
-def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_settings, tmp_path):
+def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_settings, single, tmp_path):
     """Trying something else under a run's name costs nothing of what was done, nor does a start that ends at once."""
-    whole, one, other = make_settings("whole"), make_settings("run"), make_settings("run", optim={"lr": 1e-3})
+    one, other = make_settings("run"), make_settings("run", optim={"lr": 1e-3})
     work = Path(one["work"])
-    train(whole, tmp_path / "whole")
     stop_at(3, one, tmp_path / "one")
     stop_at(5, other, tmp_path / "other")
     assert "`optim.lr` 0.003 → 0.001 changed since" in (tmp_path / "other/log-0.txt").read_text()
     assert [line["step"] for line in numbers(work)] == [1, 2, 3, 4, 5]
     train(one, tmp_path / "one again")
     assert "run: continues with step 4 of 20" in (tmp_path / "one again/log-0.txt").read_text()
-    assert_same_bits(one, whole)
+    assert_same_bits(one, single())
     work.mkdir()
     train(other, tmp_path / "other again")
     said = (tmp_path / "other again/log-0.txt").read_text()
@@ -265,16 +264,15 @@ def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_sett
     assert not list(work.parent.glob("run*"))
 
 
-def test_conduct_and_labels_lose_no_step(make_settings, tmp_path):
+def test_conduct_and_labels_lose_no_step(make_settings, single, tmp_path):
     """When state is saved and what a training is called changes no number: each start goes on where the one before stopped."""
-    whole, settings = make_settings("whole"), make_settings("run")
-    train(whole, tmp_path / "whole")
+    settings = make_settings("run")
     stop_at(3, settings, tmp_path / "first")
     settings["run"]["workload"]["training"]["checkpoint_every"] = 2
     stop_at(5, settings, tmp_path / "saved otherwise")
     settings["run"]["workload"]["title"] = "Another"
     train(settings, tmp_path / "called otherwise")
-    assert_same_bits(settings, whole)
+    assert_same_bits(settings, single())
     attempts = read_json(Path(settings["output"]) / "run.json")["attempts"]
     assert [attempt["first_step"] for attempt in attempts] == [1, 4, 6]
 

@@ -51,7 +51,7 @@ LAYOUTS = {
     "pp": pp(2, 4, "1F1B"),
     "cp": {"cp": 2},
 }
-QUICK = [("Llama", "fsdp"), ("Llama", "cp")]
+QUICK = [("Llama", "cp")]
 CASES = [
     (family, layout) for family in FAMILIES for layout in LAYOUTS if family != "GPT-2" or layout not in ("tp", "pp")
 ]
@@ -339,7 +339,10 @@ def test_what_stands_behind_the_last_layer_that_is_called_is_the_end(tmp_path):
     assert sizes.head > 0 and sizes.embedding_whole == sizes.head
 
 
-@pytest.mark.parametrize(("dropout", "compile"), [(0.0, False), (0.0, True), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize(
+    ("dropout", "compile"),
+    [(0.1, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.0, False), (0.0, True), (0.1, False)))],
+)
 def test_a_counted_step_on_a_gpu_costs_what_the_formula_says(dropout, compile):
     """Of our decoder, which has both. Masks are drawn forward alone; compiled, they are what is left of that, and what stands between two
     products is one kernel."""

@@ -313,6 +313,7 @@ def test_attention_with_dropout_is_explicit_on_every_device():
     assert explicit.moved - fused.moved > 4 * weights and explicit.drawn > 4 * weights and not fused.drawn
 
 
+@pytest.mark.slow
 def test_pipelines_hold_as_much_however_many_micro_batches():
     """What was received is let go once it was computed with; torch would hold a tensor for each micro-batch and direction."""
     few, many = (make_run(SHORT, batch=count, pp=2, micro_batches=count) for count in (4, 12))

@@ -186,6 +186,7 @@ def test_a_machine_that_was_not_measured_is_told(program, failed, capsys):
     assert said.startswith("Measuring") and ("not measured: prices use the assumptions" in said) == failed
 
 
+@pytest.mark.slow
 def test_the_figures_of_this_machine():
     """All that prices follow, each a positive number, in the time that was given (and what processes take to start)."""
     figures = processors.measure(seconds=0.5, quiet=1.0)
