@@ -159,7 +159,7 @@ def _with_neighbours(files: Iterable[Any]) -> list[str]:
 
 
 def _modules(folder: str, name: str, packages: set[str]) -> list[str]:
-    """Files of the module `name` (`package/module`) below a folder. A folder with `__init__.py` counts whole, once: it is added to `packages`."""
+    """Files of the module `name` (`package/module`) below a folder; the whole folder if it has an `__init__.py`, once (`packages`)."""
     place = folder
     for part in name.split("/"):
         place = os.path.normpath(os.path.join(place, part))

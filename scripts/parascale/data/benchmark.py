@@ -1,6 +1,7 @@
 """Benchmark a dataset's formats: the cases, their results as rows, and the best rates of the machine."""
 
 import dataclasses
+import gc
 import itertools
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -124,7 +125,8 @@ def _run(dataset, cases):
     server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *formats, *decoding])
     with (
         Progress(f"{dataset}: reading", "cases", len(cases)) as progress,
-        ProcessPoolExecutor(1, mp_context=server, max_tasks_per_child=1) as fresh,
+        # Garbage collection would copy the pages that the server shares.
+        ProcessPoolExecutor(1, mp_context=server, initializer=gc.freeze, max_tasks_per_child=1) as fresh,
     ):
         for folder, place, case in cases:
             figures = fresh.submit(measure, case).result()

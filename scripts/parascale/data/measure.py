@@ -6,7 +6,6 @@ fetched from storage, including page faults of mapped files.
 
 import contextlib
 import functools
-import gc
 import itertools
 import os
 import statistics
@@ -57,7 +56,7 @@ def measure(case):
     """Measure one case; returns its columns for reading, or None if the cache cannot be dropped.
 
     samples_per_second and cpu_seconds (of all threads) are medians over the passes, samples is their mean, and spread the range of the
-    rates divided by their median. peak_memory_bytes is the memory added by reading, with mapped pages. Unknown figures are None.
+    rates divided by their median. peak_memory_bytes is what reading adds, with mapped pages and torch's code. Unknown figures are None.
     """
     if case.decoder:
         import torch  # noqa: F401 (takes seconds, which must not count in the first batch)
@@ -65,7 +64,6 @@ def measure(case):
         from parascale.data.crops import require_decoder
 
         require_decoder(case.decoder)  # imports its package too
-        gc.freeze()  # collections would copy the pages of all that the server imported
     start_memory = _memory("VmRSS")
     found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
     if found is None:
