@@ -177,7 +177,7 @@ def axes_of(layout):
     return {axis for axis in DEGREES if layout.get(axis, 1) > 1}
 
 
-# Each axis and each way to shard is in one of these, which are quick in fp64; all others are slow.
+# Each axis and each way to shard is in one of these, which are quick in fp64.
 QUICK = (
     *("ddp 2 sgd uneven accumulated", "fsdp 2 ZeRO-1", "hsdp 2x2 selective", "tp 2 llama", "pp 2 1F1B", "pp 2 V tied"),
     *("cp 2 llama", "fsdp 2 x tp 2"),
@@ -193,7 +193,7 @@ def comparisons(cases, quick=QUICK):
     wanted = [(name, "fp64") for name in cases]
     wanted += [(name, kind) for kind in flags for name, case in cases.items() if getattr(case, flags[kind])]
     wanted += [(name, SUMS) for name, case in cases.items() if case.sums]
-    fast = [*((name, "fp64") for name in quick), ("ddp 2 uneven accumulated", SUMS)]
+    fast = [*((name, "fp64") for name in quick), ("ddp 2 uneven accumulated", SUMS), ("tp 2 llama", "float8")]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 

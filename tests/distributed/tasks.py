@@ -122,4 +122,4 @@ CLASSIFICATION_CASES = {
     "hsdp 2x2 smoothed": Case({"dp": 2, "fsdp": 2}, training=SMOOTHED),
     "fsdp 2 group norm selective": Case({"fsdp": 2, **SELECTIVE}, GROUP),
 }
-QUICK = ("fsdp 2 tied uneven", "ddp 2 uneven smoothed", "fsdp 2 group norm checkpointing")
+QUICK = ("fsdp 2 tied uneven", "ddp 2 uneven smoothed", "fsdp 2 group norm checkpointing", "bart fsdp 2")

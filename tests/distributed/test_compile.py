@@ -48,7 +48,7 @@ LAYOUTS = {
     "fsdp x cp x pp": ({"fsdp": 2, "cp": 2, **pp(2, 2, "1F1B")}, TIED, (4,) * 4 + (6,) * 4),
     "tp x cp x pp": ({"tp": 2, "cp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4),
 }
-QUICK = {"ddp"}
+QUICK = {"tp whole logits"}
 
 
 def train_and_count_compiled_calls(settings, **chosen):

@@ -17,6 +17,7 @@ from ..pace import gone, wait_for
 from .cases import pp
 from .test_launch import PATIENCE
 
+pytestmark = pytest.mark.slow  # `test_launch` kills ranks and launchers of less
 TRAINED = Path(__file__).with_name("trained.py")
 TIMEOUT = 8.0  # of collectives, as the configuration sets it
 ENDLESS = {"steps": 10**7}
@@ -80,7 +81,6 @@ def rank_number(pid):
     return next((int(value[5:]) for value in variables if value.startswith(b"RANK=")), None)
 
 
-@pytest.mark.slow  # `test_launch` kills ranks and launchers of less
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_kill_9_of_a_rank_ends_the_whole_training(nodes, make_settings, tmp_path):
     """A collective is under way."""
@@ -98,7 +98,6 @@ def test_kill_9_of_a_rank_ends_the_whole_training(nodes, make_settings, tmp_path
 LAYOUTS = {"fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B"), "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_training_that_was_suspended_goes_on_and_a_stopped_rank_ends_it_by_the_configured_timeout(
     layout, make_settings, tmp_path

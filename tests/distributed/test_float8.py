@@ -41,7 +41,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", but_slow(FAULTS, {*FAULTS} - {"a_scale_forgotten"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_comparison_refuses(fault, make_settings, single, tmp_path):
     """In float8 itself, by its own tolerance."""
     keys = {"model": LLAMA | FLOAT8, "optim": CALM, "training": {}, "precision": "float8", "parity": COMPARED}

@@ -94,10 +94,15 @@ def test_other_methods_learn_and_are_not_comparable(ranks, keys, said, differs, 
     assert ours[-1] < ours[0] - 0.5 * (exact[0] - exact[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("averaging", "ranks", "step"),
-    [("server", 2, EVERY + 2), ("all", 2, EVERY), ("all", 2, EVERY + 2), ("neighbour", 4, EVERY + 2)],
+    [
+        ("all", 2, EVERY + 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("server", 2, EVERY + 2), ("all", 2, EVERY), ("neighbour", 4, EVERY + 2))
+        ),
+    ],
 )
 def test_ranks_that_differ_go_on_to_the_same_bits(averaging, ranks, step, make_settings, tmp_path):
     """Also where the stop falls between two averages, so that every rank has weights of its own."""

@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from parascale.settings import run_from_dict
-from tests.distributed.cases import ZERO_1
+from tests.distributed.cases import ZERO_1, but_slow
 from tests.distributed.harness import run_on_ranks
 from tests.forks import FORKS
 from tests.unit.test_plan_memory import GPT, LLAMA, VOCABULARY, make_run, measured
@@ -35,8 +35,7 @@ def measured_with_data(settings, ranks):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {*LAYOUTS} - {"single"}))
 def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
     """On every rank, within 2 %."""
     run = LAYOUTS[name]

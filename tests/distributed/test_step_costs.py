@@ -104,7 +104,7 @@ OTHERS = {
 }
 WAITS = {name: (name, {}) for name in LAYOUTS} | OTHERS
 DATA = {"summarisation": "pairs", "classification": "images"}
-QUICK = {"tp", "pp", "fp16", "images"}  # of DDP, of one process, and the others of FSDP
+QUICK = {"tp", "pp", "fp16", "images"}  # fp16 is of DDP, images of FSDP
 
 
 @pytest.mark.parametrize("name", but_slow(WAITS, {*WAITS} - QUICK))

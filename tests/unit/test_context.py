@@ -1,6 +1,7 @@
 """Context parallelism, in one process: how positions are cut, what is exchanged, and what is refused."""
 
 import dataclasses
+import itertools
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -83,6 +84,19 @@ def test_what_is_exchanged_is_as_planned_and_each_rank_computes_equal_parts_of_t
         assert queries == (settings.heads // cp, WINDOW) and keys == values and keys[1] == WINDOW
         least = max(1, (settings.kv_heads or settings.heads) // cp)  # repeated only as far as they must be
         assert least <= keys[0] <= queries[0] and queries[0] % keys[0] == 0
+
+
+def test_masks_are_of_the_share_of_both_where_tensor_parallelism_has_split_before():
+    """Of a rank's heads a part, and of a part of the positions its own: (heads, positions) by tp and cp rank."""
+    shares = []
+    for tp, cp in itertools.product(range(2), repeat=2):
+        attention, hidden = SimpleNamespace(part=tp), SimpleNamespace(part=tp, parts=2)
+        plan = {"attention": "drops_of_heads", "hidden": "drops_of_positions"}
+        modules = {"attention": attention, "hidden": hidden}
+        model = SimpleNamespace(context_plan=plan, named_modules=modules.items)
+        context.split_positions(model, cp, 2, None)
+        shares.append((attention.part, hidden.part))
+    assert shares == [(0, 0), (1, 2), (2, 1), (3, 3)]
 
 
 def test_each_rank_has_the_keys_of_its_queries():

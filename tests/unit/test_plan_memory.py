@@ -114,7 +114,7 @@ DROPS_SUMMARISER = dataclasses.replace(SUMMARISER, dropout=0.1)
 GROUPED, GROUPED_SUMMARISER = (dataclasses.replace(model, kv_heads=2) for model in (GPT, SUMMARISER))
 OWN_MASKS = dataclasses.replace(DROPS_GPT, dropout_masks="per-rank")
 # name → (model, settings of its run, how near the formula is). What kernels of xresnet take for themselves is in no formula, and that of an
-# encoder-decoder knows pairs of blocks alone. One of each family and strategy is quick.
+# encoder-decoder knows pairs of blocks alone. One of each strategy is quick.
 SMALL = {
     "single": (GPT, {}, 0.05),
     "fsdp": (LLAMA, {"fsdp": 4}, 0.05),

@@ -32,7 +32,7 @@ def points(project, study):
         return {int(row["gpus"]): row for row in csv.DictReader(file)}
 
 
-@pytest.mark.slow  # `tests/unit/test_study.py` is quick
+@pytest.mark.slow  # what a study computes and says is in `tests/unit/test_study.py`
 def test_a_point_that_fails_leaves_the_others_standing_and_is_made_good(tmp_path):
     project = SmallProject(tmp_path)
     (tmp_path / "broken").touch()
